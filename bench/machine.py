@@ -12,20 +12,19 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PEER = ".venv-bench-peer"
 
 
-def commit() -> str:
+def commit(checkout: Path = _ROOT) -> str:
     """Return the measured commit, and whether the working tree differs from the commit."""
-    revision = _git("rev-parse", "--short=12", "HEAD")
+    revision = _git(checkout, "rev-parse", "--short=12", "HEAD")
     if revision is None:
         return "none"
-    return (
-        f"{revision}, changed since" if _git("status", "--porcelain", "src", "bench") else revision
-    )
+    is_changed = _git(checkout, "status", "--porcelain", "src", "bench")
+    return f"{revision}, changed since" if is_changed else revision
 
 
-def _git(*arguments: str) -> str | None:
+def _git(checkout: Path, *arguments: str) -> str | None:
     try:
         result = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], check=False, capture_output=True, text=True
+            ["git", "-C", str(checkout), *arguments], check=False, capture_output=True, text=True
         )
     except FileNotFoundError:
         return None

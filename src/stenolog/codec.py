@@ -2,7 +2,8 @@
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
 keys become text, equal keys are merged. The encoded payload is therefore decoded again and compared
-with the input. If both differ, the message is searched for the field that cannot be stored.
+with the input. If they differ, each field is checked, and the error names the field that cannot be
+stored.
 """
 
 import math
@@ -48,7 +49,7 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     if isinstance(message, Message):
         return message.to_json()
     if not isinstance(message, Mapping):
-        raise RefusedMessage("", f"a message is a mapping, not {_type_name(message)}")
+        raise RefusedMessage("", f"a message is a mapping, not {_describe_type(message)}")
     try:
         fields = dict(message)
     except Exception as error:
@@ -56,14 +57,14 @@ def encode_message(message: Message | Mapping[str, Any]) -> bytes:
     return encode_object(fields)
 
 
-def _type_name(message: object) -> str:
+def _describe_type(message: object) -> str:
     """Return the type name of a message, with a hint for pydantic objects of the OpenAI client."""
     hint = "; pass message.model_dump(exclude_none=True)" if hasattr(message, "model_dump") else ""
     return type(message).__name__ + hint
 
 
 def encode_object(fields: dict[str, Any]) -> bytes:
-    """Return bytes that decode to the same object. Raises RefusedMessage."""
+    """Return an object as compact JSON that decodes to the same object. Raises RefusedMessage."""
     try:
         payload = _encode(fields)
         is_lossless = _is_all_text(fields) or _decode(payload) == fields  # guard: nan-refused
@@ -84,7 +85,7 @@ def encode_object(fields: dict[str, Any]) -> bytes:
 
 
 def _is_all_text(fields: dict[str, Any]) -> bool:
-    """Whether all keys and values are text, which the fast codec never changes silently."""
+    """Return whether all keys and values are text, which the fast codec never changes silently."""
     for name, value in fields.items():
         if type(name) is not str or type(value) is not str:
             return False
@@ -99,7 +100,7 @@ def _encode_slowly(fields: dict[str, Any]) -> bytes:
     except (TypeError, ValueError):
         # The fast codec rejects lone surrogates and subclasses of str, int and float.
         payload = _encode_with_json(fields, separators=(",", ":"), allow_nan=False).encode()
-    if decode_object(payload) != _as_decoded(fields):
+    if decode_object(payload) != _tuples_to_lists(fields):
         raise RefusedMessage("", "JSON would change its value")
     return payload
 
@@ -126,16 +127,16 @@ def _check_value(value: Any, field: str, depth: int) -> None:
             if not math.isfinite(value):
                 raise RefusedMessage(field, f"{value} has no place in JSON")
         case dict():
-            for name, part in value.items():
+            for name, item in value.items():
                 if not isinstance(name, str):
                     raise RefusedMessage(
                         field, f"the key {name!r} is {type(name).__name__}, not text"
                     )
                 _check_text(name, field)
-                _check_value(part, f"{field}.{name}" if field else name, depth + 1)
+                _check_value(item, f"{field}.{name}" if field else name, depth + 1)
         case list() | tuple():
-            for index, part in enumerate(value):
-                _check_value(part, f"{field}[{index}]", depth + 1)
+            for index, item in enumerate(value):
+                _check_value(item, f"{field}[{index}]", depth + 1)
         case _:
             raise RefusedMessage(field, f"{type(value).__name__} is not JSON")
 
@@ -154,18 +155,18 @@ def _check_text(text: str, field: str) -> None:
 
 
 def _check_digits(number: int, field: str) -> None:
-    limit = sys.int_info.default_max_str_digits
+    max_digits = sys.int_info.default_max_str_digits
     # A decimal digit has 3.32 bits. The exact power is slow, so compute it only near the limit.
-    if number.bit_length() > limit * 3.32 and abs(number) >= 10**limit:
-        raise RefusedMessage(field, f"an integer of more than {limit:,} digits")
+    if number.bit_length() > max_digits * 3.32 and abs(number) >= 10**max_digits:
+        raise RefusedMessage(field, f"an integer of more than {max_digits:,} digits")
 
 
-def _as_decoded(value: Any) -> Any:
+def _tuples_to_lists(value: Any) -> Any:
     """Return the value with tuples replaced by lists, as JSON decodes it."""
     if isinstance(value, dict):
-        return {name: _as_decoded(part) for name, part in value.items()}
+        return {name: _tuples_to_lists(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_decoded(part) for part in value]
+        return [_tuples_to_lists(item) for item in value]
     return value
 
 
@@ -175,14 +176,14 @@ def _shorten(field: str) -> str:
 
 def payload_digest(payloads: Sequence[bytes]) -> str:
     """Return a digest of messages that were appended with one idempotency key."""
-    # Imported on demand: only calls with an idempotency key need this module.
+    # `hashlib` is imported here, because only calls with an idempotency key need it.
     from hashlib import blake2b
 
-    state = blake2b(digest_size=8)
+    digest = blake2b(digest_size=8)
     for payload in payloads:
-        state.update(b"%d:" % len(payload))
-        state.update(payload)
-    return state.hexdigest()
+        digest.update(b"%d:" % len(payload))
+        digest.update(payload)
+    return digest.hexdigest()
 
 
 def check_key(key: str) -> None:
@@ -219,10 +220,10 @@ def check_times(at: Sequence[datetime], count: int) -> list[str]:
             raise UsageError(f"at must have datetimes with a time zone, not {moment!r}")
     try:
         # Use isoformat, because strftime omits the leading zeros of early years.
-        moments = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
+        utc_times = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
     except OverflowError as error:
         raise UsageError(f"at: {error}") from error
-    return [f"{moment.isoformat(timespec='microseconds')}Z" for moment in moments]
+    return [f"{moment.isoformat(timespec='microseconds')}Z" for moment in utc_times]
 
 
 # --- a line of a log -------------------------------------------------------------------------
@@ -258,10 +259,10 @@ def message_line(
     once: str | None = None,
 ) -> bytes:
     """Return the line of a message, including the newline."""
-    token = b""
+    field = b""
     if once is not None:
-        token = b',"once":' + _encode_with_json(once, ensure_ascii=not once.isprintable()).encode()
-    return _line(b"message", seq, at, _batch_fields(joined=joined, part=part) + token, payload)
+        field = b',"once":' + _encode_with_json(once, ensure_ascii=not once.isprintable()).encode()
+    return _make_line(b"message", seq, at, _batch_fields(joined=joined, part=part) + field, payload)
 
 
 def control_line(
@@ -279,7 +280,7 @@ def control_line(
     except (UnicodeEncodeError, TypeError):
         # The fast codec rejects lone surrogates and subclasses of str.
         payload = _encode_with_json(msgspec.to_builtins(body), separators=(",", ":")).encode()
-    return _line(kind.encode(), seq, at, _batch_fields(joined=joined, part=part), payload)
+    return _make_line(kind.encode(), seq, at, _batch_fields(joined=joined, part=part), payload)
 
 
 def _batch_fields(*, joined: bool, part: Span | None) -> bytes:
@@ -287,30 +288,30 @@ def _batch_fields(*, joined: bool, part: Span | None) -> bytes:
     return fields if part is None else fields + b',"part":[%d,%d]' % part
 
 
-def _line(kind: bytes, seq: int, at: str, fields: bytes, payload: bytes) -> bytes:
+def _make_line(kind: bytes, seq: int, at: str, fields: bytes, payload: bytes) -> bytes:
     envelope = (kind, seq, at.encode(), fields, payload)
     line = b'{"kind":"%b","seq":%d,"at":"%b"%b,"body":%b' % envelope
     return b'%b,"crc":"%08x"}\n' % (line, crc32(line))
 
 
 def is_intact(line: bytes) -> bool:
-    """Whether the checksum of a line (without its newline) is correct."""
+    """Return whether the checksum of a line (without its newline) is correct."""
     return line[-_CRC_LENGTH:] == _CRC_FORMAT % crc32(line[:-_CRC_LENGTH])  # guard: record-crc
 
 
 def count_intact(buffer: bytes) -> int | None:
     """Count the lines of a buffer; return None if a line is incomplete or its checksum is wrong."""
     find = buffer.find
-    crcs, tails = [], []
+    crcs, line_ends = [], []
     start = 0
     while (end := find(b"\n", start)) >= 0:
         crcs.append(crc32(buffer[start : end - _CRC_LENGTH]))
-        tails.append(buffer[end - _CRC_LENGTH : end])
+        line_ends.append(buffer[end - _CRC_LENGTH : end])
         start = end + 1
     # Comparing the ends of all lines at once is faster than comparing line by line.
-    if start < len(buffer) or b"".join(tails) != (_CRC_FORMAT * len(tails)) % tuple(crcs):
+    if start < len(buffer) or b"".join(line_ends) != (_CRC_FORMAT * len(line_ends)) % tuple(crcs):
         return None
-    return len(tails)
+    return len(line_ends)
 
 
 def parse_line(line: bytes) -> Record | None:
@@ -320,7 +321,7 @@ def parse_line(line: bytes) -> Record | None:
     try:
         record: Record = _decode_record(line)
     except msgspec.ValidationError:
-        return _unknown_record(line)
+        return _parse_unknown_record(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_escaped(line)
     return record if 0 < record.seq < _SEQ_LIMIT else None
@@ -340,14 +341,14 @@ def salvage(line: bytes) -> list[Record]:
         tried_starts += 1
         if tried_starts > _MAX_RECORD_STARTS + 2 * len(records):
             break  # limit the work for damaged bytes that look like records
-        crc, summed_upto = 0, start
-        for tail in _CRC_FIELD.finditer(line, start):
-            crc, summed_upto = crc32(line[summed_upto : tail.start()], crc), tail.start()
-            if int(tail[1], 16) == crc:
-                record = parse_line(line[start : tail.end()])
+        crc, crc_upto = 0, start
+        for crc_match in _CRC_FIELD.finditer(line, start):
+            crc, crc_upto = crc32(line[crc_upto : crc_match.start()], crc), crc_match.start()
+            if int(crc_match[1], 16) == crc:
+                record = parse_line(line[start : crc_match.end()])
                 if record is not None:
                     records.append(record)
-                    end = tail.end()
+                    end = crc_match.end()
                     break
     return records
 
@@ -364,16 +365,16 @@ def correct_checksum(line: bytes) -> bytes | None:
     """Return a line with its checksum corrected, or None if the line is not a complete record."""
     if line[-_CRC_LENGTH:-10] != b',"crc":"':
         return None
-    text = line[:-_CRC_LENGTH]
-    signed = text + _CRC_FORMAT % crc32(text)
+    line_without_crc = line[:-_CRC_LENGTH]
+    corrected_line = line_without_crc + _CRC_FORMAT % crc32(line_without_crc)
     try:
-        record = parse_line(signed)
-        signed.decode()
+        record = parse_line(corrected_line)
+        corrected_line.decode()
         if isinstance(record, Message):
             record.to_dict()
     except ValueError:
         return None
-    return signed if record is not None else None
+    return corrected_line if record is not None else None
 
 
 def plain_message(line: bytes) -> bytes | None:
@@ -403,10 +404,10 @@ def _parse_escaped(line: bytes) -> Record | None:
             return msgspec.convert(envelope, StateRecord | ChangeRecord | VoidRecord)
     except msgspec.ValidationError:
         pass
-    return _unknown_record(line)
+    return _parse_unknown_record(line)
 
 
-def _unknown_record(line: bytes) -> UnknownRecord | None:
+def _parse_unknown_record(line: bytes) -> UnknownRecord | None:
     """Return the record of an intact line whose kind or format is newer than this code."""
     envelope = _read_envelope(line)
     if envelope.get("kind") == "state":

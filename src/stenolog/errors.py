@@ -12,7 +12,7 @@ StenologError
 │   ├── OnceConflict          same idempotency key, other content
 │   ├── StaleCheckpoint       the floor moved since the caller read it
 │   ├── StaleHistory          the session has messages that the caller has not seen
-│   ├── LeaseLost             another process has the lease now
+│   ├── LeaseLost             released, taken over, or the session was purged
 │   ├── ContextTooSmall       the request does not fit; names the setting to change
 │   ├── ModelRefused          the model's server rejects the request: key, name, content
 │   ├── WrongSettings         file, environment or flags; lists every Problem
@@ -169,7 +169,7 @@ class StaleHistory(UsageError):
 
 
 class LeaseLost(UsageError):
-    """Another process has the lease now; nothing was written."""
+    """The lease has ended: released, taken over, or its session purged; nothing was written."""
 
     def __init__(
         self, key: str, epoch: int, *, reason: str = "has expired and another one was granted"
@@ -275,21 +275,21 @@ def install_command(extra: str) -> str:
     from urllib.request import url2pathname
 
     try:
-        text = distribution("stenolog").read_text("direct_url.json")
+        direct_url = distribution("stenolog").read_text("direct_url.json")
     except PackageNotFoundError:
-        text = None
-    origin = json.decode(text) if text else {}
+        direct_url = None
+    install_source = json.decode(direct_url) if direct_url else {}
     package, option = "stenolog", ""
-    if "dir_info" in origin:
-        package = url2pathname(urlsplit(origin["url"]).path)
-        option = "-e " if origin["dir_info"].get("editable") else ""
+    if "dir_info" in install_source:
+        package = url2pathname(urlsplit(install_source["url"]).path)
+        option = "-e " if install_source["dir_info"].get("editable") else ""
     return f"pip install {option}{shlex.quote(f'{package}[{extra}]')}"
 
 
 def copy_error(error: E) -> E:
     """Return a copy of an error, because two threads must not raise the same exception object."""
-    copied = type(error).__new__(type(error))
-    copied.args = error.args
-    copied.__dict__.update(error.__dict__)
-    copied.__cause__ = error.__cause__
-    return copied
+    error_copy = type(error).__new__(type(error))
+    error_copy.args = error.args
+    error_copy.__dict__.update(error.__dict__)
+    error_copy.__cause__ = error.__cause__
+    return error_copy

@@ -18,19 +18,19 @@ def lazy_exports(
     the result, so the package must also import each name under `if TYPE_CHECKING`, as `name as
     name`.
     """
-    module_of = {name: module for module, names in exports.items() for name in names.split()}
+    modules_by_name = {name: module for module, names in exports.items() for name in names.split()}
 
     def find_export(name: str) -> object:
-        if name not in module_of:
+        if name not in modules_by_name:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(import_module(module_of[name]), name)
+        value: object = getattr(import_module(modules_by_name[name]), name)
         setattr(modules[package], name, value)
         return value
 
     def list_names() -> list[str]:
-        return sorted({*vars(modules[package]), *module_of})
+        return sorted({*vars(modules[package]), *modules_by_name})
 
-    return sorted(module_of), find_export, list_names
+    return sorted(modules_by_name), find_export, list_names
 
 
 class _LazyPattern:

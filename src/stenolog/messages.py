@@ -1,4 +1,4 @@
-"""Reads messages of several providers as typed parts. Pure functions without I/O.
+"""Typed parts of messages, read from the formats of several providers. Pure functions.
 
 The supported formats are chat messages and Responses items of OpenAI, content blocks of Anthropic,
 and plain text. `read_message` and `read_content` yield typed parts. A part of an unknown format
@@ -28,7 +28,7 @@ REASONING_FIELDS: Final = (
     "reasoning_details",
     "thinking_blocks",
 )
-"""Fields of a message in which providers return the model's thinking."""
+"""Message fields in which providers return the model's thinking."""
 THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 TEXT_TYPES: Final = ("text", "input_text", "output_text")
 """Types of parts that contain only text."""
@@ -132,7 +132,7 @@ Part = TextPart | ThinkingPart | ImagePart | FilePart | ToolCall | ToolResult | 
 def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
     """Yield all parts of a message: first the thinking, then the content, then the tool calls."""
     if (item := _read_item(body)) is not None:
-        yield from _part_and_result(item)
+        yield from _with_result(item)
         return
     yield from _read_thinking_fields(body)
     content = body.get("content")
@@ -161,9 +161,9 @@ def read_content(content: Any) -> Iterator[Part]:
         yield TextPart(content, content)
     elif isinstance(content, list):
         for part in content:
-            yield from _part_and_result(read_part(part))
+            yield from _with_result(read_part(part))
     elif content is not None:
-        yield from _part_and_result(read_part(content))
+        yield from _with_result(read_part(content))
 
 
 def read_part(part: Any) -> Part:
@@ -179,22 +179,22 @@ def read_part(part: Any) -> Part:
         return UnknownPart("", part)
     reader = _READERS.get(kind)
     if reader is None:
-        reader = next((read for end, read in _READERS_BY_SUFFIX if kind.endswith(end)), None)
+        reader = next((read for suffix, read in _READERS_BY_SUFFIX if kind.endswith(suffix)), None)
     typed_part = None if reader is None else reader(part)
     return UnknownPart(kind, part) if typed_part is None else typed_part
 
 
 def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
     """Return an item of `tool_calls`, or the older `function_call`, as a tool call."""
-    inner, field = call.get("function"), "function"
-    if not _is_mapping(inner):
-        inner, field = call.get("custom"), "custom"
-    if not _is_mapping(inner):
-        inner, field = call, ""
+    call_fields, field = call.get("function"), "function"
+    if not _is_mapping(call_fields):
+        call_fields, field = call.get("custom"), "custom"
+    if not _is_mapping(call_fields):
+        call_fields, field = call, ""
     return ToolCall(
         id=_nonempty_text(call.get("id")),
-        name=_nonempty_text(inner.get("name")) or UNNAMED,
-        arguments=inner.get("arguments", inner.get("input")),
+        name=_nonempty_text(call_fields.get("name")) or UNNAMED,
+        arguments=call_fields.get("arguments", call_fields.get("input")),
         value=call,
         field=field,
         in_content=False,
@@ -213,13 +213,13 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
     """Return the media type and the encoded data of a part's file; empty strings without a file."""
-    pair = "", ""
-    for inner in (part, *(value for value in part.values() if _is_mapping(value))):
+    longest = "", ""
+    for holder in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
-            if isinstance(data := inner.get(name), str) and len(data) > len(pair[1]):
-                kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
-                pair = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
-    return pair
+            if isinstance(data := holder.get(name), str) and len(data) > len(longest[1]):
+                types = (holder.get(name) for name in ("media_type", "mime_type", "mimeType"))
+                longest = next((kind for kind in types if isinstance(kind, str) and kind), ""), data
+    return longest
 
 
 _READ_FIELDS: Final = frozenset(
@@ -240,7 +240,7 @@ _ITEM_FIELDS: Final = frozenset(
 
 
 def _read_item(body: Mapping[str, Any]) -> Part | None:
-    """Return the typed part of a Responses item; None if the item is a message."""
+    """Return the typed part of a Responses item; None if `body` is a message."""
     if "role" in body or not isinstance(body.get("type"), str):
         return None
     item = read_part(body)
@@ -249,7 +249,7 @@ def _read_item(body: Mapping[str, Any]) -> Part | None:
     return item
 
 
-def _part_and_result(part: Part) -> Iterator[Part]:
+def _with_result(part: Part) -> Iterator[Part]:
     """Yield a part, then the result of its call if the Responses item also contains the result."""
     yield part
     if isinstance(part, ToolCall) and part.in_content:
@@ -280,8 +280,8 @@ def _read_thinking(part: Mapping[str, Any]) -> ThinkingPart:
         if text := _join_thinking(part.get(field)):
             return ThinkingPart(text, part, field)
     # Providers may omit the text and send only its signature.
-    empty = next((field for field in _THINKING_TEXT_FIELDS if isinstance(part.get(field), str)), "")
-    return ThinkingPart("", part, empty)
+    name = next((field for field in _THINKING_TEXT_FIELDS if isinstance(part.get(field), str)), "")
+    return ThinkingPart("", part, name)
 
 
 def _join_thinking(value: Any) -> str:
@@ -289,8 +289,7 @@ def _join_thinking(value: Any) -> str:
     if isinstance(value, str):
         return value
     blocks = value if isinstance(value, list) else []
-    texts = (_block_text(block) for block in blocks)
-    return "\n\n".join(text for text in texts if text)
+    return "\n\n".join(filter(None, map(_block_text, blocks)))
 
 
 def _block_text(block: Any) -> str:
@@ -410,7 +409,7 @@ def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
         return []
     if isinstance(body.get("content"), str) and not body.get("tool_calls"):
         return []  # most messages
-    if listed_calls := _objects_in(body.get("tool_calls")):
+    if listed_calls := _list_objects(body.get("tool_calls")):
         return [read_listed_call(call) for call in listed_calls]
     return [_read_tool_use(part) for part in _parts_of_type(body, "tool_use")]
 
@@ -427,7 +426,7 @@ def results_of(body: Mapping[str, Any]) -> list[ToolResult]:
 
 
 def has_text(body: Mapping[str, Any]) -> bool:
-    """Whether a message is a user message with content other than tool results."""
+    """Return whether a message is a user message with content other than tool results."""
     if body.get("role") != "user":
         return False
     content = body.get("content")
@@ -437,31 +436,33 @@ def has_text(body: Mapping[str, Any]) -> bool:
     return results == 0 or len(content) > results
 
 
-def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, CallPosition]:
-    """Return the position of the result for each answered call.
+def pair_calls(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, CallPosition]:
+    """Return the position of the result of each answered call, by the position of the call.
 
     A result with an id answers the newest call with that id. A result without an id answers the
     first open call of the newest message with calls. A call that reuses an id replaces earlier open
     calls with that id.
     """
-    answers: dict[CallPosition, CallPosition] = {}
-    open_by_id: dict[str, list[CallPosition]] = {}
+    pairs: dict[CallPosition, CallPosition] = {}
+    open_calls: dict[str, list[CallPosition]] = {}
     newest_positions: list[CallPosition] = []
     for index, body in enumerate(bodies):
         calls = calls_of(body)
         if calls:
-            newest_positions = [(index, place) for place in range(len(calls))]
+            newest_positions = [(index, part_index) for part_index in range(len(calls))]
             positions_by_id: dict[str, list[CallPosition]] = {}
-            for spot, call in zip(newest_positions, calls, strict=True):
+            for position, call in zip(newest_positions, calls, strict=True):
                 if call.id is not None:
-                    positions_by_id.setdefault(call.id, []).append(spot)
-            open_by_id |= positions_by_id
-        for place, result in enumerate(results_of(body)):
-            candidates = newest_positions if result.id is None else open_by_id.get(result.id, [])
-            unanswered_position = next((spot for spot in candidates if spot not in answers), None)
+                    positions_by_id.setdefault(call.id, []).append(position)
+            open_calls |= positions_by_id
+        for part_index, result in enumerate(results_of(body)):
+            candidates = newest_positions if result.id is None else open_calls.get(result.id, [])
+            unanswered_position = next(
+                (position for position in candidates if position not in pairs), None
+            )
             if unanswered_position is not None:
-                answers[unanswered_position] = (index, place)
-    return answers
+                pairs[unanswered_position] = (index, part_index)
+    return pairs
 
 
 # --- text ------------------------------------------------------------------------------------
@@ -532,7 +533,7 @@ def _parts_of_type(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]
     return [part for part in content if _is_mapping(part) and part.get("type") == kind]
 
 
-def _objects_in(value: Any) -> list[Mapping[str, Any]]:
+def _list_objects(value: Any) -> list[Mapping[str, Any]]:
     """Return the JSON objects in a list; an empty list for any other value."""
     return [item for item in value if _is_mapping(item)] if isinstance(value, list) else []
 

@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 __all__ = [
-    "Compacted",
+    "CompactionResult",
     "Health",
     "Message",
-    "Purged",
+    "PurgeResult",
     "SessionInfo",
-    "Trashed",
-    "Undone",
+    "TrashedSession",
+    "UndoResult",
 ]
 
 _decode = msgspec.json.Decoder().decode
@@ -260,7 +260,7 @@ class State(Struct, omit_defaults=True):
 
 
 class Void(Struct, frozen=True, omit_defaults=True):
-    """A mark in a log that the preceding bytes and records are invalid."""
+    """The statement that the preceding bytes and records of a log are invalid."""
 
     bytes: int
     """Number of bytes directly before this line that belong to no record."""
@@ -358,19 +358,19 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     """Seq of the last archived message; 0 if no message is archived."""
     generation: int
     bytes: int
-    """Size of the live log."""
+    """Size of the live log, in bytes."""
     undoable: int
     """Number of operations that `undo` can undo."""
     summary: str
     meta: Mapping[str, Any]
     forked_from: str | None
-    in_sight: tuple[Span, ...] = ()
+    visible_spans: tuple[Span, ...] = ()
     """Ranges of the visible seqs, in order."""
     change: int = 0
     """Number of the newest change to visibility, summary or meta; never decreases for one uid."""
 
 
-class Undone(Struct, frozen=True, kw_only=True):
+class UndoResult(Struct, frozen=True, kw_only=True):
     """Result of `undo`."""
 
     op: str
@@ -382,7 +382,7 @@ class Undone(Struct, frozen=True, kw_only=True):
     summary_restored: bool
 
 
-class Compacted(Struct, frozen=True, kw_only=True):
+class CompactionResult(Struct, frozen=True, kw_only=True):
     """Result of `compact`."""
 
     archived: int
@@ -391,7 +391,7 @@ class Compacted(Struct, frozen=True, kw_only=True):
     bytes_after: int
 
 
-class Trashed(Struct, frozen=True, kw_only=True):
+class TrashedSession(Struct, frozen=True, kw_only=True):
     """A deleted session in the trash, until it is restored or purged."""
 
     key: str
@@ -402,7 +402,7 @@ class Trashed(Struct, frozen=True, kw_only=True):
     """Number of all messages, including hidden and archived ones."""
 
 
-class Purged(Struct, frozen=True, kw_only=True):
+class PurgeResult(Struct, frozen=True, kw_only=True):
     """Result of `purge`."""
 
     messages: int

@@ -1,10 +1,10 @@
 """Token estimates for texts, messages and tools, without a tokenizer.
 
 A text is split into pieces much as tokenizers do before they merge bytes: a word with the character
-before it, up to three digits, a run of punctuation, a run of spaces. The price of a piece, its
-estimated number of tokens, depends on its script, length and shape; runs that are neither words nor
-paths (keys, hashes, base64) are priced as noise. The prices are fitted to o200k; a `Calibration`
-adjusts them to the model in use. The time is linear in the length of the text.
+before it, up to three digits, a run of punctuation, a run of spaces. The estimate for a piece
+depends on its script, length and shape; runs that are neither words nor paths (keys, hashes,
+base64) count as random text. The estimates are fitted to o200k; a `Calibration` adjusts the
+estimates to the model in use. The time is linear in the length of the text.
 """
 
 import json
@@ -154,7 +154,7 @@ _LETTERS: Final = f"A-Za-z{_ACCENTED_LETTERS}{_HAN}{_RARE_HAN}{_KANA}{_SPACED_SC
 
 # Every repetition is bounded, so that pieces stay short and matching stays fast.
 _LONG_CHARACTER_RUN: Final = "[A-Za-z0-9+/=_-]{20,72}"
-_PIECES: Final = lazy_pattern(
+_PIECE_PATTERN: Final = lazy_pattern(
     "|".join(
         (
             f" ?{_LONG_CHARACTER_RUN}",
@@ -188,7 +188,7 @@ _estimates: dict[tuple[int, int], int] = {}
 
 
 def _count_tokens(text: str) -> int:
-    total = sum(map(_price_piece, _PIECES.findall(text)))
+    total = sum(map(_piece_tokens, _PIECE_PATTERN.findall(text)))
     if not text.isascii():
         total += _foreign_word_tokens(text)
     return max(round(total), 1) if text else 0
@@ -201,51 +201,51 @@ def _foreign_word_tokens(text: str) -> float:
 
 
 @lru_cache(maxsize=16_384)
-def _price_piece(piece: str) -> float:
+def _piece_tokens(piece: str) -> float:
     if len(piece) >= 20 and _LONG_RUN_WITH_SPACE.fullmatch(piece):
-        is_noise = len(_CHARACTER_KIND_CHANGE.findall(piece)) * 8 >= len(piece)
-        price = _price_noise if is_noise else _price_plain_piece
-        return sum(map(price, _PIECES_OF_LONG_RUN.findall(piece.lstrip())))
-    return _price_plain_piece(piece)
+        is_random = len(_CHARACTER_KIND_CHANGE.findall(piece)) * 8 >= len(piece)
+        count_tokens = _random_text_tokens if is_random else _plain_piece_tokens
+        return sum(map(count_tokens, _PIECES_OF_LONG_RUN.findall(piece.lstrip())))
+    return _plain_piece_tokens(piece)
 
 
-def _price_plain_piece(piece: str) -> float:
-    """Price a word, a number, or a run of punctuation or spaces."""
-    last = piece[-1]
-    if piece.isspace() or "0" <= last <= "9":
+def _plain_piece_tokens(piece: str) -> float:
+    """Estimate the tokens of a word, a number, or a run of punctuation or spaces."""
+    last_character = piece[-1]
+    if piece.isspace() or "0" <= last_character <= "9":
         return 1.0
-    if last.isspace() or _NOT_ALPHANUMERIC.match(last):
-        return _price_signs(piece.strip())
+    if last_character.isspace() or _NOT_ALPHANUMERIC.match(last_character):
+        return _punctuation_tokens(piece.strip())
     if _ACCENTED_LETTER.search(piece):
         return 1.0 + 0.22 * max(0, _count_letters(piece) - 2)
-    return _price_word(piece) if last.isascii() else _price_other_script(piece)
+    return _word_tokens(piece) if last_character.isascii() else _other_script_tokens(piece)
 
 
 def _count_letters(piece: str) -> int:
     return len(piece) - bool(_NOT_ALPHANUMERIC.match(piece))
 
 
-def _price_word(piece: str) -> float:
-    """Price a word: one token, more if it is long, in capitals, or next to punctuation."""
-    letters = _count_letters(piece)
-    price = 1.0 + 0.03 * max(0, letters - 3) + 0.15 * max(0, letters - 12)
-    if letters > 4 and piece.isupper():
-        price += 0.08 * (letters - 4)
-    if letters == len(piece) or piece[0] == " ":
-        return price
-    return price + 0.05 * min(letters - 1, 8)
+def _word_tokens(word: str) -> float:
+    """Estimate the tokens of a word: more than one if long, in capitals, or after punctuation."""
+    letter_count = _count_letters(word)
+    tokens = 1.0 + 0.03 * max(0, letter_count - 3) + 0.15 * max(0, letter_count - 12)
+    if letter_count > 4 and word.isupper():
+        tokens += 0.08 * (letter_count - 4)
+    if letter_count == len(word) or word[0] == " ":
+        return tokens
+    return tokens + 0.05 * min(letter_count - 1, 8)
 
 
-def _price_signs(signs: str) -> float:
-    """Price punctuation: about three ASCII characters per token, other characters one by one."""
+def _punctuation_tokens(signs: str) -> float:
+    """Estimate the tokens of punctuation: about one token for three ASCII characters."""
     if len(signs) > 3 and signs.count(signs[0]) == len(signs) and signs[0] < "\u2600":
         return 1.0 + len(signs) / (64 if signs.isascii() else 16)
     if signs.isascii():
         return 1.0 + 0.25 * max(0, len(signs) - 3)
-    return sum(map(_price_sign, signs))
+    return sum(map(_sign_tokens, signs))
 
 
-def _price_sign(sign: str) -> float:
+def _sign_tokens(sign: str) -> float:
     if sign >= "\U00010000":
         return 2.1
     if sign in "\u200d\ufe0f":
@@ -256,12 +256,12 @@ def _price_sign(sign: str) -> float:
     return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
 
 
-def _price_noise(part: str) -> float:
+def _random_text_tokens(part: str) -> float:
     """Estimate the tokens of random-looking text, which tokenizers split into short pieces."""
     return 1.0 if len(part) <= 2 or part.isdigit() else 0.6 * len(part)
 
 
-_SCRIPTS: Final = (
+_SCRIPT_TOKENS: Final = (
     ("\u0080", 0.0, 1.2),
     ("\u0370", 0.65, 0.31),  # Greek
     ("\u0400", 0.65, 0.18),  # Cyrillic
@@ -286,26 +286,26 @@ _SCRIPTS: Final = (
     ("\ud800", 0.34, 0.745),
     ("\U00010000", 0.0, 2.2),
 )
-"""First character of a script, price per word, price per letter."""
-_SCRIPT_STARTS: Final = [start for start, _, _ in _SCRIPTS]
+"""First character of each script, its tokens per word, and its tokens per letter."""
+_SCRIPT_STARTS: Final = [start for start, _, _ in _SCRIPT_TOKENS]
 
 
-def _price_other_script(piece: str) -> float:
-    """Price a word of a non-Latin script, or non-ASCII punctuation."""
-    _, per_word, per_letter = _SCRIPTS[bisect_right(_SCRIPT_STARTS, piece[-1]) - 1]
+def _other_script_tokens(piece: str) -> float:
+    """Estimate the tokens of a word in a non-Latin script, or of non-ASCII punctuation."""
+    _, per_word, per_letter = _SCRIPT_TOKENS[bisect_right(_SCRIPT_STARTS, piece[-1]) - 1]
     return max(1.0, per_word + per_letter * _count_letters(piece))
 
 
 # --- the parts of a message ------------------------------------------------------------------
 
 _SKIP_FIELDS: Final = frozenset({"role", "type", "signature", "cache_control"})
-"""Message fields that are not counted: models do not see them, or MESSAGE_TOKENS has them."""
+"""Message fields that are not counted: models do not see them, or MESSAGE_TOKENS covers them."""
 _TEXT_FIELDS: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
 """Message fields of which only the value is counted, not the field name."""
-_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
-_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
+_COUNTED_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
+_COUNTED_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
 _MAX_CONTENT_DEPTH: Final = 8
 
 
@@ -349,11 +349,11 @@ def _listed_call_tokens(call: Any, count: Callable[[str], int]) -> int:
 
 def _tool_call_tokens(call: ToolCall, count: Callable[[str], int]) -> int:
     """Return the tokens of a tool call: name, arguments, id and other fields."""
-    inner = call.value[call.field] if call.field else call.value
-    texts = (inner.get("name"), call.arguments, call.value.get("id"))
-    other_tokens = _other_field_tokens(inner, _CALL_FIELDS, count)
+    call_fields = call.value[call.field] if call.field else call.value
+    texts = (call_fields.get("name"), call.arguments, call.value.get("id"))
+    other_tokens = _other_field_tokens(call_fields, _COUNTED_CALL_FIELDS, count)
     if call.field:
-        other_tokens += _other_field_tokens(call.value, _CALL_FIELDS, count, call.field)
+        other_tokens += _other_field_tokens(call.value, _COUNTED_CALL_FIELDS, count, call.field)
     return CALL_TOKENS + sum(_value_tokens(value, count) for value in texts) + other_tokens
 
 
@@ -371,9 +371,7 @@ def _content_tokens(content: Any, count: Callable[[str], int], *, depth: int = 0
 def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
     value = part.value
     match part:
-        case TextPart():
-            return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
-        case ThinkingPart() if isinstance(value.get(part.field), str):
+        case TextPart() | ThinkingPart() if isinstance(value.get(part.field), str):
             return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
         case ImagePart():
             return LOW_IMAGE_TOKENS if part.detail == "low" else IMAGE_TOKENS
@@ -382,7 +380,7 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
         case ToolResult() if "output" not in value or value.get("content") is not None:
             total = _content_tokens(part.content, count, depth=depth)
             total += _value_tokens(value.get("tool_use_id"), count)
-            return CALL_TOKENS + total + _other_field_tokens(value, _RESULT_FIELDS, count)
+            return CALL_TOKENS + total + _other_field_tokens(value, _COUNTED_RESULT_FIELDS, count)
         case FilePart() if part.content is not None:
             total = _content_tokens(part.content, count, depth=depth)
             encoded_tokens = _attachment_tokens(value, part.kind)

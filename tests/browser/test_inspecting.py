@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
 from stenolog.errors import install_command
-from stenolog.gateway.viewer.formatting import short_number
+from stenolog.gateway.viewer.templating import short_number
 from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel

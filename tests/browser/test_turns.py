@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from stenolog.sessions.side_usage import updated_field
+from stenolog.sessions.usage import updated_side_usage
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         answer = {"model": "qwen3-4b", "usage": {"prompt": 3_000, "answer": 250, "cached": 0}}
         store.add_message(_SIDE, "user", "Hello.")
         store.add_full_message(_SIDE, {"role": "assistant", "content": "Hi.", "stenolog": answer})
-        store.set_meta(_SIDE, **updated_field({}, store.info(_SIDE).uid, used))
+        store.set_meta(_SIDE, **updated_side_usage({}, store.info(_SIDE).uid, used))
     # No package knows what a model of the samples costs.
     prices = ModuleType("genai_prices")
     exec(_PRICES, vars(prices))

@@ -4,7 +4,8 @@ A folder of the first half is a namespace, so that each store shares its tables 
 folder of the second half is a database.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 from uuid import uuid4
@@ -20,8 +21,15 @@ from stenolog.testing.contract.concurrency_contract import Following, Writers
 from stenolog.testing.contract.history_contract import Checkpoints, Replacing
 from stenolog.testing.contract.lease_contract import Leases
 from stenolog.testing.contract.lifecycle_contract import Trash
+from stenolog.testing.crash import Writer
+from stenolog.testing.store_calls import Call
 from support.pgbouncer import Bouncer
-from support.postgres_server import Databases, Places
+from support.postgres_server import Databases, Places, attempts
+
+_OTHER_CONNECTIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
 
 
 @pytest.fixture(scope="class")
@@ -65,6 +73,20 @@ class TestPostgresStoreIsKilled(CrashContract):
 
     def where(self, path: Path) -> str:
         return self._databases.at(path)
+
+    @contextmanager
+    def start_writer(self, path: Path, calls: Sequence[Call]) -> Iterator[Writer]:
+        """Wait at the end until the server has ended the connection of the killed writer.
+
+        The server may still complete a call of a writer that was killed a moment ago.
+        """
+        with super().start_writer(path, calls) as writer:
+            yield writer
+        with psycopg.connect(self.where(path), autocommit=True) as server:
+            for _ in attempts():
+                if server.execute(_OTHER_CONNECTIONS).fetchone() == (0,):
+                    return
+        raise AssertionError("the server has not ended the connections of a killed writer")
 
 
 class TestPostgresStoreIsDamaged(DamageContract):

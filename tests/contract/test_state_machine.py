@@ -20,7 +20,7 @@ AT = "2026-01-01T00:00:00.000000Z"
 
 
 class JSONLMachine(StoreMachine):
-    can_tear: ClassVar[bool] = True
+    supports_torn_writes: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._torn: dict[Path, int] = {}
@@ -29,7 +29,7 @@ class JSONLMachine(StoreMachine):
     def open(self, path: Path) -> Store:
         return stenolog.open_store(path)
 
-    def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:
+    def add_torn_write(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:
         file = path / "sessions" / file_names.log_name(key)
         if file.exists() and self._torn.get(file) == file.stat().st_size:
             # Not torn twice: a second writer would have moved the first torn bytes aside.

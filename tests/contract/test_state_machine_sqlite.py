@@ -23,7 +23,7 @@ from support.paired_stores import PairedStores
 class SQLiteMachine(StoreMachine):
     """SQLite, where a torn write is the rest that a killed writer leaves at the end of the log."""
 
-    can_tear: ClassVar[bool] = True
+    supports_torn_writes: ClassVar[bool] = True
     left: ClassVar[int] = 0
     """How often the next process that opened the database found data in its log."""
 
@@ -36,7 +36,7 @@ class SQLiteMachine(StoreMachine):
         self._die()
         super().crash()
 
-    def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - of the hook
+    def add_torn_write(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - of the hook
         self._die(lambda log: torn(log, kind, cut))
         return 0
 
@@ -53,8 +53,8 @@ class SQLiteMachine(StoreMachine):
             text = spoilt(log.read_bytes())
             (place / log.name).write_bytes(text)
             type(self).left += bool(text)
-        while self._opened:
-            self._opened.pop().close()
+        while self._open_stores:
+            self._open_stores.pop().close()
         self._path = place
 
 

@@ -14,8 +14,7 @@ import openai
 import pytest
 
 from stenolog.stores.open_store import open_store
-from stenolog.testing.model_server import ModelServer
-from stenolog.testing.model_server_plays import ScriptedResponse
+from stenolog.testing.model_server import ModelServer, ScriptedResponse
 from stenolog.testing.scripted_model import tool_call
 from support.crash.reporting import Say
 from support.gateway.clients import Listener, Talker, wait_for_listeners

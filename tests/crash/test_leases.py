@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 import stenolog
-from stenolog.stores.sqlite import processes
+from stenolog.stores.sqlite import lease_holders
 from support.crash.lease_contention import (
     HOLD_TTL,
     LONG,
@@ -127,7 +127,7 @@ def test_p7_lease_of_a_killed_holder_can_be_acquired(tmp_path: Path, engine: str
 def test_p7_lease_of_a_killed_holder_is_free_before_it_expires(
     tmp_path: Path, engine: str, heard: bool
 ) -> None:
-    if engine == "sqlite" and processes.current_process() is None:
+    if engine == "sqlite" and lease_holders.current_process() is None:
         pytest.skip("NOT RUN: the start times of processes are unknown here")
     where = ENGINES[engine](tmp_path)
     with stenolog.open_store(where) as store:

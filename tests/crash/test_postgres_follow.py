@@ -119,7 +119,7 @@ def test_p7_follow_loses_nothing_across_a_server_restart(
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make polling so slow that only notifications arrive during a test."""
-    monkeypatch.setattr(notifications, "SLOW_POLL", 1000.0)
+    monkeypatch.setattr(notifications, "SLOW_POLL_SECONDS", 1000.0)
     monkeypatch.setattr(notifications.Notifications, "max_poll_interval", 1000.0)
 
 

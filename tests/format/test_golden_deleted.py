@@ -17,7 +17,7 @@ from stenolog import JSONLStore, SQLiteStore, open_sessions
 from stenolog.cli import main
 from stenolog.records import FORMAT
 from stenolog.stores.base import Store
-from stenolog.stores.sqlite import schema
+from stenolog.stores.sqlite.database_file import newest_version
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "lives"
 VERSIONS: Final = sorted(path.name for path in GOLDEN.iterdir()) if GOLDEN.is_dir() else []
@@ -185,7 +185,7 @@ def test_p13_read_commands_do_not_upgrade_the_format(version: str, tmp_path: Pat
     assert all(key in listed for key in expected["sessions"])
     assert "talk" in _steno(version, place, "search", '"number 7"')
     # The newest version keeps its index in the database.
-    if version != f"sqlite-v{schema.newest_version()}":
+    if version != f"sqlite-v{newest_version()}":
         assert _logs(place) == before
 
 
@@ -227,7 +227,7 @@ def test_p13_golden_folders_exist_for_both_engines() -> None:
 
 
 def _main() -> None:
-    for version in (f"jsonl-v{FORMAT}", f"sqlite-v{schema.newest_version()}"):
+    for version in (f"jsonl-v{FORMAT}", f"sqlite-v{newest_version()}"):
         folder = GOLDEN / version
         if not folder.exists():
             folder.mkdir(parents=True, mode=0o700)

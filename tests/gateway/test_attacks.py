@@ -50,7 +50,7 @@ async def _open(request: Request) -> Response:
 def _application(*, seconds: float) -> Access:
     token = Token(TOKEN.encode())
     cookies = Cookies(token)
-    names = known_hosts(bound="127.0.0.1", origins=("https://chat.example.org",), own_host=OWN)
+    names = known_hosts(bound_host="127.0.0.1", origins=("https://chat.example.org",), own_host=OWN)
     routes = [
         *login_routes(LoginLinks(token), cookies, names, OWN),
         Route("/healthz", _open),
@@ -60,12 +60,12 @@ def _application(*, seconds: float) -> Access:
         Route("/v1/{rest:path}", _secret, methods=["GET", "POST"]),
     ]
     return Access(
-        BodyLimit(Starlette(routes=routes), max_bytes=MOST, seconds=seconds),
+        BodyLimit(Starlette(routes=routes), max_bytes=MOST, max_seconds=seconds),
         token=token,
-        known=names,
+        known_hosts=names,
         cookies=cookies,
         open_paths=("/healthz",),
-        prefixes=("/webhooks/",),
+        open_prefixes=("/webhooks/",),
     )
 
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from stenolog.channels.delivery import MARK_FIELD
-from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, SIGNATURE_HEADER, signature
+from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, SIGNATURE_HEADER, make_signature
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from support import temporary_folders
@@ -162,7 +162,7 @@ def test_webhook_needs_only_its_signature(
             return client.post(f"{gateway.url}{name}", content=body, headers=headers)
 
     def signed(at: int) -> dict[str, str]:
-        return {SIGNATURE_HEADER: signature(SECRET, body, at=at)}
+        return {SIGNATURE_HEADER: make_signature(SECRET, body, signed_at=at)}
 
     def code(response: httpx2.Response) -> tuple[int, str]:
         error = response.json()["error"]

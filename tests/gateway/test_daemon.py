@@ -15,10 +15,10 @@ import httpx2
 import pytest
 
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.cli.config import Options
+from stenolog.cli.config import AgentOptions
 from stenolog.cli.serve import _serve
 from stenolog.errors import StenologError
-from stenolog.settings.loading import load_effective
+from stenolog.settings.loading import load_effective_settings
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
@@ -222,7 +222,7 @@ def test_every_store_is_closed_once(
     async def run() -> int:
         ending = asyncio.create_task(ask_to_end())
         try:
-            return await _serve(settings, Options())
+            return await _serve(settings, AgentOptions())
         finally:
             done.append(True)
             await ending
@@ -236,7 +236,7 @@ def _settings(place: Path, text: str) -> Any:
     file = place / "config.toml"
     file.write_text(f"[gateway]\nport = 0\ntoken_file = '{place}/token'\n{text}")
     file.chmod(0o600)
-    return load_effective(config=file, environment={}).settings
+    return load_effective_settings(config=file, environment={}).settings
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_failed_start_leaks_no_resources(tmp_path: Path, text: str, words: str) 
     settings = _settings(tmp_path, text)
     before = _open_files(), threading.active_count()
     with pytest.raises((click.ClickException, StenologError), match=words):
-        asyncio.run(_serve(settings, Options()))
+        asyncio.run(_serve(settings, AgentOptions()))
     assert (_open_files(), threading.active_count()) == before
 
 
@@ -262,11 +262,11 @@ def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = _settings(tmp_path, "[agent]\nmodel = 'scripted'\n")
-        settings = load_effective(
+        settings = load_effective_settings(
             config=tmp_path / "config.toml", environment={}, flags={"gateway.port": port}
         ).settings
         with pytest.raises(StenologError, match=f"port {port} at 127.0.0.1 is in use"):
-            asyncio.run(_serve(settings, Options()))
+            asyncio.run(_serve(settings, AgentOptions()))
     assert not (tmp_path / "token").exists()
 
 
@@ -274,7 +274,7 @@ def test_token_readable_by_others_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t" * 43)
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(StenologError, match="chmod 600"):
-        asyncio.run(_serve(_settings(tmp_path, "[agent]\nmodel = 'scripted'\n"), Options()))
+        asyncio.run(_serve(_settings(tmp_path, "[agent]\nmodel = 'scripted'\n"), AgentOptions()))
 
 
 def _open_files() -> int:

@@ -222,7 +222,7 @@ def test_listeners_of_one_session_share_one_follower(
         for number in range(count):
             store.add_message("s", "assistant", f"m{number}")
         _until(lambda: not any(thread.is_alive() for thread in threads))
-        _until(lambda: served.gateway.follower.count == 0)
+        _until(lambda: served.gateway.follower.followed_count == 0)
     for heard in found:
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 

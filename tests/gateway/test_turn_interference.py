@@ -149,7 +149,7 @@ def turn(
     recorder = record(monkeypatch, *ENGINES[request.param])
     # The search for interrupted turns updates the catalog too. A late search would update it during
     # the turn, which then makes fewer store calls.
-    monkeypatch.setattr(Daemon, "_resume", _resume_nothing)
+    monkeypatch.setattr(Daemon, "_resume_turns", _resume_nothing)
     sent: list[Any] = []
 
     def answer(messages: Any, _: Any) -> Any:

@@ -131,7 +131,7 @@ def test_read_only_daemon_resumes_nothing(read_only: bool, tmp_path: Path) -> No
         daemon = Daemon(gateway, token, listen("127.0.0.1", 0), channels)
         await daemon.start()
         tasks = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
-        assert ("Daemon._resume" in tasks) is not read_only
+        assert ("Daemon._resume_turns" in tasks) is not read_only
         await daemon.stop(hurry=asyncio.Event())
 
     asyncio.run(main())

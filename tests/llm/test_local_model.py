@@ -17,7 +17,7 @@ from stenolog.errors import ModelRefused
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.providers.local_model import LocalModel, find_weights, is_installed
 from stenolog.providers.request_errors import read_overflow
-from stenolog.settings.model_selection import Choice, find_model, open_model
+from stenolog.settings.model_selection import ModelChoice, find_model, open_model
 from support.small_model import weights
 
 pytestmark = pytest.mark.llm
@@ -48,7 +48,7 @@ def test_installed_weights_are_found_and_opened(path: Path) -> None:
     assert is_installed()
     assert find_weights() == path
     choice = find_model(environment={}, weights=find_weights)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, ModelChoice)
     model = open_model(choice, environment={})
     assert isinstance(model, LocalModel)
     assert model.path == path

@@ -12,8 +12,8 @@ import pytest
 from stenolog.context.context import Context
 from stenolog.context.summary import SECTIONS
 from stenolog.context.window import Limits
+from stenolog.memory.evidence import is_quoted
 from stenolog.memory.facade import Memory, open_memory
-from stenolog.memory.quotes import is_quoted
 from stenolog.providers.json_answers import read_object
 from stenolog.stores.open_store import open_store
 from support.small_model import CONTEXT_TOKENS, SmallModel, weights

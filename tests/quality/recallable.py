@@ -22,7 +22,7 @@ from talk import SEED, TURNS, Fact, turns  # noqa: E402
 from stenolog.catalog import open_catalog  # noqa: E402
 from stenolog.context.context import Context  # noqa: E402
 from stenolog.context.window import Limits  # noqa: E402
-from stenolog.memory.consolidation import Consolidation  # noqa: E402
+from stenolog.memory.consolidation import Consolidator  # noqa: E402
 from stenolog.memory.notes import Notes  # noqa: E402
 from stenolog.memory.recall import recall  # noqa: E402
 from stenolog.memory.scopes import scope_of  # noqa: E402
@@ -67,7 +67,7 @@ def measure(
     ):
         context = Context(store, ask, limits=LIMITS)
         notes = Notes(kept)
-        consolidation = Consolidation(store, notes, ask, max_turns=max_turns)
+        consolidation = Consolidator(store, notes, ask, max_turns=max_turns)
         rejected = 0
         for number, turn in enumerate(turns(count), 1):
             store.add_messages(KEY, turn.messages)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from stenolog.gateway.server import ClientLimits, Server, config
+from stenolog.gateway.server import ClientLimits, Server, server_config
 
 
 @contextmanager
@@ -18,7 +18,9 @@ def served(
     """Run the server and yield its port."""
     bound = socket.create_server(("127.0.0.1", 0))
     server = Server(
-        config(app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=1.0)
+        server_config(
+            app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=1.0
+        )
     )
     # Connections are accepted from here on: they wait until the server has started.
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))

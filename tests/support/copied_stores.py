@@ -17,7 +17,7 @@ LONG_KEY = "K" * 900
 
 _SAME = (
     *("key", "uid", "created", "updated", "last_seq", "floor", "visible", "count", "lost"),
-    *("archived", "undoable", "summary", "meta", "forked_from", "in_sight"),
+    *("archived", "undoable", "summary", "meta", "forked_from", "visible_spans"),
 )
 
 

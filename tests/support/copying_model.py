@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stenolog.catalog.stemming import STOP_WORDS
+from stenolog.catalog.tokenizer import STOP_WORDS
 
 _TURN: Final = re.compile(r"^## Turn (\d+), ", re.MULTILINE)
 _USER: Final = re.compile(r"^(?:\[\d+\] )?user:\s+(.*)$", re.MULTILINE)

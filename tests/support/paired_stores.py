@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stenolog import StenologError
-from stenolog.records import Compacted, Message, Purged, SessionInfo, Trashed
+from stenolog.records import CompactionResult, Message, PurgeResult, SessionInfo, TrashedSession
 from stenolog.stores.base import SessionView, Store
 
 
@@ -56,7 +56,7 @@ class PairedStores:
         assert isinstance(one, SessionView)
         return one
 
-    def list_trash(self) -> list[Trashed]:
+    def list_trash(self) -> list[TrashedSession]:
         self._before = self._one.list_trash()
         assert _same(self._before) == _same(self._other.list_trash())
         return self._before
@@ -92,11 +92,11 @@ def _same(result: Any) -> Any:
             }
         case SessionView():
             return _same(result.info), _same(list(result.messages)), result.upto, result.last
-        case Trashed():
+        case TrashedSession():
             return result.key, result.count
-        case Purged():
+        case PurgeResult():
             return result.messages, result.first, result.last, result.not_reached
-        case Compacted():
+        case CompactionResult():
             return None
         case list():
             return [_same(one) for one in result]

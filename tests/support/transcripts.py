@@ -18,7 +18,7 @@ def outline(transcript: Transcript) -> list[str]:
     """Return a line per message: visible or hidden, role, kind, text, tools, tokens, failure."""
     lines = []
     for one in transcript.messages:
-        body, notes = one.message, one.message["stenolog"]
+        body, notes = one.body, one.body["stenolog"]
         content = body.get("content")
         text = content if isinstance(content, str) else " ".join(p["type"] for p in content or [])
         words = [
@@ -36,14 +36,14 @@ def outline(transcript: Transcript) -> list[str]:
 
 
 def rebuild_records(
-    reader: TranscriptReader, path: Path, *, separator: str = "#", is_complete: bool = True
+    reader: TranscriptReader, path: Path, *, separator: str = "#", include_copies: bool = True
 ) -> list[Any]:
     """Return the records that the messages of all transcripts were made of."""
     rebuilt = []
     for file in reader.find(path):
         groups: dict[str, list[dict[str, Any]]] = {}
-        for one in reader.read(file, is_complete=is_complete).messages:
-            groups.setdefault(one.identity.partition(separator)[0], []).append(one.message)
+        for one in reader.read(file, include_copies=include_copies).messages:
+            groups.setdefault(one.identity.partition(separator)[0], []).append(one.body)
         rebuilt += [restore_record(messages, reader.program) for messages in groups.values()]
     return rebuilt
 

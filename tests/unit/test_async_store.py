@@ -31,7 +31,7 @@ from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.testing.contract.open_store_base import append, user_message, visible_texts
 from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import comparable, session_content
+from stenolog.testing.store_calls import comparable_result, session_content
 
 PATIENCE = 120
 
@@ -171,7 +171,7 @@ def test_async_calls_return_the_results_of_the_store(store: Store) -> None:
         async with AsyncStore(store) as mine:
             for call in SCRIPT:
                 given = await getattr(mine, call.name)(KEY, *call.arguments, **call.options)
-                assert comparable(given) == comparable(call.make(model, KEY))
+                assert comparable_result(given) == comparable_result(call.make(model, KEY))
                 assert await mine.get_history(KEY) == model.get_history(KEY)
                 assert await mine.get_summary(KEY) == model.get_summary(KEY)
             assert await mine.get_history(KEY, full=True, last=2, after=1) == model.get_history(

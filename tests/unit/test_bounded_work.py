@@ -6,29 +6,26 @@ would need.
 
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from stenolog import InMemoryStore
 from stenolog.catalog import message_search, query, searchable_text, tokenizer
-from stenolog.cli.message_lines import MessageRenderer
 from stenolog.cli.output import printable
+from stenolog.cli.show import MessageRenderer
 from stenolog.cli.terminal_markdown import MarkdownStream
-from stenolog.gateway.error_responses import without_secrets
+from stenolog.gateway.responses import without_secrets
 from stenolog.gateway.viewer.export_page import export_pieces
-from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
-from stenolog.gateway.viewer.message_views import message_views, one_line, pretty_json
+from stenolog.gateway.viewer.message_views import message_views, pretty_json
+from stenolog.gateway.viewer.safe_html import MAX_RENDERED, to_html
+from stenolog.memory.evidence import is_related, shares_enough_words, unsupported_details
 from stenolog.memory.facts import Fact, is_supported
-from stenolog.memory.named_details import unsupported_details
-from stenolog.memory.quotes import is_related, shares_enough_words
 from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.settings.secrets import without_password
+from stenolog.settings.secrets import mask_secrets
 from stenolog.tokens import estimate
-from stenolog.transfer.export.markdown_export import markdown_pieces
-from stenolog.transfer.export.message_parts import Conversation, Part, ReadableMessage
+from stenolog.transfer.export.tool_views import one_line
 from support.resource_limits import MB, run_limited
 
 
@@ -46,7 +43,7 @@ from support.resource_limits import MB, run_limited
     ids=lambda text: text[:12],
 )
 def test_cleaning_an_error_takes_linear_time(text: str) -> None:
-    run_limited(lambda: (without_secrets(text, None), without_password(text)), cpu=30)
+    run_limited(lambda: (without_secrets(text, None), mask_secrets(text)), cpu=30)
 
 
 @pytest.mark.parametrize("tag", ["<script", "<style>", "<", "<script></", "<script><style>", "<!-"])
@@ -106,19 +103,13 @@ def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
     run_limited(lambda: (shares_enough_words(fact, [heard]), is_related(fact, heard)), cpu=20)
 
 
-def _conversation(text: str) -> Conversation:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    part = Part(kind="text", text=text)
-    said = ReadableMessage(seq=1, at=now, role="user", hidden=False, parts=(part,))
-    return Conversation(
-        key="k", title="t", summary="", created=now, updated=now, messages=(said,), hidden=0
-    )
-
-
 @pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
 def test_a_markdown_export_takes_linear_time(unit: str) -> None:
-    conversation = _conversation((unit * 4_000_000)[:4_000_000])
-    run_limited(lambda: sum(map(len, markdown_pieces(conversation))), cpu=30)
+    with InMemoryStore() as store:
+        store.add_message("k", "user", (unit * 4_000_000)[:4_000_000])
+        info, history = store.info("k"), store.get_history("k")
+    clean = SharingRedactor(enabled=False)
+    run_limited(lambda: sum(map(len, export_pieces("markdown", info, history, clean))), cpu=30)
 
 
 @pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])

@@ -27,7 +27,7 @@ from stenolog.records import (
     VoidRecord,
     decode_object,
 )
-from stenolog.testing.contract.lossless_contract import INVALID_MESSAGES, VALID_MESSAGES, exact_text
+from stenolog.testing.contract.append_contract import INVALID_MESSAGES, VALID_MESSAGES, exact_text
 from stenolog.testing.strategies import NASTY_TEXTS, messages, texts
 
 AT = "2026-11-15T12:00:00.000000Z"

@@ -10,16 +10,16 @@ from pygments.lexers import get_lexer_by_name
 from rich.console import Console
 
 from stenolog import InMemoryStore
-from stenolog.cli.message_lines import MessageRenderer
+from stenolog.cli.show import MessageRenderer
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
-from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured_code, to_html
 from stenolog.gateway.viewer.message_views import message_views
+from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, coloured_code, to_html
 from stenolog.transfer.export.code_blocks import (
     LANGUAGES,
     MAX_COLOURED,
     MAX_COLOURED_IN_MESSAGE,
     ColourBudget,
-    colour_language,
+    find_lexer,
 )
 from support.resource_limits import run_limited
 
@@ -74,7 +74,7 @@ def test_languages_outside_the_list_are_shown_without_colours(language: str) -> 
         assert "x" in "".join(_in_terminal(text))
 
     run_limited(show, cpu=20)
-    assert colour_language(language, "x") == ""
+    assert find_lexer(language, "x") == ""
 
 
 def test_long_code_is_shown_without_colours() -> None:
@@ -133,8 +133,8 @@ def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:
     console = Console(width=80, force_terminal=True, color_system="standard")
     budget = ColourBudget()
     block = Block(source=f"```python\n{'x = 1;' * 300}\n```")
-    shown = [render_block(block, console, budget=budget) for _ in range(40)]
-    plain = render_block(block, console, budget=ColourBudget(0))
+    shown = [render_block(block, console, colour_budget=budget) for _ in range(40)]
+    plain = render_block(block, console, colour_budget=ColourBudget(0))
     assert shown[0] != plain
     assert shown[-1] == plain
 
@@ -149,9 +149,9 @@ def test_every_allowed_name_is_coloured_in_viewer_and_terminal(name: str) -> Non
 
 
 def test_the_first_word_after_the_fence_names_the_language() -> None:
-    assert colour_language(' Python title="a b"', "x") == "python"
-    assert colour_language("", "x") == colour_language("   ", "x") == ""
-    assert colour_language("pythonx", "x") == ""
+    assert find_lexer(' Python title="a b"', "x") == "python"
+    assert find_lexer("", "x") == find_lexer("   ", "x") == ""
+    assert find_lexer("pythonx", "x") == ""
 
 
 def _in_terminal(text: str) -> list[str]:

@@ -12,8 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
 from stenolog.catalog.indexing import SessionReader, StampRules
-from stenolog.cli.message_lines import MessageRenderer, print_message
-from stenolog.cli.show import message_fields
+from stenolog.cli.show import MessageRenderer, message_fields, print_message
 from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
@@ -111,8 +110,8 @@ def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
     for turn in transcript.finished_turns(history):
         told = transcript.make_turn(turn, info)
         if told is not None:
-            transcript.gist(told)
-            transcript.format_turn(told, number=1, budget=100)
+            transcript.describe_turn(told)
+            transcript.format_turn(told, turn_number=1, budget=100)
 
 
 def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:

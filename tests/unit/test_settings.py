@@ -29,13 +29,13 @@ from stenolog.settings.fields import (
     Field,
     all_fields,
     commented_file,
+    describe_type,
     find_field,
     to_toml,
 )
 from stenolog.settings.file import config_path, join_path, start_lines
-from stenolog.settings.loading import load_effective, variable_of
-from stenolog.settings.secrets import without_password
-from stenolog.settings.validation import describe_type
+from stenolog.settings.loading import load_effective_settings, variable_of
+from stenolog.settings.secrets import mask_secrets
 from stenolog.settings.values import ModelSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -52,7 +52,9 @@ def _load(file: Path | None, text: str = "", **given: Any) -> Settings:
     if file is not None:
         file.write_text(text)
         file.chmod(0o600)
-    return load_effective(config=file, environment=given.pop("environment", {}), **given).settings
+    return load_effective_settings(
+        config=file, environment=given.pop("environment", {}), **given
+    ).settings
 
 
 def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
@@ -65,7 +67,7 @@ def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
 
 
 def test_settings_without_a_file_are_the_defaults() -> None:
-    assert load_effective(environment={}).settings == Settings()
+    assert load_effective_settings(environment={}).settings == Settings()
 
 
 def test_flags_override_the_environment_and_the_environment_overrides_the_file(file: Path) -> None:
@@ -79,7 +81,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(f
 
 def test_each_value_has_its_source(file: Path) -> None:
     file.write_text("\n[agent]\nmodel = 'local'\nmax_iterations = 2\n[agents.ada]\nsystem = 'Hi'")
-    found = load_effective(
+    found = load_effective_settings(
         config=file,
         environment={"STENO_MEMORY__ZONE": "UTC"},
         flags={"agent.max_iterations": 9},
@@ -108,7 +110,7 @@ def test_files_in_the_current_folder_are_not_read(
     monkeypatch.chdir(tmp_path)
     for name in ("steno.toml", "config.toml", "stenolog.toml", ".steno.toml"):
         Path(name).write_text("[agent]\nmodel = 'http://elsewhere/v1#m'\n")
-    assert load_effective(environment={}).settings.agent.model == ""
+    assert load_effective_settings(environment={}).settings.agent.model == ""
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
@@ -116,7 +118,7 @@ def test_named_config_file_must_exist(file: Path, by_variable: bool) -> None:
     config = None if by_variable else file
     environment = {"STENO_CONFIG": str(file)} if by_variable else {}
     with pytest.raises(WrongSettings, match=re.escape(f"{file}: there is no such file")):
-        load_effective(config=config, environment=environment)
+        load_effective_settings(config=config, environment=environment)
 
 
 def test_defaults_match_the_packages_that_use_them() -> None:
@@ -299,7 +301,7 @@ def test_every_renamed_key_maps_to_an_existing_setting() -> None:
 def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(WrongSettings) as caught:
-        load_effective(config=file, environment={})
+        load_effective_settings(config=file, environment={})
     assert [str(each).replace(str(file), "FILE") for each in caught.value.problems] == [told]
 
 
@@ -334,7 +336,7 @@ def test_values_that_violate_a_rule_are_rejected(file: Path, text: str, told: st
 
 def test_unreadable_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WrongSettings, match="it cannot be read: Is a directory"):
-        load_effective(config=tmp_path, environment={})
+        load_effective_settings(config=tmp_path, environment={})
 
 
 def _sample(field: Field) -> st.SearchStrategy[object]:
@@ -436,7 +438,7 @@ def test_valid_settings_are_accepted_unchanged(
     file = tmp_path_factory.getbasetemp() / "right.toml"
     file.write_text(_text(given))
     file.chmod(0o600)
-    settings = load_effective(config=file, environment={}).settings
+    settings = load_effective_settings(config=file, environment={}).settings
     for path, value in given.items():
         found: Any = settings
         for part in path:
@@ -466,7 +468,7 @@ def test_any_invalid_field_is_rejected_with_file_and_name(
     text = _text(given)
     file.write_text(text)
     with pytest.raises(WrongSettings) as caught:
-        load_effective(config=file, environment={})
+        load_effective_settings(config=file, environment={})
     [problem] = caught.value.problems
     assert problem.field == join_path(path)
     assert (
@@ -482,7 +484,7 @@ def test_any_file_content_is_loaded_or_rejected_as_wrong_settings(
     file.write_bytes(content)
     told = str(file)
     try:
-        load_effective(config=file, environment={})
+        load_effective_settings(config=file, environment={})
     except WrongSettings as error:
         told = str(error)
     assert str(file) in told
@@ -527,13 +529,13 @@ def test_line_numbers_are_those_where_values_and_tables_start() -> None:
 def test_variable_is_converted_to_the_type_of_its_field(
     variable: str, text: str, name: str, value: object
 ) -> None:
-    found = load_effective(environment={variable: text})
+    found = load_effective_settings(environment={variable: text})
     assert found.values[name].value == value
 
 
 def test_headers_can_be_set_by_a_variable() -> None:
     environment = {"STENO_MODELS__M__HEADERS": '{ X-Title = "steno" }'}
-    assert load_effective(environment=environment).settings.models["m"].headers == {
+    assert load_effective_settings(environment=environment).settings.models["m"].headers == {
         "X-Title": "steno"
     }
 
@@ -567,13 +569,13 @@ def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
 )  # fmt: skip
 def test_invalid_variable_is_rejected_with_its_name(variable: str, text: str, told: str) -> None:
     with pytest.raises(WrongSettings) as caught:
-        load_effective(environment={variable: text})
+        load_effective_settings(environment={variable: text})
     assert [str(each) for each in caught.value.problems] == [told]
 
 
 def test_unrelated_variables_are_ignored() -> None:
     others = ("STENO_UPDATE", "STENO_REQUIRE", "STENO_TEST_POSTGRES", "STENO_SEED", "STENOLOG_X")
-    assert load_effective(environment=dict.fromkeys(others, "1")).settings == Settings()
+    assert load_effective_settings(environment=dict.fromkeys(others, "1")).settings == Settings()
 
 
 def test_every_field_has_its_own_variable() -> None:
@@ -582,7 +584,7 @@ def test_every_field_has_its_own_variable() -> None:
     for path, field in all_fields().items():
         if ANY_NAME not in path and isinstance(field.default, bool | int | float):
             environment = {variable_of(path): str(field.default)}
-            found = load_effective(environment=environment)
+            found = load_effective_settings(environment=environment)
             assert found.values[field.name].source == variable_of(path)
 
 
@@ -616,7 +618,7 @@ def test_printed_settings_contain_no_secret(file: Path) -> None:
     )
     file.write_text(text)
     environment = {"OPENAI_API_KEY": "hush"}
-    found = load_effective(config=file, environment=environment)
+    found = load_effective_settings(config=file, environment=environment)
     assert found.settings.models["m"].key == "hush"
     assert "hush" not in repr(found)
     assert found.values["models.m.key"].value == "***"
@@ -647,7 +649,7 @@ def test_printed_settings_contain_no_secret(file: Path) -> None:
     ],
 )  # fmt: skip
 def test_secrets_in_an_address_are_not_shown(address: str, shown: str) -> None:
-    assert without_password(address) == shown
+    assert mask_secrets(address) == shown
 
 
 @pytest.mark.parametrize(
@@ -659,7 +661,7 @@ def test_secrets_in_an_address_are_not_shown(address: str, shown: str) -> None:
     ],
 )  # fmt: skip
 def test_address_without_a_secret_is_shown_unchanged(address: str) -> None:
-    assert without_password(address) == address
+    assert mask_secrets(address) == address
 
 
 @pytest.mark.parametrize("line", [
@@ -705,13 +707,13 @@ def test_server_address_with_a_user_is_rejected(file: Path) -> None:
 def test_key_in_a_file_readable_by_others_causes_a_warning(file: Path) -> None:
     file.write_text("[models.m]\nkey = 'sk'\n")
     file.chmod(0o600)
-    assert load_effective(config=file, environment={}).warnings == ()
+    assert load_effective_settings(config=file, environment={}).warnings == ()
     file.chmod(0o640)
-    assert load_effective(config=file, environment={}).warnings == (
+    assert load_effective_settings(config=file, environment={}).warnings == (
         f"{file} contains models.m.key and can be read by other users; run: chmod 600 {file}",
     )
     file.write_text("[models.m]\nkey_env = 'MINE'\n[agent]\nsessions = 'postgresql://h/db'\n")
-    assert load_effective(config=file, environment={}).warnings == ()
+    assert load_effective_settings(config=file, environment={}).warnings == ()
 
 
 @pytest.mark.parametrize("address", ["postgresql://u:p@h/db", "postgresql:///db?password=p"])
@@ -721,7 +723,7 @@ def test_password_in_a_file_readable_by_others_causes_a_warning(
 ) -> None:
     file.write_text(f"[{agent}]\nsessions = '{address}'\n")
     file.chmod(0o644)
-    [words] = load_effective(config=file, environment={}).warnings
+    [words] = load_effective_settings(config=file, environment={}).warnings
     assert words == (
         f"{file} contains {agent}.sessions and can be read by other users; run: chmod 600 {file}"
     )
@@ -795,14 +797,14 @@ def _table() -> str:
             continue
         rows.append(
             f"| `{field.name}` | `{to_toml(field.default)}` | {describe_type(field)} | "
-            f"{field.text} |"
+            f"{field.description} |"
         )
     return "\n".join(rows) + "\n"
 
 
 def test_every_field_has_a_description() -> None:
     for field in all_fields().values():
-        assert re.fullmatch(r"[A-Z][^|]*\.", field.text), field.name
+        assert re.fullmatch(r"[A-Z][^|]*\.", field.description), field.name
 
 
 # --- use in programs -------------------------------------------------------------------------

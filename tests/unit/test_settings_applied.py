@@ -21,7 +21,7 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion
 from stenolog.settings.conversion import model_of, rules_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
-from stenolog.settings.loading import load_effective
+from stenolog.settings.loading import load_effective_settings
 from stenolog.settings.model_selection import NoModel
 from stenolog.settings.values import Settings
 from stenolog.testing.scripted_model import ScriptedModel, offline_model
@@ -31,7 +31,7 @@ def _load(folder: Path, text: str, **environment: str) -> Settings:
     file = folder / "config.toml"
     file.write_text(text)
     file.chmod(0o600)
-    return load_effective(config=file, environment=environment).settings
+    return load_effective_settings(config=file, environment=environment).settings
 
 
 # --- agents ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_named_model_is_opened_with_its_settings(tmp_path: Path) -> None:
 
 def test_no_model_is_returned_if_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "_find_weights", lambda: None)
-    settings = load_effective(environment={"OLLAMA_HOST": "127.0.0.1:1"}).settings
+    settings = load_effective_settings(environment={"OLLAMA_HOST": "127.0.0.1:1"}).settings
     assert isinstance(model_of(settings, ""), NoModel)
 
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from stenolog.agent.blocking_model import ModelClosing
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.threads import Threads, cancel_and_wait
 from stenolog.errors import StenologError
 
@@ -40,7 +39,7 @@ class BackgroundNotes:
         self._answers_in_progress = 0
         self._task = asyncio.create_task(self._write_queued_notes())
 
-    def add(self, key: str) -> None:
+    def add_session(self, key: str) -> None:
         """Queue a session with new messages."""
         self._cancel_timer(key)
         self._queued_keys[key] = None
@@ -53,7 +52,7 @@ class BackgroundNotes:
         self._answers_done.clear()
 
     def resume(self) -> None:
-        """Unregister an answer in progress."""
+        """Unregister an answer that is no longer in progress."""
         self._answers_in_progress -= 1
         if not self._answers_in_progress:
             self._answers_done.set()
@@ -94,7 +93,7 @@ class BackgroundNotes:
             return
         try:
             for key in await self._threads.run_model(memory.waiting):
-                self.add(key)
+                self.add_session(key)
         except StenologError as error:
             _logger.warning("cannot read which sessions still need notes: %s", error)
 
@@ -104,20 +103,20 @@ class BackgroundNotes:
             report = await self._threads.run_model(self._instance.consolidate, key)
         except StenologError as error:
             _logger.warning("writing notes about %r failed: %s", key, error)
-            self._add_later(key, _STORE_RETRY_SECONDS)
+            self._add_session_later(key, _STORE_RETRY_SECONDS)
             return
         except Exception:
             _logger.exception("writing notes about %r failed", key)
             return
         if report.retry_at is not None:
-            self._add_later(key, (report.retry_at - _now()).total_seconds())
+            self._add_session_later(key, (report.retry_at - _now()).total_seconds())
         elif report.waiting and report.turns:
-            self.add(key)
+            self.add_session(key)
 
-    def _add_later(self, key: str, seconds: float) -> None:
-        """Queue the session after a delay, unless `add` queues it first."""
+    def _add_session_later(self, key: str, seconds: float) -> None:
+        """Queue the session after a delay, unless `add_session` queues the session first."""
         self._cancel_timer(key)
-        self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))
+        self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add_session(key))
 
     def _cancel_timer(self, key: str) -> None:
         timer = self._timers.pop(key, None)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import last_seq, replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import SessionBusy, TurnScheduler
+from stenolog.agent.session_history import read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
@@ -23,8 +23,7 @@ from stenolog.errors import ModelRefused, NoSuchNote, NothingToUndo, StenologErr
 from stenolog.messages import has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
-from stenolog.sessions.session_store import SessionStore
-from stenolog.sessions.undoing import undo_last
+from stenolog.sessions.session_store import SessionStore, undo_last
 from stenolog.stores.base import find_info
 
 _MAX_LISTED_ITEMS: Final = 15
@@ -66,7 +65,7 @@ COMMANDS: Final = {
 
 
 class ParsedCommand(Struct, frozen=True):
-    """A parsed command."""
+    """Name and argument of a command in a chat message."""
 
     name: str
     argument: str
@@ -85,8 +84,8 @@ def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand |
 
 def new_key(channel: str = "cli", sender: str = "default") -> str:
     """Return the key for a new session of a user. All sessions of a user share one memory."""
-    moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return join_key(KeyParts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
+    timestamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return join_key(KeyParts(channel, sender, f"{timestamp}-{secrets.token_hex(2)}"))
 
 
 def sibling_key(key: str, thread: str = "") -> str:
@@ -110,7 +109,7 @@ class CommandRunner:
 
     def __init__(
         self,
-        turns: TurnScheduler,
+        scheduler: TurnScheduler,
         instance: AgentInstance,
         key: str,
         command: ParsedCommand,
@@ -122,14 +121,14 @@ class CommandRunner:
 
         `all_sessions` allows listing and opening all sessions, not only those of the sender.
         """
-        self._turns = turns
+        self._scheduler = scheduler
         self._instance = instance
         self._key = key
         self._command = command
         self._argument = command.argument
         self._sender = sender
         self._all_sessions = all_sessions
-        self._run = turns.threads.run
+        self._run = scheduler.threads.run
         self._last_seq = 0
         """Last seq of the session, read soon after the command arrived."""
         self._new_seqs: list[int] = []
@@ -148,13 +147,13 @@ class CommandRunner:
             if not definition.needs_lease:
                 answer: Answer = await method()
                 return answer
-            if self._turns.has_waiting_message(self._instance, self._key):
+            if self._scheduler.has_waiting_message(self._instance, self._key):
                 return self._reply(_BUSY_TEXT)
             with (
-                self._turns.use_session(self._instance, self._key) as session,
+                self._scheduler.use_session(self._instance, self._key) as session,
                 session.collect_new_seqs() as self._new_seqs,
             ):
-                self._last_seq = await self._run(last_seq, self._instance.sessions, self._key)
+                self._last_seq = await self._run(read_last_seq, self._instance.sessions, self._key)
 
                 async def change(sessions: SessionStore) -> Answer | None:
                     self._seen_seq = await self._run(self._read_seen_seq, sessions)
@@ -162,7 +161,7 @@ class CommandRunner:
                     return change_answer
 
                 options = TurnOptions(sender=self._sender)
-                return await self._turns.run_exclusive(
+                return await self._scheduler.run_exclusive(
                     self._instance, self._key, change, on_event=on_event, options=options
                 )
         except SessionBusy:
@@ -172,7 +171,7 @@ class CommandRunner:
             is_user_error = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
             reported_error = None if is_user_error else error
             return Answer(
-                key=self._key, text=_error_sentence(error), outcome="command", error=reported_error
+                key=self._key, text=_format_error(error), outcome="command", error=reported_error
             )
 
     def _reply(self, text: str, *, key: str = "") -> Answer:
@@ -181,11 +180,11 @@ class CommandRunner:
     def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        A message that arrived after the command does not count. This process may have stored the
+        Messages that arrived after the command do not count. This process may have stored such a
         message, and even answered it, before the command read `last_seq`.
         """
         new_seqs = list(self._new_seqs)  # guard: unseen-by-command
-        if self._turns.has_waiting_message(self._instance, self._key):
+        if self._scheduler.has_waiting_message(self._instance, self._key):
             new_seqs += turn_state(sessions.get_history(self._key)).unanswered
         return min((self._last_seq, *(seq - 1 for seq in new_seqs)))
 
@@ -206,9 +205,8 @@ class CommandRunner:
 
     async def _run_compact(self, sessions: SessionStore) -> Answer:
         del sessions
-        model = await self._run(self._instance.model_of, self._key)
-        context = self._instance.context(model)
-        report = await self._turns.threads.run_model(context.summarize, self._key)
+        context = self._instance.context(await self._run(self._instance.model_of, self._key))
+        report = await self._scheduler.threads.run_model(context.summarize, self._key)
         return self._reply("Nothing to summarize." if report is None else f"{report}.")
 
     async def _run_undo(self, sessions: SessionStore) -> Answer:
@@ -216,21 +214,23 @@ class CommandRunner:
             result = await self._run(undo_last, sessions.store, self._key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
-        effect = (
-            f"{_messages_are(result.shown)} visible again" if result.shown else "summary restored"
-        )
-        suffix = f", {_messages_are(result.hid)} hidden" if result.hid else ""
+        effect = "summary restored"
+        if result.shown:
+            effect = f"{_message_count_with_verb(result.shown)} visible again"
+        suffix = f", {_message_count_with_verb(result.hid)} hidden" if result.hid else ""
         return self._reply(f"Undid {_OPERATION_NAMES.get(result.op, result.op)}: {effect}{suffix}.")
 
     async def _run_retry(self, sessions: SessionStore) -> Answer | None:
-        return await self._answer_again(sessions, None)
+        return await self._hide_last_answer(sessions, None)
 
     async def _run_edit(self, sessions: SessionStore) -> Answer | None:
         if not self._argument:
             return self._reply("Write the new text after the command: /edit TEXT")
-        return await self._answer_again(sessions, self._argument)
+        return await self._hide_last_answer(sessions, self._argument)
 
-    async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
+    async def _hide_last_answer(
+        self, sessions: SessionStore, new_text: str | None
+    ) -> Answer | None:
         """Hide the answer to the last user message; with `new_text`, replace the message, too.
 
         Returns None if the history was changed, otherwise an Answer with the reason.
@@ -242,7 +242,7 @@ class CommandRunner:
             unseen_messages[:] = [message for message in history if message.seq > self._seen_seq]
             if last_index is None or unseen_messages:
                 return None
-            end = _end_of_earlier_answers(history, last_index)
+            end = _index_after_earlier_answers(history, last_index)
             if new_text is None:
                 return [*history[:end]]
             # The new answer goes to the same destination as the answer to the replaced message.
@@ -262,16 +262,16 @@ class CommandRunner:
                 return self._reply(_MESSAGE_ARRIVED_TEXT)
 
     async def _run_stop(self) -> Answer:
-        stopped = await self._turns.stop(self._instance, self._key)
+        stopped = await self._scheduler.stop(self._instance, self._key)
         return self._reply("Stopped." if stopped else "No answer is in progress.")
 
     async def _run_fork(self, sessions: SessionStore) -> Answer:
-        fork_key = sibling_key(self._key, self._fork_thread())
+        fork_key = sibling_key(self._key, self._make_fork_thread())
         await self._run(sessions.store.fork, self._key, fork_key)
         text = f"Continuing in the copy `{fork_key}`. `{self._key}` stays unchanged."
         return self._reply(text, key=fork_key)
 
-    def _fork_thread(self) -> str:
+    def _make_fork_thread(self) -> str:
         """Return the thread part of the copy's key, made from the name that the user gave.
 
         Without a verified sender, the name gets a random suffix, because the copy could otherwise
@@ -286,7 +286,7 @@ class CommandRunner:
     # --- sessions ----------------------------------------------------------------------------
 
     async def _run_sessions(self) -> Answer:
-        entries = await self._run(self._matching_sessions)
+        entries = await self._run(self._find_matching_sessions)
         if not entries:
             return self._reply("No session matches." if self._argument else "No sessions yet.")
         return self._reply(_format_sessions(entries))
@@ -295,7 +295,7 @@ class CommandRunner:
         wanted_key = self._argument
         if not wanted_key:
             return await self._run_sessions()
-        entries = await self._run(self._matching_sessions)
+        entries = await self._run(self._find_matching_sessions)
         exact_matches = [entry for entry in entries if entry.key == wanted_key]
         if not exact_matches and len(entries) > 1:
             session_list = _format_sessions(entries)
@@ -306,18 +306,18 @@ class CommandRunner:
         title = chosen_entry.title or "(no title)"
         return self._reply(f"Continuing `{chosen_entry.key}`: {title}", key=chosen_entry.key)
 
-    def _matching_sessions(self) -> list[Entry]:
+    def _find_matching_sessions(self) -> list[Entry]:
         """Return the user's sessions whose key, title or messages contain the argument."""
         catalog, text = self._instance.catalog, self._argument
         any_channel = self._all_sessions or split_key(self._key) is None
         prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
         entries: list[Entry] = []
-        after: str | None = None
+        cursor: str | None = None
         while len(entries) < _MAX_SEARCHED_SESSIONS:
-            page = catalog.list(prefix=prefix, limit=500, after=after)
+            page = catalog.list(prefix=prefix, limit=500, after=cursor)
             entries += [entry for entry in page.entries if self._may_see(entry)]
-            after = page.after
-            if after is None:
+            cursor = page.after
+            if cursor is None:
                 break
         if not text:
             return entries
@@ -330,7 +330,7 @@ class CommandRunner:
         ]
 
     def _may_see(self, entry: Entry) -> bool:
-        """Return whether the user may see a session: the current one, or their own."""
+        """Return whether the user may see a session: the current one, or a session of the user."""
         is_own = bool(self._sender) and entry.sender == self._sender
         # guard: commands-own-sessions
         return self._all_sessions or entry.key == self._key or is_own
@@ -338,9 +338,9 @@ class CommandRunner:
     # --- information -------------------------------------------------------------------------
 
     async def _run_context(self) -> Answer:
-        return self._reply(await self._run(self._context_text))
+        return self._reply(await self._run(self._describe_context))
 
-    def _context_text(self) -> str:
+    def _describe_context(self) -> str:
         key, instance = self._key, self._instance
         model = instance.model_of(key)
         context = instance.context(model)
@@ -365,8 +365,9 @@ class CommandRunner:
             "",
             *(f"- {name}: about {count:,}" for name, count in token_counts.items()),
             "",
-            f"{_messages_are(len(history))} visible to the model. The oldest are summarized if "
-            f"there are more than {context.limits.max_history_messages}, or too many tokens.",
+            f"{_message_count_with_verb(len(history))} visible to the model. "
+            "The oldest are summarized if there are more than "
+            f"{context.limits.max_history_messages}, or too many tokens.",
         ]
         if recall_result.found:
             lines += ["", "Recalled for your last message:", ""]
@@ -388,8 +389,10 @@ class CommandRunner:
             f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
             for note in notes[: -_MAX_LISTED_ITEMS - 1 : -1]
         ]
-        older = len(notes) - _MAX_LISTED_ITEMS
-        hint = f"\n\n{older} older notes; /memory TEXT searches them." if older > 0 else ""
+        older_count = len(notes) - _MAX_LISTED_ITEMS
+        hint = (
+            f"\n\n{older_count} older notes; /memory TEXT searches them." if older_count > 0 else ""
+        )
         return self._reply("\n".join(lines) + f"{hint}\n\n/forget ID deletes one.")
 
     async def _run_forget(self) -> Answer:
@@ -411,8 +414,10 @@ class CommandRunner:
             return self._reply(
                 f"The model of this session is {model.name}. /model NAME changes it."
             )
-        choose = self._instance.choose_model
-        model = await self._run(choose, self._key, self._argument, any_model=self._all_sessions)
+        choose_model = self._instance.choose_model
+        model = await self._run(
+            choose_model, self._key, self._argument, any_model=self._all_sessions
+        )
         return self._reply(f"The model of this session is {model.name} now.")
 
     async def _run_help(self) -> Answer:
@@ -441,35 +446,36 @@ _OPERATION_NAMES: Final = {
 def _format_sessions(entries: Sequence[Entry]) -> str:
     lines = []
     for entry in entries[:_MAX_LISTED_ITEMS]:
-        messages = f"{entry.count} message{'' if entry.count == 1 else 's'}"
-        updated = "" if entry.updated is None else f"{entry.updated:%Y-%m-%d %H:%M}"
+        count_text = f"{entry.count} message{'' if entry.count == 1 else 's'}"
+        updated_text = "" if entry.updated is None else f"{entry.updated:%Y-%m-%d %H:%M}"
         title = entry.title or "(no title)"
-        lines.append(f"- `{entry.key}` · {messages} · {updated} · {title}")
-    more_count = len(entries) - _MAX_LISTED_ITEMS
-    hint = f"\n\n{more_count} more; /sessions TEXT narrows the list." if more_count > 0 else ""
+        lines.append(f"- `{entry.key}` · {count_text} · {updated_text} · {title}")
+    unlisted_count = len(entries) - _MAX_LISTED_ITEMS
+    hint = (
+        f"\n\n{unlisted_count} more; /sessions TEXT narrows the list." if unlisted_count > 0 else ""
+    )
     return "\n".join(lines) + hint
 
 
-def _messages_are(count: int) -> str:
+def _message_count_with_verb(count: int) -> str:
+    """Return a text such as `1 message is` or `2 messages are`."""
     return "1 message is" if count == 1 else f"{count} messages are"
 
 
-def _error_sentence(error: StenologError) -> str:
+def _format_error(error: StenologError) -> str:
     text = str(error)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def _last_user_index(history: Sequence[Message]) -> int | None:
     """Return the index of the last user message with text; None if no user message has text."""
-    indexes = [
-        index
-        for index, message in enumerate(history)
-        if has_text(body := message.to_dict()) and text_parts_of(body)
-    ]
-    return indexes[-1] if indexes else None
+    for index in range(len(history) - 1, -1, -1):
+        if has_text(body := history[index].to_dict()) and text_parts_of(body):
+            return index
+    return None
 
 
-def _end_of_earlier_answers(history: Sequence[Message], user_index: int) -> int:
+def _index_after_earlier_answers(history: Sequence[Message], user_index: int) -> int:
     """Return the index after the answers to earlier messages, at least `user_index` + 1.
 
     An answer to an earlier message can follow the message at `user_index`: the user sent the

@@ -1,16 +1,19 @@
 """One agent: its model, tools, sessions, context and memory, opened and closed together."""
 
+import asyncio
+import concurrent.futures
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, tzinfo
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stenolog.agent.blocking_model import BlockingModel
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import BUILT_IN_TOOLS, Tool, ToolContext, ToolRunner, collect_tools
 from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
@@ -20,10 +23,10 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
 from stenolog.errors import StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
-from stenolog.memory.facade import AGENT, Memory
+from stenolog.memory.facade import DEFAULT_AGENT, Memory
 from stenolog.memory.recall import RecallResult
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.providers.chat_model import ChatModel, HasContextWindow
+from stenolog.providers.chat_model import ChatModel, CountedAnswer, HasContextWindow, StreamedAnswer
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
@@ -38,7 +41,7 @@ ModelOpener = Callable[[str], ChatModel]
 
 CHOSEN_MODEL_FIELD: Final = "chat_model"
 """Meta field of a session that holds the name of the model chosen by the user."""
-_MAX_MODELS: Final = 32
+_MAX_OPEN_MODELS: Final = 32
 
 _logger = logging.getLogger("stenolog")
 
@@ -75,7 +78,7 @@ class AgentInstance:
         self._contexts: dict[str, Context] = {}
         self._tools = collect_tools([*BUILT_IN_TOOLS, *tools]) if spec.tools else {}
         self.tool_runner = ToolRunner(
-            tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
+            tools=self._tools, timeout=spec.tool_timeout, output_limit=spec.tool_output_limit
         )
         self.blocking_model = BlockingModel(model)
         self.memory: Memory | None = None
@@ -94,7 +97,7 @@ class AgentInstance:
             self.memory = Memory(
                 store,
                 notes,
-                agent=spec.id or AGENT,
+                agent=spec.id or DEFAULT_AGENT,
                 threads=True,
                 complete=self.blocking_model,
                 consolidation=spec.consolidation,
@@ -112,9 +115,10 @@ class AgentInstance:
         open_model: ModelOpener | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> "AgentInstance":
-        """Open the stores that the spec names, and return the agent. Raise UsageError.
+        """Open the stores that the spec names, and return the agent.
 
-        If the sessions cannot be opened, `open_sessions` uses the fallback store.
+        If the sessions cannot be opened, `open_sessions` uses the fallback store. Raises UsageError
+        for an invalid spec.
         """
         load_zone(spec.zone)
         sessions = open_sessions(spec.sessions, agent=spec.id)
@@ -143,7 +147,7 @@ class AgentInstance:
 
     @property
     def shared_place(self) -> str | None:
-        """Place of the store that all processes share; None if the store is not shared."""
+        """Path or URL of the session store; None if other processes cannot share the store."""
         if fallback_reason(self.store) is not None or isinstance(self.store, JSONFileStore):
             return None
         place = self.spec.sessions
@@ -161,7 +165,7 @@ class AgentInstance:
         return key, view
 
     def resolve_key(self, key: str) -> str:
-        """Return the session key for `key`. The two keys differ only if `key` is an alias."""
+        """Return the key of the session that `key` names; another key only if `key` is an alias."""
         try:
             return self._aliases.resolve_key(key)
         except StoreUnavailable:
@@ -175,7 +179,7 @@ class AgentInstance:
         return self._models[""]
 
     def model_for(self, name: str) -> ChatModel:
-        """Return the model with this name. Raise UsageError if users may not choose this model."""
+        """Return the model with this name. Raises UsageError if users may not choose it."""
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
@@ -207,10 +211,10 @@ class AgentInstance:
             return self.model
 
     def choose_model(self, key: str, name: str, *, any_model: bool) -> ChatModel:
-        """Set the model of a session. Raise UsageError.
+        """Set the model of a session.
 
         `any_model` allows models that are not in the agent's list. The name "default" selects the
-        agent's own model.
+        agent's own model. Raises UsageError if the model is not allowed or cannot be opened.
         """
         if name in ("default", self.spec.model):
             self.store.set_meta(key, **{CHOSEN_MODEL_FIELD: None})
@@ -227,7 +231,7 @@ class AgentInstance:
             if name not in self._models:
                 if self._open_model is None:
                     raise UsageError(f"this agent has only one model, {self.model.name}")
-                if len(self._models) > _MAX_MODELS:
+                if len(self._models) > _MAX_OPEN_MODELS:
                     raise UsageError(
                         f"too many open models ({len(self._models)}); choose one of them"
                     )
@@ -241,18 +245,16 @@ class AgentInstance:
                 limits = self.spec.limits
                 if isinstance(model, HasContextWindow):
                     limits = limits.at_most(model.context)
-                self._contexts[model.name] = self._context(
-                    model, options=DEFAULT_OPTIONS, limits=limits
-                )
-            default = self._contexts[model.name]
-        return (
-            default if options.is_default else self._context(model, options, limits=default.limits)
-        )
+                self._contexts[model.name] = self._make_context(model, DEFAULT_OPTIONS, limits)
+            default_context = self._contexts[model.name]
+        if options.is_default:
+            return default_context
+        return self._make_context(model, options, default_context.limits)
 
-    def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
+    def _make_context(self, model: ChatModel, options: TurnOptions, limits: Limits) -> Context:
         return Context(
             self.sessions,
-            self.blocking_model.completion_with(model),
+            partial(self.blocking_model, model=model),
             limits=limits,
             needs=self.spec.needs,
             model=model.name,
@@ -283,12 +285,8 @@ class AgentInstance:
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
         """Return the ToolContext for tools that run in a session. `sender`: see `memory_scope`."""
-        search_memory = (
-            None
-            if self.memory is None
-            else lambda question: self.recall(question, key, sender=sender)
-        )
-        return ToolContext(key=key, agent=self.id, recall=search_memory, zone=self._zone)
+        recall = None if self.memory is None else partial(self.recall, key=key, sender=sender)
+        return ToolContext(key=key, agent=self.id, recall=recall, zone=self._zone)
 
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
@@ -305,8 +303,8 @@ class AgentInstance:
             raise UsageError("this agent has no memory in this run")
         scope = self.memory.scope(key=key)
         if sender and scope.of == "session":
-            session = info or find_info(self.store, self.resolve_key(key))
-            if session is None or session.count == 0:
+            session_info = info or find_info(self.store, self.resolve_key(key))
+            if session_info is None or session_info.count == 0:
                 return Scope(agent=scope.agent, who=sender, of="sender")
         if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
             return scope_of(key if info is not None else self.resolve_key(key), agent=scope.agent)
@@ -331,10 +329,10 @@ class AgentInstance:
             return RecallResult()
 
     def consolidate(self, key: str) -> ConsolidationReport:
-        """Write notes about a session, with one call of the session's model at most."""
+        """Write notes about a session, with at most one call of the session's model."""
         if self.memory is None:
             return ConsolidationReport()
-        with self.blocking_model.using(self.model_of(key)):
+        with self.blocking_model.use_model(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
@@ -348,7 +346,7 @@ class AgentInstance:
     # --- closing -----------------------------------------------------------------------------
 
     def close_stores(self) -> None:
-        """Close memory, catalog, notes and sessions. Raise nothing; a second call does nothing."""
+        """Close memory, catalog and stores. Errors are logged. A second call does nothing."""
         self.blocking_model.close()
         for part in (self.memory, self.catalog, self.notes, self.sessions):
             if part is not None:
@@ -358,7 +356,7 @@ class AgentInstance:
                     _logger.exception("closing %r failed", part)
 
     async def close_models(self) -> None:
-        """Close the models, in the event loop that used them. Raise nothing."""
+        """Close the models, in the event loop that used them. Errors are logged."""
         self.blocking_model.close()
         for model in self._models.values():
             try:
@@ -367,7 +365,7 @@ class AgentInstance:
                 _logger.exception("closing the model %s failed", model.name)
 
     async def close(self) -> None:
-        """Close all resources. Raise nothing; a second call does nothing."""
+        """Close all resources. Errors are logged. A second call does nothing."""
         await self.close_models()
         self.close_stores()
 
@@ -399,14 +397,14 @@ def load_zone(name: str) -> tzinfo:
     An empty name means the zone of this machine. Raises UsageError for an unknown zone.
     """
     if not name:
-        return _machine_zone()
+        return _load_machine_zone()
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise UsageError(f"unknown time zone {name!r}; use a name such as Europe/Berlin") from error
 
 
-def _machine_zone() -> tzinfo:
+def _load_machine_zone() -> tzinfo:
     # A fixed offset would be wrong after a change to or from daylight saving time.
     name = os.environ.get("TZ", "").removeprefix(":")
     try:
@@ -415,16 +413,19 @@ def _machine_zone() -> tzinfo:
         with Path("/etc/localtime").open("rb") as file:
             return ZoneInfo.from_file(file)
     except (KeyError, OSError, ValueError):
-        current_offset = datetime.now().astimezone().tzinfo
-        assert current_offset is not None
-        return current_offset
+        offset_zone = datetime.now().astimezone().tzinfo
+        assert offset_zone is not None
+        return offset_zone
 
 
 class AgentRegistry:
     """The open agents, each with its own sessions. An async context manager."""
 
     def __init__(self, agents: Sequence[AgentInstance]) -> None:
-        """Create a registry; the first agent is the default. Raise UsageError."""
+        """Create a registry; the first agent is the default.
+
+        Raises UsageError without an agent, and for duplicate ids.
+        """
         if not agents:
             raise UsageError("a registry needs at least one agent")
         self._agents: dict[str | None, AgentInstance] = {}
@@ -438,7 +439,10 @@ class AgentRegistry:
         return iter(self._agents.values())
 
     def agent(self, id: str | None = None) -> AgentInstance:
-        """Return the agent with this id; None means the first agent. Raise UsageError."""
+        """Return the agent with this id; None means the first agent.
+
+        Raises UsageError for an unknown id.
+        """
         if id is None:
             return self._default_agent
         if id not in self._agents:
@@ -448,17 +452,15 @@ class AgentRegistry:
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
         """Return the agent with the most specific matching route, otherwise the first agent."""
-        best_agent, best_specificity = self._default_agent, 0
+        ranked_agents = [(0, self._default_agent)]
         for instance in self:
             for route in instance.spec.routes:
-                matches = route.channel in ("", channel) and route.sender in ("", sender)
-                specificity = 2 * bool(route.sender) + bool(route.channel)
-                if matches and specificity > best_specificity:
-                    best_agent, best_specificity = instance, specificity
-        return best_agent
+                if route.channel in ("", channel) and route.sender in ("", sender):
+                    ranked_agents.append((2 * bool(route.sender) + bool(route.channel), instance))
+        return max(ranked_agents, key=itemgetter(0))[1]
 
     async def close(self) -> None:
-        """Close every agent. Raise nothing; a second call does nothing."""
+        """Close every agent. Errors are logged. A second call does nothing."""
         for instance in self:
             await instance.close()
 
@@ -467,3 +469,93 @@ class AgentRegistry:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+
+# --- model calls of threads -----------------------------------------------------------------------
+# The threads that write summaries and notes need blocking calls to an async model.
+
+
+class BlockingModel:
+    """A blocking `CompletionFunction` for a ChatModel whose event loop runs in another thread."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self._model = model
+        self._thread = threading.local()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._mutex = threading.Lock()
+        self._requests: set[concurrent.futures.Future[str]] = set()
+        self._closed = False
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the event loop that runs the model."""
+        self._loop = loop
+
+    @contextmanager
+    def use_model(self, model: ChatModel) -> Iterator[None]:
+        """Use another model in the current thread, inside the `with` block."""
+        self._thread.model = model
+        try:
+            yield
+        finally:
+            del self._thread.model
+
+    def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        model: ChatModel | None = None,
+    ) -> str:
+        """Return the model's answer.
+
+        If `model` is None, use the model of `use_model` in this thread, else the default model.
+        Raises the errors of the model, and ModelClosing after `close`.
+        """
+        if model is None:
+            model = getattr(self._thread, "model", self._model)
+        with self._mutex:
+            if self._closed or self._loop is None:
+                raise ModelClosing
+            coroutine = _complete_text(model, messages, schema, max_tokens)
+            request = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._requests.add(request)
+        try:
+            return request.result()
+        except concurrent.futures.CancelledError:
+            raise ModelClosing from None
+        finally:
+            with self._mutex:
+                self._requests.discard(request)
+
+    def close(self) -> None:
+        """Cancel the requests in progress and reject new requests."""
+        with self._mutex:
+            self._closed = True
+            requests = list(self._requests)
+        for request in requests:
+            request.cancel()
+
+
+async def _complete_text(
+    model: ChatModel,
+    messages: Sequence[Mapping[str, Any]],
+    schema: Mapping[str, Any] | None,
+    max_tokens: int | None,
+) -> str:
+    answer = StreamedAnswer()
+    stream = model.stream(messages, schema=schema, max_tokens=max_tokens)
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            answer.add(delta)
+    if answer.usage is None:
+        return answer.text
+    return CountedAnswer(answer.text, model=model.name, usage=answer.usage)
+
+
+class ModelClosing(BaseException):
+    """The agent closes, so the model will not answer.
+
+    ModelClosing is not a subclass of Exception, because the code that writes summaries catches
+    every Exception of a model.
+    """

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stenolog.agent.commands import CommandRunner, parse_command
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import LEASE_SECONDS, CloseReport, TurnScheduler
+from stenolog.agent.scheduler import LEASE_SECONDS, CloseReport, NewMessage, TurnScheduler
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -43,15 +43,15 @@ class AgentLoop:
     """
 
     def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
-        """Create a loop; an event loop must be running.
+        """Create an agent loop. An asyncio event loop must be running.
 
         `ttl`: lifetime of a lease in seconds. The lease of a killed process ends after this time.
         """
         self._registry = registry
-        self._turns = TurnScheduler(registry, ttl=ttl)
-        self._resumer = Resumer(self._turns)
+        self._scheduler = TurnScheduler(registry, ttl=ttl)
+        self._resumer = Resumer(self._scheduler)
         self._closing: asyncio.Task[None] | None = None
-        self._commands: OrderedDict[tuple[str | None, str, str], None] = OrderedDict()
+        self._command_ids: OrderedDict[tuple[str | None, str, str], None] = OrderedDict()
 
     @property
     def registry(self) -> AgentRegistry:
@@ -61,7 +61,7 @@ class AgentLoop:
     @property
     def busy(self) -> set[str]:
         """Keys of the sessions in which this process writes an answer."""
-        return self._turns.busy
+        return self._scheduler.busy
 
     async def handle(
         self,
@@ -81,13 +81,13 @@ class AgentLoop:
         and its text so far is kept. `on_event` receives the events, including those of a summary
         after the answer. `all_sessions`: commands may list and open the sessions of all users.
         `allow_commands`: content that starts with / may be a command. `view`: view of the session
-        `message.key`, if the caller has read it. `prepare`: a function that reads this view in the
+        `message.key`, if the caller has read it. `prepare`: a function that reads the view, in the
         thread that stores the message. If `prepare` fails, its error is raised and nothing is
         stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
         or a message that can never be stored. Errors of the model's server and of the store are in
         the returned Answer.
         """
-        self._turns.check_open()
+        self._scheduler.check_open()
         instance = self._registry.agent(agent)
         safe_handler = _log_errors(on_event)
         check_sender(message.sender)
@@ -99,7 +99,7 @@ class AgentLoop:
             if self._is_repeated_command(instance.id, key, message.id):
                 return Answer(key=key, text="", outcome="again")
             runner = CommandRunner(
-                self._turns,
+                self._scheduler,
                 instance,
                 key,
                 command,
@@ -114,19 +114,18 @@ class AgentLoop:
         body = mark_received(user_message, sender=message.sender, origin=message.origin)
         if message.request_digest:
             body = mark_request(body, id=message.id, digest=message.request_digest)
-        return await self._turns.answer(
-            instance,
-            key,
-            body,
+        new_message = NewMessage(
+            body=body,
             once=message.id,
             on_event=safe_handler,
             options=replace(options, sender=message.sender),
             view=view,
             prepare=prepare,
         )
+        return await self._scheduler.answer(instance, key, new_message)
 
     async def _resolve_key(self, instance: AgentInstance, key: str) -> str:
-        return await self._turns.threads.run(instance.resolve_key, key)
+        return await self._scheduler.threads.run(instance.resolve_key, key)
 
     async def change_and_answer(
         self,
@@ -142,13 +141,13 @@ class AgentLoop:
 
         If `change` returns an Answer, return that Answer. `view`: view of the session `key`, if the
         caller has read it. With `view`, `key` must not be an alias. Errors of the store and of the
-        model's server are in the returned Answer. Raises UsageError.
+        model's server are in the returned Answer. Raises UsageError for wrong arguments.
         """
-        self._turns.check_open()
+        self._scheduler.check_open()
         instance = self._registry.agent(agent)
         session_key = key if view is not None else await self._resolve_key(instance, key)
         try:
-            return await self._turns.run_exclusive(
+            return await self._scheduler.run_exclusive(
                 instance,
                 session_key,
                 change,
@@ -161,43 +160,48 @@ class AgentLoop:
             is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
             if isinstance(error, UsageError) and not is_reported:
                 raise
-            cause = await self._turns.error_for_client(instance, session_key, error)
-            return Answer(key=session_key, text=str(cause), outcome="failed", error=cause)
+            client_error = await self._scheduler.error_for_client(instance, session_key, error)
+            return Answer(
+                key=session_key, text=str(client_error), outcome="failed", error=client_error
+            )
 
-    def _is_repeated_command(self, agent: str | None, key: str, id: str) -> bool:
+    def _is_repeated_command(self, agent: str | None, key: str, message_id: str) -> bool:
         """Return whether this process already ran a command with this id, and remember the id."""
-        if not id:
+        if not message_id:
             return False
-        command = (agent, key, id)
-        if command in self._commands:
+        command_id = (agent, key, message_id)
+        if command_id in self._command_ids:
             return True
-        self._commands[command] = None
-        if len(self._commands) > _MAX_COMMAND_IDS:
-            self._commands.popitem(last=False)
+        self._command_ids[command_id] = None
+        if len(self._command_ids) > _MAX_COMMAND_IDS:
+            self._command_ids.popitem(last=False)
         return False
 
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that reads or writes a store, in a thread."""
-        return await self._turns.threads.run(function, *values, **named)
+        return await self._scheduler.threads.run(function, *values, **named)
 
     async def run_model(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that may call the model, in a thread."""
-        return await self._turns.threads.run_model(function, *values, **named)
+        return await self._scheduler.threads.run_model(function, *values, **named)
 
     async def change(
         self, key: str, change: Callable[[SessionStore], Awaitable[T]], *, agent: str | None = None
     ) -> T:
-        """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
-        self._turns.check_open()
+        """Run `change` while holding the lease, and return its result.
+
+        Raises SessionBusy if another turn runs in the session.
+        """
+        self._scheduler.check_open()
         instance = self._registry.agent(agent)
         session_key = await self._resolve_key(instance, key)
         results: list[T] = []
 
-        async def run_change(sessions: SessionStore) -> Answer:
+        async def wrapped(sessions: SessionStore) -> Answer:
             results.append(await change(sessions))
             return Answer(key=session_key, text="", outcome="command")
 
-        await self._turns.run_exclusive(instance, session_key, run_change, on_event=ignore_event)
+        await self._scheduler.run_exclusive(instance, session_key, wrapped, on_event=ignore_event)
         return results[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
@@ -205,9 +209,9 @@ class AgentLoop:
 
         When this call returns, the text so far is stored and marked as interrupted.
         """
-        self._turns.check_open()
+        self._scheduler.check_open()
         instance = self._registry.agent(agent)
-        return await self._turns.stop(instance, await self._resolve_key(instance, key))
+        return await self._scheduler.stop(instance, await self._resolve_key(instance, key))
 
     async def resume(
         self,
@@ -222,12 +226,12 @@ class AgentLoop:
 
         `key` selects one session. Without `key`, the call covers the sessions of `agent`, or of all
         agents if `agent` is None. The catalog finds interrupted sessions, and the log of each
-        session must confirm the interruption. Turns that another process runs are skipped. Turns
-        with a message of the last `idle_for` seconds are skipped, too, because another process may
-        be about to resume them. `each` is called with each answer as soon as the answer is
-        complete.
+        session must confirm the interruption. Turns that another process runs are skipped. A turn
+        whose last message is younger than `idle_for` seconds is skipped, too, because another
+        process may be about to resume the turn. `each` is called with each answer as soon as the
+        answer is complete.
         """
-        self._turns.check_open()
+        self._scheduler.check_open()
         safe_handler = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
@@ -247,7 +251,7 @@ class AgentLoop:
 
     async def wait_until_idle(self) -> None:
         """Wait until turns, summaries and notes are done, for tests and scripts."""
-        await self._turns.wait_until_idle()
+        await self._scheduler.wait_until_idle()
 
     async def close(self, *, patience: float = 10.0) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
@@ -255,7 +259,7 @@ class AgentLoop:
         Cancelled turns stay in the log and resume at the next start. A second call returns the same
         result.
         """
-        report = await self._turns.close(patience=patience)
+        report = await self._scheduler.close(patience=patience)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         # Closing continues to the end even if the caller is cancelled.
@@ -271,8 +275,8 @@ class AgentLoop:
     async def _close(self) -> None:
         for instance in self._registry:
             await instance.close_models()
-            await self._turns.threads.run(instance.close_stores)
-        self._turns.threads.close()
+            await self._scheduler.threads.run(instance.close_stores)
+        self._scheduler.threads.close()
 
 
 def _log_errors(on_event: EventHandler) -> EventHandler:

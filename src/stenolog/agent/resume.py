@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -10,24 +11,34 @@ from typing import Final
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler
+from stenolog.agent.session_history import (
+    find_late_seq,
+    hide_late_message,
+    is_own_turn,
+    last_user_message,
+    read_fork_seq,
+)
 from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
-from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_seq
+from stenolog.catalog.entries import Entry
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import ContextTooSmall, ModelRefused, NoSuchSession, StenologError, StoreBusy
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, forked_at
+from stenolog.stores.base import Lease, SessionView, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 FIRST_DELAY_SECONDS: Final = 10.0
 """Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
+_TAIL_MESSAGES: Final = 50
+"""Number of newest messages to read first, which usually include the last user message."""
+_MAX_CACHED_SESSIONS: Final = 100_000
 _MAX_REMEMBERED_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
-_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
+_TIME_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _MAX_LOGGED_SESSIONS: Final = 5
 _MAX_RECENT_SESSIONS: Final = 500
-"""Number of recent sessions to search at start-up for late messages, as defined in `late_seq`."""
+"""Number of recent sessions to search at start-up for late messages (see `find_late_seq`)."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -35,11 +46,11 @@ _logger = logging.getLogger("stenolog")
 class Resumer:
     """Resumes or closes the unfinished turns of sessions."""
 
-    def __init__(self, turns: TurnScheduler) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: TurnScheduler) -> None:
+        self._scheduler = scheduler
         self._backoff = ResumeBackoff()
         self._idle_sessions = IdleSessions()
-        self._foreign_turns = ForeignTurns()
+        self._foreign_turns = ForeignTurnCache()
         self._too_old_sessions: list[str] = []
         """Sessions whose turn was closed as too old and that no log line has named yet."""
         self._searched_agents: set[str | None] = set()
@@ -54,29 +65,28 @@ class Resumer:
         another process holds its lease, if its last message is younger than `idle_for` seconds, or
         if the delay after a failure has not ended.
         """
-        last_seq, age = await self._turns.threads.run(_last_message, instance, key)
+        last_seq, age = await self._scheduler.threads.run(_read_last_seq_and_age, instance, key)
         age = max(age, self._idle_sessions.idle_seconds(instance.id, key, last_seq))
         if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last_seq):
             return None
-        with self._turns.use_session(instance, key) as session:
+        with self._scheduler.use_session(instance, key) as session:
             async with session.hold_lock():
+                lease: Lease | None = None
                 try:
-                    lease = await self._turns.acquire_lease(session)
-                except (StoreBusy, NoSuchSession):
-                    return None
-                except StenologError as error:
-                    self._backoff.record_failure(instance.id, key, last_seq, error, doubles=False)
-                    return session.failed_answer(error, text=str(NotLeased(error)))
-                try:
-                    async with self._turns.hold_lease(session, lease) as sessions:
+                    lease = await self._scheduler.acquire_lease(session)
+                    async with self._scheduler.hold_lease(session, lease) as sessions:
                         answer, turn = await self._resume_turn(session, sessions, on_event)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
-                    self._backoff.record_failure(instance.id, key, last_seq, error)
-                    return session.failed_answer(error)
+                    has_lease = lease is not None
+                    self._backoff.record_failure(
+                        instance.id, key, last_seq, error, double_delay=has_lease
+                    )
+                    text = "" if has_lease else str(NotLeased(error))
+                    return session.failed_answer(error, text=text)
                 if answer is not None and turn is not None:
-                    self._turns.summarize_later(session, on_event, turn)
+                    self._scheduler.summarize_later(session, on_event, turn)
                 return answer
 
     async def resume_all(
@@ -84,8 +94,8 @@ class Resumer:
         instance: AgentInstance,
         *,
         on_event: EventHandler,
-        idle_for: float = 0.0,
-        each: Callable[[Answer], Awaitable[None]] | None = None,
+        idle_for: float,
+        each: Callable[[Answer], Awaitable[None]] | None,
     ) -> list[Answer]:
         """Resume the unfinished turns of all sessions of an agent."""
         slots = asyncio.Semaphore(_MAX_CONCURRENT_TURNS)
@@ -101,44 +111,46 @@ class Resumer:
                     _logger.exception("the turn in %r could not be resumed", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
 
-        await self._turns.save_unsaved_messages(instance)
-        candidates = await self._turns.threads.run(
-            _interrupted_sessions, instance, self._foreign_turns
+        await self._scheduler.save_unsaved_messages(instance)
+        candidates = await self._scheduler.threads.run(
+            _find_interrupted, instance, self._foreign_turns
         )
         if instance.id not in self._searched_agents:
             self._searched_agents.add(instance.id)
-            candidates += await self._turns.threads.run(_sessions_with_late_message, instance)
+            candidates += await self._scheduler.threads.run(_find_late_sessions, instance)
         # Skip sessions that this process is working on.
         keys = [
-            key for key in dict.fromkeys(candidates) if not self._turns.is_active(instance, key)
+            key for key in dict.fromkeys(candidates) if not self._scheduler.is_active(instance, key)
         ]
         answers = await asyncio.gather(*map(resume_one, keys))
         closed_sessions, self._too_old_sessions = self._too_old_sessions, []
         if closed_sessions:
-            turns = plural(len(closed_sessions), "unanswered turn")
-            max_age = duration(instance.spec.resume_within)
-            _logger.info("Closed %s older than %s: %s", turns, max_age, join_keys(closed_sessions))
+            turns_text = format_count(len(closed_sessions), "unanswered turn")
+            max_age = format_duration(instance.spec.resume_within)
+            _logger.info(
+                "Closed %s older than %s: %s", turns_text, max_age, list_first_keys(closed_sessions)
+            )
         return [answer for answer in answers if answer is not None]
 
     async def _resume_turn(
         self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._turns.threads.run(_view_without_late_message, sessions, key)
+        view = await self._scheduler.threads.run(_hide_late_message_and_read_view, sessions, key)
         state = turn_state(view.messages)
-        is_started_by_agent = is_own_turn(view.messages, after=forked_at(view.info))
+        is_started_by_agent = is_own_turn(view.messages, after=fork_seq_of(view.info))
         if not state.is_unfinished or not is_started_by_agent:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
             options = TurnOptions(sender=None)
-            turn = self._turns.new_turn(session, sessions, on_event, options=options, view=view)
-            answer = await self._turns.run_turn(session, turn, on_event)
+            turn = self._scheduler.new_turn(session, sessions, on_event, options=options, view=view)
+            answer = await self._scheduler.run_turn(session, turn, on_event)
             if answer.outcome == "answered":
-                messages_text = plural(len(state.unanswered), "unanswered message")
+                messages_text = format_count(len(state.unanswered), "unanswered message")
                 _logger.info("Answered %s in %s", messages_text, key)
             return answer, turn
-        turn = self._turns.new_turn(session, sessions, on_event, view=view)
+        turn = self._scheduler.new_turn(session, sessions, on_event, view=view)
         self._too_old_sessions.append(key)
         return await turn.close("too old to be answered"), turn
 
@@ -161,15 +173,21 @@ class ResumeBackoff:
         return failure is not None and failure[0] == last_seq and monotonic() < failure[2]
 
     def record_failure(
-        self, agent: str | None, key: str, seq: int, error: StenologError, *, doubles: bool = True
+        self,
+        agent: str | None,
+        key: str,
+        last_seq: int,
+        error: StenologError,
+        *,
+        double_delay: bool = True,
     ) -> None:
-        """Record that resuming failed. `doubles`: the delay doubles with each failure."""
-        seq_before, failures, _ = self._failures.pop((agent, key), (seq, 0, 0.0))
-        failures = failures + 1 if seq_before == seq and doubles else 1
-        delay = min(FIRST_DELAY_SECONDS * 2 ** min(failures - 1, 30), _MAX_DELAY_SECONDS)
+        """Record that resuming failed. `double_delay`: the delay doubles with each failure."""
+        previous_seq, failure_count, _ = self._failures.pop((agent, key), (last_seq, 0, 0.0))
+        failure_count = failure_count + 1 if previous_seq == last_seq and double_delay else 1
+        delay = min(FIRST_DELAY_SECONDS * 2 ** min(failure_count - 1, 30), _MAX_DELAY_SECONDS)
         if isinstance(error, ModelRefused | ContextTooSmall):
             delay = float("inf")
-        self._failures[agent, key] = (seq, failures, monotonic() + delay)
+        self._failures[agent, key] = (last_seq, failure_count, monotonic() + delay)
         while len(self._failures) > _MAX_REMEMBERED_SESSIONS:
             del self._failures[next(iter(self._failures))]
 
@@ -197,26 +215,54 @@ class IdleSessions:
         return now - first_seen
 
 
-def _interrupted_sessions(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
+class ForeignTurnCache:
+    """Cache of sessions with an unfinished turn of another program.
+
+    A cached session is examined again only after it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._versions = OrderedDict[tuple[str | None, str], tuple[str, datetime | None]]()
+        """Uid and last change of each cached session, by agent and session key."""
+
+    def includes(self, instance: AgentInstance, entry: Entry) -> bool:
+        """Return whether another program started the unfinished turn of this session."""
+        session, version = (instance.id, entry.key), (entry.uid, entry.updated)
+        if self._versions.get(session) == version:
+            return True
+        sessions = instance.sessions
+        history = sessions.get_history(entry.key, last=_TAIL_MESSAGES)
+        if last_user_message(history) is None:
+            history = sessions.get_history(entry.key)
+        if is_own_turn(history, after=read_fork_seq(sessions, entry.key)):
+            self._versions.pop(session, None)
+            return False
+        self._versions[session] = version
+        if len(self._versions) > _MAX_CACHED_SESSIONS:
+            self._versions.popitem(last=False)
+        return True
+
+
+def _find_interrupted(instance: AgentInstance, foreign_turns: ForeignTurnCache) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The caller checks the log of each session while it holds the lease. Sessions with an unfinished
-    turn of another program are left out, so that they are never leased.
+    The caller then leases each session and checks the log. Sessions with an unfinished turn of
+    another program are left out, so that they are never leased.
     """
     keys: dict[str, None] = {}
-    after: str | None = None
+    cursor: str | None = None
     while True:
-        page = instance.catalog.list(state="interrupted", limit=500, after=after)
+        page = instance.catalog.list(state="interrupted", limit=500, after=cursor)
         for entry in page.entries:
             if entry.problem is None and not foreign_turns.includes(instance, entry):
                 keys[entry.key] = None
-        after = page.after
-        if after is None:
+        cursor = page.after
+        if cursor is None:
             return list(keys)
 
 
-def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
-    """Return the recent sessions that end with a late message, as defined in `late_seq`.
+def _find_late_sessions(instance: AgentInstance) -> list[str]:
+    """Return the recent sessions that end with a late message (see `find_late_seq`).
 
     The catalog lists sessions with a late message as idle, because their last message is an answer.
     """
@@ -225,42 +271,46 @@ def _sessions_with_late_message(instance: AgentInstance) -> list[str]:
         if entry.problem is None and 0 < entry.visible < entry.count:
             with suppress(StenologError):
                 view = instance.store.view(entry.key)
-                if late_seq(instance.sessions, view) is not None:
+                if find_late_seq(instance.sessions, view) is not None:
                     keys.append(entry.key)
     return keys
 
 
-def _view_without_late_message(sessions: SessionStore, key: str) -> SessionView:
+def _hide_late_message_and_read_view(sessions: SessionStore, key: str) -> SessionView:
     """Hide the late message of a session, if it has one, and return a view of the session."""
     view = sessions.store.view(key)
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
 
-def _last_message(instance: AgentInstance, key: str) -> tuple[int, float]:
+def _read_last_seq_and_age(instance: AgentInstance, key: str) -> tuple[int, float]:
     """Return the seq of the last visible message and its age in seconds."""
-    last = instance.sessions.get_history(key, last=1)
-    return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)
+    for message in instance.sessions.get_history(key, last=1):
+        return message.seq, _seconds_since(message.at)
+    return 0, 0.0
 
 
 def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 message` or `2 messages`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 message` or `2 messages`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration as a whole number of the largest possible unit, such as `90 minutes`."""
-    rounded = round(seconds)
-    size, unit = next((pair for pair in _UNITS if rounded and rounded % pair[0] == 0), _UNITS[-1])
-    number = rounded // size
-    return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else plural(number, unit)
+    whole_seconds = round(seconds)
+    size, unit = next(
+        (pair for pair in _TIME_UNITS if whole_seconds and whole_seconds % pair[0] == 0),
+        _TIME_UNITS[-1],
+    )
+    count = whole_seconds // size
+    return f"{'an' if unit == 'hour' else 'a'} {unit}" if count == 1 else format_count(count, unit)
 
 
-def join_keys(keys: Sequence[str]) -> str:
+def list_first_keys(keys: Sequence[str]) -> str:
     """Return a text with the first keys and the number of the remaining keys."""
     first_keys = ", ".join(keys[:_MAX_LOGGED_SESSIONS])
-    more_count = len(keys) - _MAX_LOGGED_SESSIONS
-    return f"{first_keys} and {more_count:,} more" if more_count > 0 else first_keys
+    remaining_count = len(keys) - _MAX_LOGGED_SESSIONS
+    return f"{first_keys} and {remaining_count:,} more" if remaining_count > 0 else first_keys

@@ -17,18 +17,15 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.agent.background_notes import BackgroundNotes
-from stenolog.agent.blocking_model import ModelClosing
-from stenolog.agent.instance import AgentInstance, AgentRegistry
-from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
-from stenolog.agent.turn import (
-    TRIES_FIELD,
-    CancelReason,
-    Turn,
-    answer_from_log,
+from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
+from stenolog.agent.session_history import (
     find_answer,
     missing_session_error,
+    refresh_view,
     withdraw_message,
 )
+from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
+from stenolog.agent.turn import TRIES_FIELD, CancelReason, Turn, answer_from_log
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -51,9 +48,8 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
-from stenolog.stores.base import Lease, SessionView, Store
+from stenolog.stores.base import Lease, SessionView, Store, find_info
 
 LEASE_SECONDS: Final = 20.0
 """Lifetime of a lease in seconds; a running turn renews its lease."""
@@ -111,18 +107,22 @@ class ActiveSession:
     """The state of one session in this process."""
 
     def __init__(
-        self, instance: AgentInstance, key: str, threads: Threads, nonempty: set[UnsavedMessages]
+        self,
+        instance: AgentInstance,
+        key: str,
+        threads: Threads,
+        nonempty_queues: set[UnsavedMessages],
     ) -> None:
         self.instance = instance
         self.key = key
-        self.unsaved = UnsavedMessages(key, threads.run, nonempty=nonempty)
+        self.unsaved = UnsavedMessages(key, threads.run, nonempty_queues=nonempty_queues)
         self.turn: Turn | None = None
         self.task: asyncio.Task[Answer] | None = None
-        self.summarizing: asyncio.Task[None] | None = None
+        self.summary_task: asyncio.Task[None] | None = None
         self.lease: HeldLease | None = None
         """Lease that the running turn or change of the session holds, or None."""
         self.on_event: EventHandler = ignore_event
-        self.user_count = 0
+        self.caller_count = 0
         self.waiting_messages = 0
         """Number of messages that wait to be stored or answered."""
         self.waits_for_lease = False
@@ -134,18 +134,18 @@ class ActiveSession:
     @property
     def is_idle(self) -> bool:
         """Whether this process has no work in the session."""
-        return not (self.user_count or self.unsaved.bodies or self.summarizing or self.task)
+        return not (self.caller_count or self.unsaved.bodies or self.summary_task or self.task)
 
     @asynccontextmanager
     async def hold_lock(self) -> AsyncIterator[None]:
-        """Hold the lock in the `async with` block; wait first until a summary in progress ends."""
+        """Wait until a summary in progress ends, and hold the lock in the `async with` block."""
         async with self.lock:
-            if self.summarizing is not None:
-                await asyncio.wait([self.summarizing])
+            if self.summary_task is not None:
+                await asyncio.wait([self.summary_task])
             yield
 
     @contextmanager
-    def count_message(self) -> Iterator[None]:
+    def count_as_waiting(self) -> Iterator[None]:
         """Count a message as waiting while the `with` block runs."""
         self.waiting_messages += 1
         try:
@@ -190,13 +190,13 @@ class ActiveSession:
 
     def unsaved_answer(self, once: str, outcome: Outcome = "elsewhere") -> Answer | None:
         """Return the unsaved answer to an unsaved message; None if the message has no answer."""
-        text = self.unsaved.answer_to(once)
+        text = self.unsaved.find_answer_text(once)
         if text is None:
             return None
         return Answer(key=self.key, text=text, outcome=outcome, saved=False)
 
 
-class _NewMessage(Struct, kw_only=True):
+class NewMessage(Struct, kw_only=True):
     """A user message and its options."""
 
     body: Mapping[str, Any]
@@ -205,6 +205,7 @@ class _NewMessage(Struct, kw_only=True):
     on_event: EventHandler
     options: TurnOptions
     view: SessionView | None
+    """An earlier view of the session, so that the turn reads only newer messages."""
     prepare: Callable[[], SessionView] | None
     """Blocking function that reads the view right before the message is stored."""
     leases: list[Lease] = []
@@ -213,7 +214,7 @@ class _NewMessage(Struct, kw_only=True):
     def append_and_lease(
         self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
     ) -> int | None:
-        """Append the message, take the lease if it is free, and return the seq. Blocks."""
+        """Append the message, take the lease if it is free, return the seq. This call blocks."""
         instance, key = session.instance, session.key
         if self.prepare is not None:
             self.view = self.prepare()
@@ -228,8 +229,8 @@ class _NewMessage(Struct, kw_only=True):
 class TurnScheduler:
     """Runs the turns of all sessions of the agents in a registry."""
 
-    def __init__(self, registry: AgentRegistry, *, ttl: float = LEASE_SECONDS) -> None:
-        """Create a scheduler; an event loop must be running.
+    def __init__(self, registry: AgentRegistry, *, ttl: float) -> None:
+        """Create a scheduler. An asyncio event loop must be running.
 
         `ttl`: lifetime of a lease in seconds. The lease of a killed process ends after this time.
         """
@@ -269,51 +270,37 @@ class TurnScheduler:
         """Keys of the sessions in which this process writes an answer."""
         return {session.key for session in self._active.values() if session.task is not None}
 
-    async def answer(
-        self,
-        instance: AgentInstance,
-        key: str,
-        body: Mapping[str, Any],
-        *,
-        once: str = "",
-        on_event: EventHandler = ignore_event,
-        options: TurnOptions = DEFAULT_OPTIONS,
-        view: SessionView | None = None,
-        prepare: Callable[[], SessionView] | None = None,
-    ) -> Answer:
+    async def answer(self, instance: AgentInstance, key: str, message: NewMessage) -> Answer:
         """Store a message, and run a turn that answers all unanswered messages.
 
-        `view`: an earlier view of the session, so that the turn reads only newer messages.
-        `prepare`: a function that reads this view in a thread before the message is stored. If
-        `prepare` fails, its error is raised and nothing is stored. Raises UsageError for a message
-        that can never be stored. Errors of the model's server and of the store are in the returned
-        Answer.
+        If `message.prepare` fails, its error is raised and nothing is stored. Raises UsageError for
+        a message that can never be stored. Errors of the model's server and of the store are in the
+        returned Answer.
         """
         self._unsaved -= {unsaved for unsaved in self._unsaved if not unsaved.bodies}
         if sum(unsaved.size for unsaved in self._unsaved) > _MAX_UNSAVED_BYTES:
             raise StoreUnavailable(
                 "the store accepts no messages, and too many are waiting for it; try again later"
             )
-        message = _NewMessage(
-            body=body, once=once, on_event=on_event, options=options, view=view, prepare=prepare
-        )
-        taken = message.leases
-        with self.use_session(instance, key) as session, session.count_message():
+        leases = message.leases
+        with self.use_session(instance, key) as session, session.count_as_waiting():
             # A free lock is not enough, because another caller may be about to acquire the lock.
-            is_busy = session.user_count > 1 or session.lock.locked()
-            if is_busy or session.summarizing or session.unsaved.bodies:
-                if prepare is not None:
-                    message.view = await self.threads.run(prepare)
+            is_busy = session.caller_count > 1 or session.lock.locked()
+            if is_busy or session.summary_task or session.unsaved.bodies:
+                if message.prepare is not None:
+                    message.view = await self.threads.run(message.prepare)
                 return await self._store_and_answer(session, message)
             async with session.lock:
                 try:
                     return await self._store_and_answer(session, message, is_locked=True)
                 finally:
-                    if taken and await wait_shielded(self.threads.run_lease(_release, taken.pop())):
+                    if leases and await wait_shielded(
+                        self.threads.run_lease(_release_lease, leases.pop())
+                    ):
                         raise asyncio.CancelledError
 
     async def _store_and_answer(
-        self, session: ActiveSession, message: "_NewMessage", *, is_locked: bool = False
+        self, session: ActiveSession, message: NewMessage, *, is_locked: bool = False
     ) -> Answer:
         """Store a message and run its turn. `is_locked`: the caller holds the lock of the session.
 
@@ -329,17 +316,20 @@ class TurnScheduler:
             append=partial(message.append_and_lease, session, ttl=self._ttl) if is_locked else None,
         )
         view = message.view
-        is_new = view is not None and seq is not None and seq > view.upto
+        is_newly_stored = view is not None and seq is not None and seq > view.upto
         # With an idempotency key of the client, another process may have accepted this message.
         has_generated_key = not message.once  # guard: withdraw-own-message
-        if has_generated_key and view is not None and seq is not None and not is_new:
+        if has_generated_key and view is not None and seq is not None and not is_newly_stored:
             # The session of `view` is gone, and the message has created a new session.
-            error = await self.threads.run(_withdraw, instance.store, view, seq, body)
+            error = await self.threads.run(_withdraw_first_message, instance.store, view, seq, body)
             return session.failed_answer(error)
         if seq is not None:
             message.on_event(MessageStored(seq=seq))
-        if message.once and not is_new:
-            answer = await self._find_answer(session, seq, idempotency_key)
+        if message.once and not is_newly_stored:
+            if seq is None:
+                answer = session.unsaved_answer(idempotency_key, "again")
+            else:
+                answer = await self._read_answer(session, seq, "again")
             if answer is not None:
                 return answer
         if seq is not None:
@@ -348,7 +338,7 @@ class TurnScheduler:
             seq = seq or session.unsaved.seq_of(idempotency_key)
             if seq is None and (answer := session.unsaved_answer(idempotency_key)):
                 return answer
-            view = view if is_new else None
+            view = view if is_newly_stored else None
             return await self._answer_message(session, seq, idempotency_key, message, view)
 
     async def run_exclusive(
@@ -362,7 +352,7 @@ class TurnScheduler:
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
-        """Run `change` while holding the lease. Raise SessionBusy if another turn runs.
+        """Run `change` while holding the lease. Raises SessionBusy if another turn runs.
 
         If `change` returns None, answer the unanswered messages. `wait`: wait for the lease instead
         of raising SessionBusy. `view`: an earlier view of the session, so that the turn reads only
@@ -373,7 +363,7 @@ class TurnScheduler:
                 raise SessionBusy
             async with session.hold_lock():
                 if wait:
-                    lease = await self._wait_to_change(session, on_event, known_view=view)
+                    lease = await self._acquire_lease_for_change(session, on_event, known_view=view)
                     if isinstance(lease, Answer):
                         return lease
                 else:
@@ -396,7 +386,7 @@ class TurnScheduler:
                 self.summarize_later(session, on_event, turn)
                 return answer
 
-    async def _wait_to_change(
+    async def _acquire_lease_for_change(
         self, session: ActiveSession, on_event: EventHandler, *, known_view: SessionView | None
     ) -> Lease | Answer | None:
         """Wait for the lease, and create the session if it does not exist.
@@ -414,7 +404,7 @@ class TurnScheduler:
                 await self.threads.run(store.set_meta, session.key, **{TRIES_FIELD: [0, 0]})
                 lease = await self._wait_for_lease(session, None, on_event)
         except NotLeased as error:
-            # NotLeased promises a later answer, but the change has stored no message.
+            # The text of NotLeased promises an answer, but a change stores no message to answer.
             raise error.cause from error
         return lease
 
@@ -496,14 +486,16 @@ class TurnScheduler:
         session: ActiveSession,
         seq: int | None,
         once: str,
-        message: _NewMessage,
+        message: NewMessage,
         view: SessionView | None,
     ) -> Answer:
-        on_event, options, taken = message.on_event, message.options, message.leases
+        on_event, options, leases = message.on_event, message.options, message.leases
         try:
             while True:
                 lease: Lease | Answer | None
-                lease = taken.pop() if taken else await self._wait_for_lease(session, seq, on_event)
+                lease = (
+                    leases.pop() if leases else await self._wait_for_lease(session, seq, on_event)
+                )
                 if isinstance(lease, Answer):
                     return lease
                 async with self.hold_lease(session, lease) as sessions:
@@ -512,8 +504,8 @@ class TurnScheduler:
                     if lease is None and seq is not None:
                         # The session has just been created, so acquire its lease first.
                         continue
-                    if seq is None and (unsaved := session.unsaved_answer(once)):
-                        return unsaved
+                    if seq is None and (unsaved_answer := session.unsaved_answer(once)):
+                        return unsaved_answer
                     # The turn first checks whether another process has answered this message.
                     turn = self.new_turn(
                         session, sessions, on_event, user_seq=seq, options=options, view=view
@@ -523,8 +515,8 @@ class TurnScheduler:
         except NotLeased as error:
             return session.failed_answer(error.cause, text=str(error))
         except StenologError as error:
-            cause = await self.error_for_client(session.instance, session.key, error)
-            return session.failed_answer(cause)
+            client_error = await self.error_for_client(session.instance, session.key, error)
+            return session.failed_answer(client_error)
         if answer.outcome != "elsewhere":
             self.summarize_later(session, on_event, turn)
         return answer
@@ -534,7 +526,7 @@ class TurnScheduler:
     ) -> StenologError:
         """Return the error to report to the client.
 
-        If a lost lease means that the session is gone, report the missing session.
+        If the lease was lost because the session is gone, return the error for a missing session.
         """
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
@@ -550,12 +542,11 @@ class TurnScheduler:
         session.turn, session.on_event = turn, on_event
         session.task = task = asyncio.create_task(turn.run())
         try:
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError:
-                session.cancel("")
-                await wait_shielded(task)
-                raise
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            session.cancel("")
+            await wait_shielded(task)
+            raise
         finally:
             session.turn = session.task = None
             if notes is not None:
@@ -589,7 +580,7 @@ class TurnScheduler:
             user_seq=user_seq,
             options=options,
             view=view,
-            release=None if session.lease is None else session.lease.release,
+            release_lease=None if session.lease is None else session.lease.release,
         )
 
     async def _wait_for_lease(
@@ -606,8 +597,10 @@ class TurnScheduler:
                 try:
                     return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq is not None and (answer := await self._read_answer(session, seq)):
-                        return answer_from_log(session.key, answer, "elsewhere")
+                    if seq is not None and (
+                        answer := await self._read_answer(session, seq, "elsewhere")
+                    ):
+                        return answer
                     if not is_notified:
                         on_event(Notice(text=f"waiting for another turn in this session: {error}"))
                         is_notified = True
@@ -628,9 +621,8 @@ class TurnScheduler:
         raise StoreClosed(CLOSING_TEXT)
 
     async def acquire_lease(self, session: ActiveSession) -> Lease:
-        """Acquire the lease of a session without waiting. Raise StoreBusy and NoSuchSession."""
-        store = session.instance.store
-        return await acquire_lease(self.threads, store, session.key, ttl=self._ttl)
+        """Acquire the lease of a session without waiting. Raises the errors of `Store.lease`."""
+        return await acquire_lease(self.threads, session.instance.store, session.key, ttl=self._ttl)
 
     @asynccontextmanager
     async def hold_lease(
@@ -647,26 +639,23 @@ class TurnScheduler:
             finally:
                 session.lease = None
 
-    async def _find_answer(
-        self, session: ActiveSession, seq: int | None, once: str
+    async def _read_answer(
+        self, session: ActiveSession, seq: int, outcome: Outcome
     ) -> Answer | None:
-        """Return the stored or unsaved answer to a repeated message; None without an answer."""
-        if seq is None:
-            return session.unsaved_answer(once, "again")
-        answer = await self._read_answer(session, seq)
-        return None if answer is None else answer_from_log(session.key, answer, "again")
-
-    async def _read_answer(self, session: ActiveSession, seq: int) -> Message | None:
-        """Return the answer to the message at `seq`, as `find_answer` does."""
-        return await self.threads.run(find_answer, session.instance.sessions, session.key, seq)
+        """Return the stored answer to the message at `seq`, as `find_answer` does, or None."""
+        sessions, key = session.instance.sessions, session.key
+        message = await self.threads.run(find_answer, sessions, key, seq)
+        return None if message is None else answer_from_log(key, message, outcome)
 
     # --- after the answer --------------------------------------------------------------------
 
     def summarize_later(self, session: ActiveSession, on_event: EventHandler, turn: Turn) -> None:
         """Summarize in the background; the next turn of the session waits for the summary."""
-        session.summarizing = asyncio.create_task(self._after_answer(session, on_event, turn))
+        session.summary_task = asyncio.create_task(
+            self._summarize_and_queue_notes(session, on_event, turn)
+        )
 
-    async def _after_answer(
+    async def _summarize_and_queue_notes(
         self, session: ActiveSession, on_event: EventHandler, turn: Turn
     ) -> None:
         """Summarize if needed, and queue the session for notes."""
@@ -676,7 +665,7 @@ class TurnScheduler:
             if await self.threads.run_model(_summarize, instance, key, turn):
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notes and not self._closed:
-                self._notes[instance.id].add(key)
+                self._notes[instance.id].add_session(key)
         except (ModelClosing, NoSuchSession):
             return
         except StenologError as error:
@@ -684,7 +673,7 @@ class TurnScheduler:
         except Exception:
             _logger.exception("summarizing %r after an answer failed", key)
         finally:
-            session.summarizing = None
+            session.summary_task = None
             self._drop_if_idle(session)
 
     def _forward_summary(self, instance: AgentInstance, report: SummaryReport) -> None:
@@ -699,7 +688,7 @@ class TurnScheduler:
 
     def _running_tasks(self) -> list[asyncio.Task[Any]]:
         sessions = self._active.values()
-        tasks = [task for session in sessions for task in (session.task, session.summarizing)]
+        tasks = [task for session in sessions for task in (session.task, session.summary_task)]
         return [task for task in tasks if task is not None]
 
     # --- active sessions ---------------------------------------------------------------------
@@ -709,18 +698,18 @@ class TurnScheduler:
         """Yield the state of a session, and keep the state at least until the block ends."""
         self.check_open()
         agent_and_key = (instance.id, key)
-        if agent_and_key not in self._active:
-            new_session = ActiveSession(instance, key, self.threads, self._unsaved)
-            self._active[agent_and_key] = new_session
-        session = self._active[agent_and_key]
-        session.user_count += 1
+        session = self._active.get(agent_and_key)
+        if session is None:
+            session = ActiveSession(instance, key, self.threads, self._unsaved)
+            self._active[agent_and_key] = session
+        session.caller_count += 1
         self._no_callers.clear()
         try:
             yield session
         finally:
-            session.user_count -= 1
+            session.caller_count -= 1
             self._drop_if_idle(session)
-            if not any(active.user_count for active in self._active.values()):
+            if not any(active.caller_count for active in self._active.values()):
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:
@@ -731,14 +720,14 @@ class TurnScheduler:
 
 
 async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
-    """Acquire the lease of a session without waiting. Raise the errors of `Store.lease`."""
+    """Acquire the lease of a session without waiting. Raises the errors of `Store.lease`."""
     future = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
         return await get_result_shielded(future)
     except asyncio.CancelledError:
         # The cancelled caller will not release the lease, so release it here.
         if not future.cancelled() and future.exception() is None:
-            await wait_shielded(threads.run_lease(_release, future.result()))
+            await wait_shielded(threads.run_lease(_release_lease, future.result()))
         raise
 
 
@@ -766,7 +755,7 @@ class HeldLease:
         with self._mutex:
             if not self.is_released:
                 self.is_released = True
-                _release(self._lease)
+                _release_lease(self._lease)
 
 
 @asynccontextmanager
@@ -782,7 +771,7 @@ async def renew_lease(
     tasks: list[asyncio.Task[None]] = []
 
     def start_renewing() -> None:
-        tasks.append(asyncio.create_task(_renew(threads, held_lease, interval, on_lost)))
+        tasks.append(asyncio.create_task(_renew_until_lost(threads, held_lease, interval, on_lost)))
 
     # Most turns end before the first renewal, so the task is created only when a renewal is due.
     timer = asyncio.get_running_loop().call_later(interval, start_renewing)
@@ -790,14 +779,14 @@ async def renew_lease(
         yield held_lease
     finally:
         timer.cancel()
-        cancelled = await cancel_and_wait(tasks)
+        was_cancelled = await cancel_and_wait(tasks)
         if not held_lease.is_released:
-            cancelled |= await wait_shielded(threads.run_lease(held_lease.release))
-        if cancelled:
+            was_cancelled |= await wait_shielded(threads.run_lease(held_lease.release))
+        if was_cancelled:
             raise asyncio.CancelledError
 
 
-async def _renew(
+async def _renew_until_lost(
     threads: Threads, lease: HeldLease, interval: float, on_lost: Callable[[], None]
 ) -> None:
     while True:
@@ -811,14 +800,16 @@ async def _renew(
         await asyncio.sleep(interval)
 
 
-def _release(lease: Lease) -> None:
+def _release_lease(lease: Lease) -> None:
     try:
         lease.release()
     except Exception as error:  # noqa: BLE001 - the answer is stored, and the lease expires
         _logger.warning("the lease of %r could not be released: %s", lease.key, error)
 
 
-def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
+def _withdraw_first_message(
+    store: Store, view: SessionView, seq: int, body: Mapping[str, Any]
+) -> NoSuchSession:
     """Withdraw a message that has created a new session; return the error for the client.
 
     This call blocks.
@@ -833,22 +824,18 @@ def _error_if_missing(store: Store, key: str, default: StenologError) -> Stenolo
 
     This call blocks.
     """
-    try:
-        store.info(key)
-    except NoSuchSession:
-        return missing_session_error(store, key)
-    except StenologError:
-        pass
+    with suppress(StenologError):
+        if find_info(store, key) is None:
+            return missing_session_error(store, key)
     return default
 
 
 def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
     """Store the provider's token counts, and summarize the session if needed.
 
-    Return whether a summary was written. This call blocks.
+    Returns whether a summary was written. This call blocks.
     """
     turn.report_usage()
-    old = turn.view
-    view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))
+    view = refresh_view(instance.store, key, turn.view)
     turn.hide_late_messages(instance.store, view)
     return turn.summarize_if_needed(view)

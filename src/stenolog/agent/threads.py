@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 async def wait_shielded(*futures: asyncio.Future[Any]) -> bool:
     """Wait until all futures are done; return whether the caller was cancelled while waiting."""
-    cancelled = False
+    was_cancelled = False
     while pending := [future for future in futures if not future.done()]:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError:
-            cancelled = True
-    return cancelled
+            was_cancelled = True
+    return was_cancelled
 
 
 async def get_result_shielded(future: asyncio.Future[T]) -> T:
@@ -45,9 +45,9 @@ async def get_result_shielded(future: asyncio.Future[T]) -> T:
         raise
 
 
-def start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """Start a task. Until the task ends, `tasks` keeps it from being garbage-collected."""
-    task = asyncio.create_task(work)
+def start_task(coroutine: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Start a task, and keep it in `tasks` until it ends, so that it is not garbage-collected."""
+    task = asyncio.create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
@@ -58,15 +58,14 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
     all_tasks = list(tasks)
     for task in all_tasks:
         task.cancel()
-    cancelled = await wait_shielded(*all_tasks)
+    was_cancelled = await wait_shielded(*all_tasks)
     for task in all_tasks:
         _retrieve_error(task)
-    return cancelled
+    return was_cancelled
 
 
-_STORE_THREADS: Final = 32
-_MODEL_THREADS: Final = 64
-_LEASE_THREADS: Final = 4
+_MAX_THREADS: Final = {"store": 32, "ask": 64, "lease": 4}
+"""Maximum number of threads of each pool."""
 
 
 class ThreadPool:
@@ -92,15 +91,17 @@ class ThreadPool:
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Run the call in a thread; return the future of its result."""
         future: asyncio.Future[T] = self._event_loop.create_future()
-        count = len(self._threads)
-        if count <= self._pending and count < self._max_threads:
+        thread_count = len(self._threads)
+        if thread_count <= self._pending and thread_count < self._max_threads:
             # The thread is a daemon: only `finish_calls` waits for it when the program ends.
-            thread = Thread(target=self._run_calls, name=f"{self._name}_{count}", daemon=True)
+            thread = Thread(
+                target=self._run_calls, name=f"{self._name}_{thread_count}", daemon=True
+            )
             try:
                 thread.start()
                 self._threads.append(thread)
             except RuntimeError:  # too many threads on this machine
-                if not count:
+                if not thread_count:
                     raise  # the call is not queued and must not run later
         self._pending += 1
         self._calls.put((future, call))
@@ -110,10 +111,10 @@ class ThreadPool:
         """Cancel the calls that no thread has started."""
         with suppress(Empty):
             while True:
-                entry = self._calls.get_nowait()
-                if entry is not None:
+                queued_call = self._calls.get_nowait()
+                if queued_call is not None:
                     self._pending -= 1
-                    entry[0].cancel()
+                    queued_call[0].cancel()
 
     def finish_calls(self) -> None:
         """Wait until all calls are done, then end the threads."""
@@ -128,7 +129,7 @@ class ThreadPool:
 
     def deliver_results(self) -> None:
         """Set the results of finished calls in the futures of the callers."""
-        self._is_woken = False  # set first, so that a later result wakes the loop again
+        self._is_woken = False  # reset first, so that a later result wakes the loop again
         while self._results:
             future, result, error = self._results.popleft()
             self._pending -= 1
@@ -140,8 +141,8 @@ class ThreadPool:
                 future.set_exception(error)
 
     def _run_calls(self) -> None:
-        while (entry := self._calls.get()) is not None:
-            future, call = entry
+        while (queued_call := self._calls.get()) is not None:
+            future, call = queued_call
             result: Any = None
             error: BaseException | None = None
             try:
@@ -153,7 +154,7 @@ class ThreadPool:
                 error = caught
             self._results.append((future, result, error))
             # Drop all references to the call before this thread waits for the next call.
-            del entry, future, call, result, error
+            del queued_call, future, call, result, error
             if not self._is_woken:
                 self._is_woken = True
                 with suppress(RuntimeError):  # the event loop is closed
@@ -178,11 +179,7 @@ class Threads:
         self._closed = False
         self._pools = {
             name: ThreadPool(self.event_loop, f"stenolog-{name}", count)
-            for name, count in (
-                ("store", _STORE_THREADS),
-                ("ask", _MODEL_THREADS),
-                ("lease", _LEASE_THREADS),
-            )
+            for name, count in _MAX_THREADS.items()
         }
         # If `close` is never called, the threads end when this object is garbage-collected.
         for pool in self._pools.values():

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints, 
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import EventHandler, ToolFinished, ToolStarted
@@ -28,7 +29,7 @@ from stenolog.memory.recall import RecallResult
 
 _VALID_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every provider accepts."""
-_REF: Final = "#/$defs/"
+_REF_PREFIX: Final = "#/$defs/"
 
 
 class ToolContext(Struct, frozen=True, kw_only=True):
@@ -106,19 +107,18 @@ def tool(
                 f"tool {tool_name!r}: the name must have 1 to 64 letters, digits, _ or -"
             )
         fields, context_name = _split_parameters(function, tool_name)
-        arguments = msgspec.defstruct(
+        arguments_type = msgspec.defstruct(
             f"{tool_name}_arguments", fields, forbid_unknown_fields=True, kw_only=True
         )
 
         def call(raw_arguments: Mapping[str, Any], context: ToolContext) -> Any:
-            converted = msgspec.convert(raw_arguments, arguments, strict=False)
-            values = {field: getattr(converted, field) for field in arguments.__struct_fields__}
+            values = asdict(msgspec.convert(raw_arguments, arguments_type, strict=False))
             return function(**values, **({context_name: context} if context_name else {}))
 
         return Tool(
             name=tool_name,
             description=description or inspect.getdoc(function) or "",
-            parameters=_parameter_schema(arguments, tool_name),
+            parameters=_make_parameter_schema(arguments_type, tool_name),
             call=call,
             is_async=inspect.iscoroutinefunction(function),
             repeatable=repeatable,
@@ -130,7 +130,7 @@ def tool(
 
 
 def collect_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
-    """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
+    """Return the tools by name; functions become tools. Raises UsageError for a duplicate name."""
     tools_by_name: dict[str, Tool] = {}
     for item in tools:
         new_tool = item if isinstance(item, Tool) else tool(item)
@@ -140,16 +140,16 @@ def collect_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]
     return tools_by_name
 
 
-def read_arguments(text: str) -> dict[str, Any]:
-    """Parse the JSON arguments that the model wrote for a call. Raise ValueError."""
-    if not text.strip():
+def parse_arguments(arguments_json: str) -> dict[str, Any]:
+    """Parse the arguments that a model wrote. Raises ValueError if they are no JSON object."""
+    if not arguments_json.strip():
         return {}
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(arguments_json)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are no JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise ValueError("the arguments are no JSON object")  # noqa: TRY004 - of the model, not ours
+        raise ValueError("the arguments are no JSON object")  # noqa: TRY004 - the model's error
     return arguments
 
 
@@ -191,7 +191,7 @@ def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[lis
         if hints[name] is ToolContext:
             context_name = name
             continue
-        hint = _with_description(hints[name])
+        hint = _convert_descriptions(hints[name])
         default = parameter.default
         fields.append(
             (name, hint) if default is parameter.empty else (name, hint, _field_default(default))
@@ -199,7 +199,7 @@ def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[lis
     return fields, context_name
 
 
-def _with_description(hint: Any) -> Any:
+def _convert_descriptions(hint: Any) -> Any:
     """Convert the texts in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint
@@ -210,22 +210,24 @@ def _with_description(hint: Any) -> Any:
     return Annotated[(kind, *new_annotations)]
 
 
-def _field_default(value: Any) -> Any:
-    """Return a default for a field; each call gets its own copy of a list, dict or set."""
-    if isinstance(value, list | dict | set):
-        return msgspec.field(default_factory=value.copy)
-    return value
+def _field_default(default: Any) -> Any:
+    """Return the default of a field. Each tool call gets a new copy of a list, dict or set."""
+    if isinstance(default, list | dict | set):
+        return msgspec.field(default_factory=default.copy)
+    return default
 
 
-def _parameter_schema(arguments: type[Struct], tool_name: str) -> dict[str, Any]:
+def _make_parameter_schema(arguments_type: type[Struct], tool_name: str) -> dict[str, Any]:
     try:
-        (root,), parts = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
+        (root,), definitions = msgspec.json.schema_components(
+            [arguments_type], ref_template=_REF_PREFIX + "{name}"
+        )
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"tool {tool_name!r}: a type hint has no JSON schema: {error}") from error
-    schema = dict(parts.pop(root["$ref"].removeprefix(_REF)))
+    schema = dict(definitions.pop(root["$ref"].removeprefix(_REF_PREFIX)))
     schema.pop("title", None)
-    if parts:
-        schema["$defs"] = parts
+    if definitions:
+        schema["$defs"] = definitions
     return schema
 
 
@@ -252,23 +254,28 @@ BUILT_IN_TOOLS: tuple[Tool, ...] = (recall, now)
 STOPPED_TEXT: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
 
+def tool_message(call_id: str, text: str) -> dict[str, Any]:
+    """Return the message with the result of a tool call, in OpenAI's chat format."""
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
 def result_for_cut_off_call(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
     """Return an error result for a tool call that was cut off at the model's output limit."""
     name = call["function"]["name"]
     text = "Error: the answer was cut off at the model's limit, and so this call was not made"
     on_event(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
     on_event(ToolFinished(id=call["id"], name=name, text=text, failed=True, seconds=0.0))
-    return {"role": "tool", "tool_call_id": call["id"], "content": text}
+    return tool_message(call["id"], text)
 
 
 class ToolRunner(Struct, frozen=True, kw_only=True):
-    """The available tools, with the limits of their time and output."""
+    """Runs the calls of tools, with a timeout and a maximum length of results."""
 
     tools: Mapping[str, Tool]
     timeout: float
     """Timeout in seconds for tools without their own timeout."""
-    limit: int
-    """Maximum number of characters of a result that the model gets."""
+    output_limit: int
+    """Maximum number of characters of a tool result that the model gets."""
 
     async def run(
         self,
@@ -276,25 +283,27 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         context: ToolContext,
         *,
         on_event: EventHandler,
-        keep: Callable[[dict[str, Any]], Awaitable[object]],
+        store_result: Callable[[dict[str, Any]], Awaitable[object]],
     ) -> None:
-        """Run the calls and pass each result to `keep` immediately.
+        """Run the calls, and pass each result to `store_result` as soon as the call ends.
 
         Tools marked `alone` run one at a time, after the other tools.
         """
 
         async def run_call(call: Mapping[str, Any]) -> None:
-            await keep(await self._run_call(call, context, on_event))
+            await store_result(await self._run_call(call, context, on_event))
 
-        names_alone = {name for name, tool in self.tools.items() if tool.alone}
-        calls_alone = [call for call in calls if call["function"]["name"] in names_alone]
-        tasks = [asyncio.create_task(run_call(call)) for call in calls if call not in calls_alone]
+        exclusive_names = {name for name, tool in self.tools.items() if tool.alone}
+        exclusive_calls = [call for call in calls if call["function"]["name"] in exclusive_names]
+        tasks = [
+            asyncio.create_task(run_call(call)) for call in calls if call not in exclusive_calls
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
             if await cancel_and_wait(tasks):
                 raise asyncio.CancelledError
-        for call in calls_alone:
+        for call in exclusive_calls:
             await run_call(call)
 
     async def _run_call(
@@ -306,8 +315,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         failed, text = await self._call_tool(name, arguments, context)
         seconds = time.monotonic() - start_time
         on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=seconds))
-        body = {"role": "tool", "tool_call_id": call["id"], "content": text}
-        return mark_tool_outcome(body, seconds=seconds, failed=failed)
+        return mark_tool_outcome(tool_message(call["id"], text), seconds=seconds, failed=failed)
 
     async def _call_tool(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
         """Call a tool; return whether the call failed, and the text for the model."""
@@ -318,27 +326,27 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         seconds = self.timeout if tool.timeout is None else tool.timeout
         timeout = asyncio.timeout(seconds)
         try:
-            values = read_arguments(arguments)
+            parsed_arguments = parse_arguments(arguments)
             async with timeout:
-                result = await _run_function(tool, values, context)
+                result = await _run_function(tool, parsed_arguments, context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             return True, f"Error: {name} was cancelled from inside"
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything; goes to the model
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything
             if timeout.expired():
                 return True, f"Error: {name} did not end within {seconds:g} s and was given up"
             message = str(error) or type(error).__name__
             return True, result_as_text(
-                f"Error: {type(error).__name__}: {message}", limit=self.limit
+                f"Error: {type(error).__name__}: {message}", limit=self.output_limit
             )
-        return False, result_as_text(result, limit=self.limit)
+        return False, result_as_text(result, limit=self.output_limit)
 
 
-async def _run_function(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
+async def _run_function(tool: Tool, arguments: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
-        return await tool.call(values, tool_context)
+        return await tool.call(arguments, tool_context)
     # A hanging tool cannot be stopped. A daemon thread does not keep the program from exiting.
     result_future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     result_future.set_running_or_notify_cancel()  # a cancelled caller no longer cancels the call
@@ -346,7 +354,7 @@ async def _run_function(tool: Tool, values: Mapping[str, Any], tool_context: Too
 
     def call_tool() -> None:
         try:
-            result_future.set_result(context.run(tool.call, values, tool_context))
+            result_future.set_result(context.run(tool.call, arguments, tool_context))
         except BaseException as error:  # noqa: BLE001 - raised in the waiting coroutine
             # SystemExit of a tool must not end the agent, and asyncio cannot raise StopIteration.
             if isinstance(error, StopIteration) or not isinstance(error, Exception):

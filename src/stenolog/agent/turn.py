@@ -8,14 +8,22 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
-from stenolog.agent.blocking_model import ModelClosing
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, ModelClosing
+from stenolog.agent.session_history import (
+    find_answer,
+    hide_late_message,
+    is_own_call,
+    missing_session_error,
+    refresh_view,
+    withdraw_message,
+)
 from stenolog.agent.threads import Threads, wait_shielded
-from stenolog.agent.tools import STOPPED_TEXT, result_for_cut_off_call
+from stenolog.agent.tools import STOPPED_TEXT, result_for_cut_off_call, tool_message
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     RETRY_HINT,
@@ -31,12 +39,10 @@ from stenolog.agent.turn_events import (
     TurnOptions,
     UsageReported,
 )
-from stenolog.agent.turn_ownership import hide_late_message, is_own_call
 from stenolog.agent.unsaved import SeenMessages, UnsavedMessages
 from stenolog.catalog.message_metadata import mark_client_calls, mark_model
-from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
-from stenolog.context.turn_state import TurnState, answer_to, turn_state
+from stenolog.context.turn_state import TurnState, turn_state
 from stenolog.errors import (
     LeaseLost,
     ModelRefused,
@@ -50,7 +56,7 @@ from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, Store, forked_at
+from stenolog.stores.base import SessionView, Store, fork_seq_of
 
 INTERRUPTED_MARK: Final = "[interrupted]"
 CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
@@ -60,14 +66,15 @@ STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no
 
 _MAX_SAME_ROUNDS: Final = 3
 """Number of rounds in a row with the same tool calls and results after which the turn ends."""
-_MAX_SEARCHED_MESSAGES: Final = 50
+_MAX_MESSAGES_FOR_RECALL: Final = 50
+"""Number of newest messages that are searched for the user's newest text."""
 _MAX_CHECKED_MESSAGES: Final = 8
+"""Number of newest messages that are checked for the final answer."""
 _MAX_MEMORY_SEARCHES: Final = 3
 """Maximum number of memory searches; after that, the turn continues without memories."""
 TRIES_FIELD: Final = "tries"
 """Meta field of a session that counts how often tool calls without a result were run again."""
 _MAX_CALL_TRIES: Final = 3
-_NOT_ANSWERED: Final = -1
 HIDDEN_UNANSWERED_TEXT: Final = (
     "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
     "answered. Send it again to have it answered."
@@ -92,7 +99,7 @@ class _Request(NamedTuple):
     """The next request to the model."""
 
     model: ChatModel
-    recalled: RecallResult
+    recall_result: RecallResult
     attempt: Attempt
     once: str
     """Idempotency key of the newest unsaved message in the request."""
@@ -113,13 +120,13 @@ class Turn:
         user_seq: int | None = None,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
-        release: Callable[[], None] | None = None,
+        release_lease: Callable[[], None] | None = None,
     ) -> None:
         """Create a turn.
 
         `user_seq`: seq of the user message that started the turn. `view`: an earlier view of the
-        session, so that only newer messages are read. `release`: a function that releases the
-        lease; the thread that stores the final answer calls it.
+        session, so that only newer messages are read. `release_lease`: a function that releases the
+        lease, called in the thread that stores the final answer.
         """
         self._options = options
         self._instance = instance
@@ -134,39 +141,37 @@ class Turn:
         self._seen = SeenMessages(upto=0)
         self._model_and_seconds = ("", 0.0)
         """Name of the model that answered last, and the duration of its answer in seconds."""
-        self._prompt_tokens: int | None = _NOT_ANSWERED
-        """Tokens that the provider counted in the last request; None if it reported no count."""
-        self._release = release
+        self._release_lease = release_lease
         self._final_text = ""
         """Text of the final answer while the answer is being stored."""
         self._final_seq: int | None = None
         """Seq of the final answer; set when the answer is stored and the lease is released."""
-        self._recalled: tuple[str, RecallResult] = ("", RecallResult())
-        self._sources: dict[str, tuple[str, int] | None] = {}
-        """Sessions that contain the recalled messages, as returned by `_sources_of`."""
+        self._last_recall: tuple[str, RecallResult] = ("", RecallResult())
+        self._source_sessions: dict[str, tuple[str, int] | None] = {}
+        """Sessions that contain the recalled messages, as returned by `_find_source_sessions`."""
         self._result_texts: dict[str, str] = {}
         self.view = view
         """Last view that this turn read; None before the first read, or without a session."""
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
-        self._attempt: Attempt | None = None
-        """Last request to the model, until its token count is stored."""
+        self._unstored_usage: tuple[Attempt, int | None] | None = None
+        """Last answered request and the provider's count of its tokens, until they are stored."""
         self._last_request: tuple[SessionView, Attempt] | None = None
         """Last request to the model, and the view that it was built from."""
         self._written_seqs: list[int] = []
         """Seqs of the messages that this turn stored."""
-        self._has_dropped = False
+        self._has_dropped_message = False
         """Whether a message was not stored because the history changed."""
         self.cancel_reason: CancelReason = ""
 
     async def run(self) -> Answer:
-        """Run until the model has answered. Raise the errors of the model and the store.
+        """Run until the model has answered. Raises the errors of the model and the store.
 
         If the user stops the turn, store and return the text so far with the mark "[interrupted]".
-        If `cancel_reason` is set, raise an error and leave the log unchanged.
+        If `cancel_reason` is not empty, an error is raised and the log stays unchanged.
         """
         try:
-            return await self._answer()
+            return await self._answer_messages()
         except (asyncio.CancelledError, ModelClosing):
             if self.cancel_reason == "lost":
                 raise LeaseLost(self._key, 0) from None
@@ -186,13 +191,14 @@ class Turn:
 
     async def close(self, reason: str) -> Answer:
         """End a turn that will not be resumed: store the answer "[interrupted]" with `reason`."""
-        await self._finish_calls(await self._read_state(), repeat=False)
+        history: list[Message] = await self._run(self._sessions.get_history, self._key)
+        await self._finish_calls(turn_state(history), repeat=False)
         return await self._interrupt(reason, all_answered=True)
 
-    async def _answer(self) -> Answer:
+    async def _answer_messages(self) -> Answer:
         # While messages are unsaved, the log alone does not show the pending calls.
         all_saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
-        outcome = await self._request(check=all_saved)
+        outcome = await self._prepare_request(check_log=all_saved)
         if isinstance(outcome, Answer):
             return outcome
         request = None if isinstance(outcome, TurnState) else outcome
@@ -200,30 +206,30 @@ class Turn:
             may_repeat = await self._run(self._may_repeat_calls, outcome)
             await self._finish_calls(outcome, repeat=may_repeat)
             if outcome.client_calls:
-                history = () if self.view is None else self.view.messages
-                return self._hand_over_calls(
-                    history, [_call_body(call) for call in outcome.client_calls]
-                )
+                return self._answer_with_calls(outcome.client_calls)
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
-            await self._ask_model(request or await self._next_request())
+            await self._ask_model(request or await self._prepare_next_request())
             request, reply = None, self._streamed
             if not reply.calls:
                 return await self._finish_turn(reply)
             agent_calls, client_calls = self._split_calls(reply)
             body = mark_client_calls(self._reply_body(reply), [call["id"] for call in client_calls])
-            seq = await self._store(body, seen=self._seen)
-            if self._has_dropped:
+            seq = await self._store_message(body, seen=self._seen)
+            if self._has_dropped_message:
                 return self._make_answer(reply.text, None)
             self._streamed = StreamedAnswer()
             self._result_texts = {}
-            await self._run_calls(agent_calls, cut=reply.finish == "length" and not client_calls)
-            if client_calls or self._has_dropped:
+            await self._run_calls(
+                agent_calls, is_cut_off=reply.finish == "length" and not client_calls
+            )
+            if client_calls or self._has_dropped_message:
                 return self._make_answer(reply.text, seq, calls=client_calls)
-            rounds.append(_round_without_ids(reply.calls, self._result_texts))
-            if len(rounds) >= _MAX_SAME_ROUNDS and all(
-                earlier_round == rounds[-1] for earlier_round in rounds[-_MAX_SAME_ROUNDS:]
-            ):
+            # Ids are left out, because they differ between rounds with the same calls.
+            rounds.append(
+                [(call["function"], self._result_texts.get(call["id"])) for call in reply.calls]
+            )
+            if rounds[-_MAX_SAME_ROUNDS:].count(rounds[-1]) == _MAX_SAME_ROUNDS:
                 return await self._give_up(SAME_CALLS_TEXT)
         return await self._give_up(STEP_LIMIT_TEXT.format(count=self._instance.spec.max_iterations))
 
@@ -240,64 +246,70 @@ class Turn:
             return reply.calls, []
         return [call for call in reply.calls if call not in client_calls], client_calls
 
-    def _hand_over_calls(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
+    def _answer_with_calls(self, calls: Sequence[ToolCall]) -> Answer:
         """Return an Answer with the tool calls whose results the client has not stored yet."""
-        last = next(message for message in reversed(history) if calls_of(message.to_dict()))
-        return self._make_answer(text_parts_of(last.to_dict()), last.seq, calls=calls)
+        history = () if self.view is None else self.view.messages
+        message = next(message for message in reversed(history) if calls_of(message.to_dict()))
+        call_bodies = [_make_call_body(call) for call in calls]
+        return self._make_answer(text_parts_of(message.to_dict()), message.seq, calls=call_bodies)
 
     # --- the request -------------------------------------------------------------------------
 
-    async def _next_request(self) -> "_Request":
+    async def _prepare_next_request(self) -> "_Request":
         await self._unsaved.flush(self._sessions, on_event=self._emit)
-        request = await self._request(check=False)
+        request = await self._prepare_request(check_log=False)
         assert isinstance(request, _Request)
         return request
 
-    async def _request(self, *, check: bool) -> "_Request | TurnState | Answer":
+    async def _prepare_request(self, *, check_log: bool) -> "_Request | TurnState | Answer":
         """Read the session and build the next request, in one thread call.
 
-        With `check`, return the answer if the log already has one, or the TurnState if tool calls
-        have no result. Raises _HistoryChanged if the user message is hidden now.
+        With `check_log`, return the answer if the log already has one, or the TurnState if tool
+        calls have no result. Raises _HistoryChanged if the user message is hidden now.
         """
-        # If an unsaved message were stored while the log is read, the model would get it twice.
+        # If an unsaved message were stored while the log is read, the model would get both copies.
         async with self._unsaved.pause_writes():
-            unsaved, once = self._unsaved.bodies, self._unsaved.newest_once
-            return await self._threads.run_model(self._build_request, unsaved, once, check=check)
+            unsaved, once = self._unsaved.bodies, self._unsaved.newest_idempotency_key
+            return await self._threads.run_model(
+                self._build_request, unsaved, once, check_log=check_log
+            )
 
     def _build_request(
-        self, unsaved: Sequence[Mapping[str, Any]], once: str, *, check: bool
+        self, unsaved: Sequence[Mapping[str, Any]], once: str, *, check_log: bool
     ) -> "_Request | TurnState | Answer":
         self.report_usage()
-        if check and self.view is not None:
+        if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
             hide_late_message(self._sessions, self.view)
         view = self._read_answerable_view(unsaved)
         state = TurnState() if view is None else turn_state(view.messages)
         self._asked_seqs |= frozenset(state.unanswered)
-        if check and view is not None and (pending := self._find_pending(view, state)) is not None:
-            return pending
+        if check_log and view is not None:
+            pending = self._find_answer_or_calls(view, state)
+            if pending is not None:
+                return pending
         model = self._find_model(view)
-        previous_recall = self._recalled
-        recalled = self._recall(view, unsaved)
-        if self._recalled is not previous_recall and self._instance.memory is not None:
+        previous_recall = self._last_recall
+        recall_result = self._recall(view, unsaved)
+        if self._last_recall is not previous_recall and self._instance.memory is not None:
             view = self._read_answerable_view(unsaved)  # the session may have changed
         context = self._instance.context(model, self._options)
-        self._attempt = context.start_request(
-            self._key, memory=recalled.block, unsaved=unsaved, view=view
+        attempt = context.start_request(
+            self._key, memory=recall_result.block, unsaved=unsaved, view=view
         )
-        self._last_request = None if view is None else (view, self._attempt)
-        return _Request(model, recalled, self._attempt, once)
+        self._last_request = None if view is None else (view, attempt)
+        return _Request(model, recall_result, attempt, once)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
-        """Update and return `view`. Raise _HistoryChanged if the user messages are hidden."""
+        """Update and return `view`. Raises _HistoryChanged if the user messages are hidden."""
         view = self._read_view()
         if view is None or unsaved:
             return view
-        if not view.messages or self._is_prompt_hidden(view):
+        if not view.messages or self._is_question_hidden(view):
             raise _HistoryChanged
         return view
 
-    def _is_prompt_hidden(self, view: SessionView) -> bool:
+    def _is_question_hidden(self, view: SessionView) -> bool:
         """Return whether all user messages that this turn answers are hidden in `view`."""
         asked_seqs = self._asked_seqs
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
@@ -307,30 +319,28 @@ class Turn:
 
         Raises NoSuchSession if the session is gone.
         """
-        store, old = self._sessions.store, self.view
+        store, old_view = self._sessions.store, self.view
         try:
-            view = store.view(self._key) if old is None else old.merged(store.refresh(old))
+            view = refresh_view(store, self._key, old_view)
         except NoSuchSession:
-            if old is None and not self._user_seq:
+            if old_view is None and not self._user_seq:
                 return None
-            raise self._gone_error() from None
-        if old is not None and view.uid != old.uid:
+            raise missing_session_error(store, self._key) from None
+        if old_view is not None and view.uid != old_view.uid:
             raise SessionDeleted(self._key, recreated=True)
         self.view = view
         return view
 
-    def _gone_error(self) -> NoSuchSession:
-        """Return the error for a session that was deleted or purged during the turn."""
-        return missing_session_error(self._sessions.store, self._key)
-
-    def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
+    def _find_answer_or_calls(
+        self, view: SessionView, state: TurnState
+    ) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
         if self._user_seq:
             answer = find_answer(self._sessions, self._key, self._user_seq, view.messages)
             if answer is not None:
                 return answer_from_log(self._key, answer, "elsewhere")
         if not state.waits_for_client and view.messages and not state.is_unfinished:
-            return _last_answer(self._key, view.messages)
+            return _make_last_answer(self._key, view.messages)
         return state if state.open_calls or state.client_calls else None
 
     def _find_model(self, view: SessionView | None) -> ChatModel:
@@ -347,40 +357,45 @@ class Turn:
 
         The search is also repeated if a session with recalled messages is deleted or purged.
         """
-        history = () if view is None else view.messages[-_MAX_SEARCHED_MESSAGES:]
+        history = () if view is None else view.messages[-_MAX_MESSAGES_FOR_RECALL:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
-        user_text = next(
-            (text for body in reversed(bodies) if (text := _user_text(body))), self._recalled[0]
-        )
-        if user_text == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
-            return self._recalled[1]
-        self._recalled, self._sources = (user_text, RecallResult()), {}
+        last_text, last_result = self._last_recall
+        user_texts = (text for body in reversed(bodies) if (text := _user_text(body)))
+        user_text = next(user_texts, last_text)
+        if user_text == last_text and (
+            self._source_sessions == self._find_source_sessions(last_result)
+        ):
+            return last_result
+        self._last_recall, self._source_sessions = (user_text, RecallResult()), {}
         info = None if view is None else view.info
         for _ in range(_MAX_MEMORY_SEARCHES):
-            recalled = self._instance.recall(
+            recall_result = self._instance.recall(
                 user_text, self._key, sender=self._options.sender, info=info
             )
-            sources = self._sources_of(recalled)
-            if None not in sources.values():
-                self._recalled, self._sources = (user_text, recalled), sources
+            source_sessions = self._find_source_sessions(recall_result)
+            if None not in source_sessions.values():
+                self._last_recall = (user_text, recall_result)
+                self._source_sessions = source_sessions
                 break
-        return self._recalled[1]
+        return self._last_recall[1]
 
-    def _sources_of(self, recalled: RecallResult) -> dict[str, tuple[str, int] | None]:
+    def _find_source_sessions(
+        self, recall_result: RecallResult
+    ) -> dict[str, tuple[str, int] | None]:
         """Return uid and generation of each session that contains recalled messages, by key.
 
         The generation increases when messages are purged. The value is None for a session that is
         gone or unreadable.
         """
-        sources: dict[str, tuple[str, int] | None] = {}
-        for hit in recalled.found:
+        source_sessions: dict[str, tuple[str, int] | None] = {}
+        for hit in recall_result.found:
             key = hit.source.rpartition(":")[0]
-            if hit.kind == "message" and key not in sources:
-                sources[key] = None
+            if hit.kind == "message" and key not in source_sessions:
+                source_sessions[key] = None
                 with suppress(StenologError):
                     info = self._instance.store.info(key)
-                    sources[key] = info.uid, info.generation
-        return sources
+                    source_sessions[key] = info.uid, info.generation
+        return source_sessions
 
     # --- the model ---------------------------------------------------------------------------
 
@@ -389,7 +404,7 @@ class Turn:
         model, attempt = request.model, request.attempt
         while True:
             window = attempt.window
-            hit_count = 0 if window.memory_left_out else len(request.recalled.found)
+            hit_count = 0 if window.memory_left_out else len(request.recall_result.found)
             self._emit(
                 ModelCalled(
                     model=model.name, tokens=window.tokens, budget=window.budget, recalled=hit_count
@@ -408,14 +423,13 @@ class Turn:
         usage = self._streamed.usage
         if usage is not None:
             self._emit(UsageReported(usage=usage))
-        self._prompt_tokens = None if usage is None else usage.prompt
+        self._unstored_usage = (attempt, None if usage is None else usage.prompt)
 
     def report_usage(self) -> None:
         """Store the provider's token count of the last request. Blocks; raises nothing."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None and self._prompt_tokens is not _NOT_ANSWERED:
-            prompt, self._prompt_tokens = self._prompt_tokens, _NOT_ANSWERED
-            attempt.answered(lambda: prompt)
+        if self._unstored_usage is not None:
+            (attempt, prompt_tokens), self._unstored_usage = self._unstored_usage, None
+            attempt.record_answer(lambda: prompt_tokens)
 
     def summarize_if_needed(self, view: SessionView) -> bool:
         """Summarize the session if a summary is due; return whether a summary was written.
@@ -425,8 +439,8 @@ class Turn:
         context = self._instance.context(self._instance.chosen_model(view.info.meta))
         options = self._options
         if self._last_request is not None and options.is_default and not options.model:
-            before, attempt = self._last_request
-            if before.matches(view.uid, view.generation, view.change) and context.has_room(
+            request_view, attempt = self._last_request
+            if request_view.matches(view.uid, view.generation, view.change) and context.has_room(
                 attempt.window, view.messages
             ):
                 return False
@@ -452,37 +466,41 @@ class Turn:
 
     # --- tools -------------------------------------------------------------------------------
 
-    async def _run_calls(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
+    async def _run_calls(
+        self, calls: Sequence[Mapping[str, Any]], *, is_cut_off: bool = False
+    ) -> None:
         """Run tool calls.
 
-        `cut`: the model's answer was cut off in the last call, which does not run.
+        `is_cut_off`: the model's answer was cut off in the last call, which does not run.
         """
 
-        async def keep(result: dict[str, Any]) -> None:
+        async def store_result(result: dict[str, Any]) -> None:
             self._result_texts[result["tool_call_id"]] = result["content"]
-            await self._store(result)
+            await self._store_message(result)
 
-        if cut:
-            *calls, last = calls
-            await keep(result_for_cut_off_call(last, self._emit))
+        if is_cut_off:
+            *calls, last_call = calls
+            await store_result(result_for_cut_off_call(last_call, self._emit))
         context = self._instance.tool_context(self._key, sender=self._options.sender)
-        await self._instance.tool_runner.run(calls, context, on_event=self._emit, keep=keep)
+        await self._instance.tool_runner.run(
+            calls, context, on_event=self._emit, store_result=store_result
+        )
 
     async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
         """Store results for the tool calls that a killed process left without a result.
 
-        With `repeat`, repeatable calls run again. Other calls get a result that says that their
-        effect is unknown.
+        With `repeat`, repeatable calls run again. For other calls, the stored result says that
+        the effect is unknown.
         """
         calls_to_repeat = []
         for call in state.open_calls:
             tool = self._instance.tool(call.name)
             is_complete = call.id and isinstance(call.arguments, str)
             if repeat and is_complete and tool is not None and tool.repeatable:
-                calls_to_repeat.append(_call_body(call))
+                calls_to_repeat.append(_make_call_body(call))
             else:
                 text = ABANDONED_TEXT if call.id in state.abandoned else CUT_OFF_TEXT
-                await self._store({"role": "tool", "tool_call_id": call.id or "", "content": text})
+                await self._store_message(tool_message(call.id or "", text))
         if calls_to_repeat:
             await self._run_calls(calls_to_repeat)
 
@@ -495,10 +513,12 @@ class Turn:
         if not state.open_calls or self.view is None:
             return True
         info = self.view.info
-        if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
+        if not is_own_call(self.view.messages, after=fork_seq_of(info)):  # guard: repeat-own-calls
             return False
-        record = info.meta.get(TRIES_FIELD)
-        seq, tries = record if isinstance(record, list) and len(record) == 2 else (0, 0)
+        stored_tries = info.meta.get(TRIES_FIELD)
+        seq, tries = (
+            stored_tries if isinstance(stored_tries, list) and len(stored_tries) == 2 else (0, 0)
+        )
         tries = tries + 1 if seq == info.last_seq else 1
         if tries > _MAX_CALL_TRIES:
             return False
@@ -514,7 +534,7 @@ class Turn:
         if not reply.text.strip():
             self._emit(Notice(text="the model returned an empty answer"))
         self._final_text = reply.text
-        seq = await self._store(self._reply_body(reply), seen=self._seen, is_final=True)
+        seq = await self._store_message(self._reply_body(reply), seen=self._seen, is_final=True)
         return self._make_answer(reply.text, seq, finish=reply.finish)
 
     def _reply_body(self, reply: StreamedAnswer) -> dict[str, Any]:
@@ -527,7 +547,7 @@ class Turn:
         self._emit(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
         seen = SeenMessages(upto=self._seen.upto, once=self._seen.once, interrupted="given up")
-        return self._make_answer(text, await self._store(body, seen=seen))
+        return self._make_answer(text, await self._store_message(body, seen=seen))
 
     async def _interrupt_shielded(self, reason: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
@@ -536,7 +556,7 @@ class Turn:
         return task.result()
 
     async def _interrupt(self, reason: str, *, all_answered: bool = False) -> Answer:
-        """Store the text so far with a mark; tool calls without a result get STOPPED_TEXT.
+        """Store the text so far with "[interrupted]"; tool calls without a result get STOPPED_TEXT.
 
         Messages that arrived during the turn stay unanswered. With `all_answered`, all user
         messages count as answered.
@@ -550,58 +570,52 @@ class Turn:
                 return self._make_answer(self._final_text, message.seq)  # the answer is complete
         state = turn_state(history)
         for call in state.open_calls:
-            await self._store(
-                {"role": "tool", "tool_call_id": call.id or "", "content": STOPPED_TEXT}
-            )
+            await self._store_message(tool_message(call.id or "", STOPPED_TEXT))
         partial_text = self._streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
         upto = max(self._seen.upto, self._user_seq)
         once = self._seen.once
         if all_answered:
             upto = max((upto, *state.unanswered))
-            once = self._unsaved.newest_once or once
+            once = self._unsaved.newest_idempotency_key or once
         body = {"role": "assistant", "content": text}
-        seq = await self._store(body, seen=SeenMessages(upto=upto, once=once, interrupted=reason))
-        return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
+        seq = await self._store_message(
+            body, seen=SeenMessages(upto=upto, once=once, interrupted=reason)
+        )
+        return self._make_answer(text, seq, outcome="interrupted")
 
     def _make_answer(
         self,
         text: str,
         seq: int | None,
         *,
+        outcome: Outcome = "answered",
         calls: Sequence[Mapping[str, Any]] = (),
         finish: str = "",
     ) -> Answer:
         return Answer(
             key=self._key,
             text=text,
-            outcome="calls" if calls else "answered",
+            outcome="calls" if calls else outcome,
             seq=seq,
-            saved=self._saved,
+            saved=not self._unsaved.bodies and not self._has_dropped_message,
             calls=tuple(calls),
             finish=finish,
         )
 
-    @property
-    def _saved(self) -> bool:
-        return not self._unsaved.bodies and not self._has_dropped
-
-    async def _read_state(self) -> TurnState:
-        return turn_state(await self._run(self._sessions.get_history, self._key))
-
     # --- storing -----------------------------------------------------------------------------
 
-    async def _store(
+    async def _store_message(
         self, body: dict[str, Any], *, seen: SeenMessages | None = None, is_final: bool = False
     ) -> int | None:
         """Store a message of this turn, unless the user message is hidden now.
 
-        `is_final`: the message is the last message of the turn, so the thread that stores it also
-        releases the lease.
+        `is_final`: the message is the last message of the turn, so the same thread call releases
+        the lease.
         """
-        if self._has_dropped:
+        if self._has_dropped_message:
             return None
-        append = self._append_and_release if is_final and self._release else self._append
+        append = partial(self._append_message, is_final=is_final)
         try:
             return await self._unsaved.store_turn_message(
                 self._sessions, body, on_event=self._emit, seen=seen, append=append
@@ -611,13 +625,14 @@ class Turn:
             return None
 
     def _drop_answer(self) -> None:
-        self._has_dropped = True
+        self._has_dropped_message = True
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
 
-    def _append(self, body: Mapping[str, Any], once: str) -> int | None:
+    def _append_message(self, body: Mapping[str, Any], once: str, *, is_final: bool) -> int | None:
         """Append a message if the session still needs the message. This call blocks.
 
-        Raises NoSuchSession if the session is gone, and _HistoryChanged.
+        After the final message, release the lease. Raises NoSuchSession if the session is gone,
+        _HistoryChanged if the user messages are hidden.
         """
         old_view = self.view
         if old_view is not None:
@@ -627,25 +642,19 @@ class Turn:
                 raise
             except StenologError:
                 view = old_view  # the append fails as well, and the message stays unsaved
-            is_same = view is None or old_view.matches(view.uid, view.generation, view.change)
-            if view is not None and not is_same and not self._is_needed(view, body):
+            is_unchanged = view is None or old_view.matches(view.uid, view.generation, view.change)
+            if view is not None and not is_unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
             # The session was deleted since the last read, so the append has created a new session.
-            store = self._instance.store
-            withdraw_message(store, self.view, seq, body)
+            withdraw_message(self._instance.store, self.view, seq, body)
             raise SessionDeleted(self._key)
         if seq is not None:
             self._written_seqs.append(seq)
-        return seq
-
-    def _append_and_release(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append the final answer, then release the lease. Raise the errors of `_append`."""
-        seq = self._append(body, once)
-        if seq is not None and self._release is not None:
-            self._final_seq = seq
-            self._release()
+            if is_final and self._release_lease is not None:
+                self._final_seq = seq
+                self._release_lease()
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
@@ -653,7 +662,7 @@ class Turn:
 
         `view`: view of the session after the turn. This call blocks.
         """
-        if self.view is None or self.view.uid != view.uid or not self._is_prompt_hidden(view):
+        if self.view is None or self.view.uid != view.uid or not self._is_question_hidden(view):
             return
         visible_seqs = {message.seq for message in view.messages}
         for seq in self._written_seqs:
@@ -665,75 +674,22 @@ class Turn:
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
-        return not self._is_prompt_hidden(view)
+        return not self._is_question_hidden(view)
 
     def _emit_notice_from_thread(self, text: str) -> None:
         self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))
 
 
-def missing_session_error(store: Store, key: str) -> NoSuchSession:
-    """Return the error for a deleted or purged session."""
-    with suppress(StenologError):
-        if any(entry.key == key for entry in store.list_trash()):
-            return SessionDeleted(key)
-    return NoSuchSession(key)
-
-
-def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
-    """Withdraw a message that this process wrote into a new session with the key of `old`.
-
-    No message is destroyed. A new session with only this message goes into the trash; in any other
-    session the message is hidden.
-    """
-    key = old.key
-    with suppress(StenologError):
-        new = store.view(key)
-        at_seq = [message for message in new.messages if message.seq == seq]
-        if new.uid == old.uid or not any(_is_same_message(message, body) for message in at_seq):
-            return  # the new session was deleted as well, or the old session restored
-        if new.info.count == 1:
-            entry = store.delete(key)
-            if (entry.uid, entry.count) == (new.uid, 1):
-                return
-            # Another process has just written to the session, or restored the old session.
-            store.restore(key, uid=entry.uid)
-            if entry.uid != new.uid:
-                return
-        store.hide(key, seq, seq)
-
-
-def _is_same_message(message: Message, body: Mapping[str, Any]) -> bool:
-    return encode_message(message.to_dict()) == encode_message(body)
-
-
-def find_answer(
-    sessions: SessionStore, key: str, seq: int, history: Sequence[Message] | None = None
-) -> Message | None:
-    """Return the answer to the message at this seq, or None.
-
-    If the message is hidden and has no answer, return the message itself. `history`: the visible
-    messages, if the caller has read them. This call blocks.
-    """
-    if history is None:
-        history = sessions.get_history(key, after=seq - 1)
-    visible_messages = [message for message in history if message.seq >= seq]
-    if visible_messages and visible_messages[0].seq == seq:
-        return answer_to(visible_messages, seq)
-    stored_messages = sessions.get_history(key, after=seq - 1, full=True)
-    return answer_to(stored_messages, seq) or next(iter(stored_messages), None)
-
-
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
     """Return the Answer for a stored answer, or for a user message that was hidden unanswered."""
     body = message.to_dict()
+    text = HIDDEN_UNANSWERED_TEXT if outcome == "elsewhere" else ""
     if body.get("role") == "assistant":
         text = text_parts_of(body)
-    else:
-        text = HIDDEN_UNANSWERED_TEXT if outcome == "elsewhere" else ""
     return Answer(key=key, text=text, outcome=outcome, seq=message.seq)
 
 
-def _last_answer(key: str, history: Sequence[Message]) -> Answer:
+def _make_last_answer(key: str, history: Sequence[Message]) -> Answer:
     """Return the last answer in the log."""
     last_message = next(
         (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
@@ -748,12 +704,7 @@ def _user_text(body: Mapping[str, Any]) -> str:
     return text_parts_of(body).strip() if body.get("role") == "user" else ""
 
 
-def _round_without_ids(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:
-    """Return calls and results without ids, for comparison with other rounds."""
-    return [(call["function"], results.get(call["id"])) for call in calls]
-
-
-def _call_body(call: ToolCall) -> dict[str, Any]:
+def _make_call_body(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

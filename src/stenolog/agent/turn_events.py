@@ -11,7 +11,7 @@ from stenolog.providers.chat_model import Usage
 
 
 class TurnOptions(Struct, frozen=True, kw_only=True):
-    """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged.
+    """Options of one turn, given by a client. The defaults leave the agent's behaviour unchanged.
 
     A call of a client tool ends the turn. The turn resumes when the client stores the result.
     """
@@ -38,7 +38,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def is_default(self) -> bool:
-        """Whether the request has the agent's own system prompt and tools."""
+        """Whether the options keep the system prompt and the tools of the agent."""
         return self.system is None and not self.tools and self.own_tools
 
 
@@ -147,9 +147,9 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
 
 
 TEXT_KEPT: Final = "the text so far is kept"
-"""Part of the notice that an answer broke off. Front ends recognize the notice by this text."""
+"""Clause in the notice about an interrupted answer. Front ends recognize the notice by it."""
 RETRY_HINT: Final = ", /retry asks again"
-"""End of the notice that an answer broke off. Front ends without commands leave this text out."""
+"""Last clause of that notice. Front ends without commands remove the clause."""
 
 
 class Notice(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 from msgspec import Struct
@@ -36,15 +37,16 @@ from stenolog.stores.base import Store
 RunInThread = Callable[..., Awaitable[Any]]
 """Function that runs another function in a thread and returns its result."""
 AppendFunction = Callable[..., int | None]
-"""Function that stores a message with the idempotency key `once=`; returns its seq or None."""
+"""Function that stores a message with the idempotency key `once=` and returns the seq or None."""
 
 _MAX_REMEMBERED_SEQS: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model received: those up to seq `upto`, and unsaved ones up to `once`.
+    """The messages that a model received: stored messages, and after them unsaved messages.
 
-    `once` is an idempotency key; it is empty if the model received no unsaved message.
+    `upto` is the seq of the last stored message. `once` is the idempotency key of the last unsaved
+    message; empty if the model received no unsaved message.
     """
 
     upto: int
@@ -62,7 +64,7 @@ class _UnsavedMessage(Struct, frozen=True, kw_only=True):
     size: int = 0
 
     @property
-    def is_of_turn(self) -> bool:
+    def belongs_to_turn(self) -> bool:
         return self.body.get("role") != "user"
 
 
@@ -70,15 +72,15 @@ class UnsavedMessages:
     """The unsaved messages of one session."""
 
     def __init__(
-        self, key: str, run: RunInThread, *, nonempty: "set[UnsavedMessages] | None" = None
+        self, key: str, run: RunInThread, *, nonempty_queues: "set[UnsavedMessages] | None" = None
     ) -> None:
         """Create an empty queue.
 
-        `nonempty`: a set to which the queue adds itself when a message stays unsaved.
+        `nonempty_queues`: a set to which the queue adds itself when a message stays unsaved.
         """
         self._key = key
         self._run = run
-        self._nonempty = set() if nonempty is None else nonempty
+        self._nonempty_queues = set() if nonempty_queues is None else nonempty_queues
         self._queue: list[_UnsavedMessage] = []
         self._stored_seqs: dict[str, int] = {}
         """Seqs of messages that were stored after a failed write, by idempotency key."""
@@ -95,7 +97,7 @@ class UnsavedMessages:
         return sum(message.size for message in self._queue)
 
     @property
-    def newest_once(self) -> str:
+    def newest_idempotency_key(self) -> str:
         """Idempotency key of the newest unsaved message; empty if all messages are stored."""
         return self._queue[-1].once if self._queue else ""
 
@@ -103,14 +105,14 @@ class UnsavedMessages:
         """Return the seq of a message that was stored after a failed write, or None."""
         return self._stored_seqs.get(once)
 
-    def answer_to(self, once: str) -> str | None:
+    def find_answer_text(self, once: str) -> str | None:
         """Return the text of the unsaved answer to an unsaved message; None without an answer."""
-        once_keys = [message.once for message in self._queue]
+        queued_keys = [message.once for message in self._queue]
         for message in self._queue:
             last_seen_key = "" if message.seen is None else message.seen.once
-            if last_seen_key not in once_keys or calls_of(message.body):
+            if last_seen_key not in queued_keys or calls_of(message.body):
                 continue
-            if once in once_keys[: once_keys.index(last_seen_key) + 1]:
+            if once in queued_keys[: queued_keys.index(last_seen_key) + 1]:
                 return text_parts_of(message.body)
         return None
 
@@ -130,17 +132,18 @@ class UnsavedMessages:
         """
         check_key(self._key)
         check_once(once)
-        size = len(encode_message(body))
-        message = _UnsavedMessage(body=body, once=once, seen=None, size=size)
+        message = _UnsavedMessage(body=body, once=once, seen=None, size=len(encode_message(body)))
         async with self._write_lock:
             if any(waiting.once == once for waiting in self._queue):
                 return None
             seq = None
-            if await self._flush_queue(sessions, on_event, leased=False):
+            if await self._flush_queue(sessions, on_event, has_lease=False):
                 seq = await self._write_message(sessions, message, append)
             if seq is None:
                 self._queue_message(message)
-            is_new_failure = seq is None and not any(waiting.is_of_turn for waiting in self._queue)
+            is_new_failure = seq is None and not any(
+                waiting.belongs_to_turn for waiting in self._queue
+            )
         if is_new_failure:
             await self._report_failure(sessions, on_event)
         return seq
@@ -165,7 +168,7 @@ class UnsavedMessages:
         async with self._write_lock:
             try:
                 seq = None
-                if await self._flush_queue(sessions, on_event, leased=True):
+                if await self._flush_queue(sessions, on_event, has_lease=True):
                     seq = await self._write_message(sessions, message, append)
             except (LeaseLost, NoSuchSession):
                 self._drop_turn_messages()
@@ -192,7 +195,7 @@ class UnsavedMessages:
         """
         async with self._write_lock:
             try:
-                if await self._flush_queue(sessions, on_event, leased=True):
+                if await self._flush_queue(sessions, on_event, has_lease=True):
                     return True
             except LeaseLost:
                 self._drop_turn_messages()
@@ -201,23 +204,23 @@ class UnsavedMessages:
         return False
 
     async def _flush_queue(
-        self, sessions: SessionStore, on_event: EventHandler, *, leased: bool
+        self, sessions: SessionStore, on_event: EventHandler, *, has_lease: bool
     ) -> bool:
         queued_count = len(self._queue)
         if not queued_count:
             return True
-        if not leased and any(message.is_of_turn for message in self._queue):
+        if not has_lease and any(message.belongs_to_turn for message in self._queue):
             return False
-        is_checked = False
+        is_turn_checked = False
         while self._queue:
             message = self._queue[0]
-            if message.is_of_turn and not is_checked:
+            if message.belongs_to_turn and not is_turn_checked:
                 # All messages that the answer depends on have a seq by now.
-                is_checked = True
+                is_turn_checked = True
                 if await self._is_stale(sessions, message):
                     self._drop_stale_answer(on_event)
                     continue
-            is_checked = is_checked and message.is_of_turn
+            is_turn_checked = is_turn_checked and message.belongs_to_turn
             try:
                 seq = await self._write_message(sessions, message)
             except LeaseLost:
@@ -240,15 +243,15 @@ class UnsavedMessages:
 
     def _queue_message(self, message: _UnsavedMessage) -> None:
         self._queue.append(message)
-        self._nonempty.add(self)
+        self._nonempty_queues.add(self)
 
     def _drop_turn_messages(self) -> None:
-        self._queue = [message for message in self._queue if not message.is_of_turn]
+        self._queue = [message for message in self._queue if not message.belongs_to_turn]
 
     def _drop_stale_answer(self, on_event: EventHandler) -> None:
         """Drop the messages before the next user message, and emit SaveFailed."""
-        indexes = [index for index, message in enumerate(self._queue) if not message.is_of_turn]
-        dropped_count = indexes[0] if indexes else len(self._queue)
+        turn_messages = takewhile(lambda message: message.belongs_to_turn, self._queue)
+        dropped_count = len(list(turn_messages))
         del self._queue[:dropped_count]
         reason = "another process has answered in the meantime, so this answer is not stored"
         on_event(SaveFailed(count=dropped_count, text=reason))
@@ -258,9 +261,9 @@ class UnsavedMessages:
         history: list[Message] = await self._run(sessions.get_history, self._key)
         state = turn_state(history)
         if unsaved.seen is None:
-            open_ids = {call.id for call in state.open_calls}
-            return unsaved.body.get("tool_call_id") not in open_ids
-        upto = self._seen_upto(unsaved.seen)
+            open_call_ids = {call.id for call in state.open_calls}
+            return unsaved.body.get("tool_call_id") not in open_call_ids
+        upto = self._last_seen_seq(unsaved.seen)
         if not any(seq <= upto for seq in state.unanswered):
             return True
         stored_seqs = set(self._stored_seqs.values())
@@ -271,7 +274,7 @@ class UnsavedMessages:
             for message in history
         )
 
-    def _seen_upto(self, seen: SeenMessages) -> int:
+    def _last_seen_seq(self, seen: SeenMessages) -> int:
         return max(seen.upto, self._stored_seqs.get(seen.once, 0))
 
     async def _write_message(
@@ -279,18 +282,18 @@ class UnsavedMessages:
     ) -> int | None:
         body, seen = message.body, message.seen
         if seen is not None:
-            body = mark_seen(body, seen=self._seen_upto(seen), interrupted=seen.interrupted)
+            body = mark_seen(body, seen=self._last_seen_seq(seen), interrupted=seen.interrupted)
         if append is None:
             append = partial(sessions.add_full_message, self._key)
         seq: int | None = await self._run(append, body, once=message.once)
         if seq is None:
-            # The SessionStore hides the error, so write to its store to get the error.
+            # The SessionStore hides the error, so repeat the write on the store to get the error.
             # The idempotency key makes this second write safe.
             seq = await self._run(_retry_write, sessions, self._key, body, message.once)
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
-        reason = await self._run(_failure_reason, sessions)
+        reason = await self._run(_read_failure_reason, sessions)
         on_event(SaveFailed(count=len(self._queue), text=reason))
 
 
@@ -302,24 +305,22 @@ def new_idempotency_key() -> str:
 def _retry_write(
     sessions: SessionStore, key: str, body: Mapping[str, Any], once: str
 ) -> int | None:
-    """Repeat a write on the store itself. Raise only errors that a later retry cannot fix."""
+    """Repeat a write on the store itself. Raises only errors that a later retry cannot fix."""
     store = sessions.store
     try:
         return store.add_full_message(key, body, once=once)
     except OnceConflict as conflict:
         # Another version of stenolog may have stored the same message with different metadata.
-        if _stored_content(store, key, conflict.seq) == without_marks(body):
+        if _read_stored_content(store, key, conflict.seq) == without_marks(body):
             return conflict.seq
         raise
-    except (ReadOnly, StoreClosed):
-        return None
-    except UsageError:
-        raise
-    except Exception:  # noqa: BLE001 - the facade counts and logs it; the write is retried
-        return None
+    except Exception as error:
+        if isinstance(error, UsageError) and not isinstance(error, ReadOnly | StoreClosed):
+            raise
+        return None  # the facade has counted and logged the error; the write is retried
 
 
-def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
+def _read_stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
     """Return the message at this seq without stenolog's metadata; None if it is unreadable."""
     try:
         messages = store.get_history(key, after=seq - 1, full=True)[:1]
@@ -328,7 +329,7 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
     return without_marks(messages[0].to_dict()) if messages and messages[0].seq == seq else None
 
 
-def _failure_reason(sessions: SessionStore) -> str:
+def _read_failure_reason(sessions: SessionStore) -> str:
     """Return the reason for the failed write, without the prefixes that the SessionStore adds."""
     health = sessions.health()
     _, _, reason = (health.last_error or "").partition(" failed: ")

@@ -14,10 +14,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 Price = Callable[[str, Mapping[str, int]], float | None]
-"""Function of model name and token counts: the price of an answer in US dollars, or None."""
+"""Function that returns the price of an answer in US dollars, or None if it is unknown.
+
+Arguments: the model name, and the token counts by name.
+"""
 
 _MAX_MODEL_NAMES: Final = 10_000
-"""Maximum number of model names kept in memory. Any program can store invented names."""
+"""Maximum number of model names kept in memory: messages may contain invented names."""
 _MAX_NAME_LENGTH: Final = 300
 _fork_lock: Final = threading.Lock()
 # If another thread imports a module during a fork, the module stays locked in the child.
@@ -38,7 +41,7 @@ def load_prices() -> Price | None:
 
 
 class LazyPrices:
-    """Prices that are loaded for the first answer, because importing genai-prices takes long.
+    """Prices that are loaded with the first answer, because importing genai-prices takes long.
 
     This class does not use `cached_property`: its lock in Python 3.11 would stay locked in a forked
     child.
@@ -58,15 +61,15 @@ class LazyPrices:
 class _Rates(Struct, frozen=True):
     """Prices per token of one model, for prompts within a range of lengths."""
 
-    uncached: Decimal
-    cached: Decimal
+    uncached_input: Decimal
+    cached_input: Decimal
     output: Decimal
 
 
 class _Model(Struct, frozen=True):
     """A model in the price list."""
 
-    reference: str
+    name: str
     provider: str | None
     thresholds: Sequence[int] = ()
     """Numbers of prompt tokens above which other prices apply, in ascending order."""
@@ -93,49 +96,58 @@ class _PriceList:
         model = self._models[name]
         if model is None:
             return None
-        prompt, cached, answer = (usage.get(count, 0) for count in ("prompt", "cached", "answer"))
+        prompt_tokens, cached_tokens, answer_tokens = (
+            usage.get(count, 0) for count in ("prompt", "cached", "answer")
+        )
         try:
-            if cached > prompt:
+            if cached_tokens > prompt_tokens:
                 # Let the package handle inconsistent counts.
-                return float(self._total_price(model, prompt, cached, answer))
-            rates = self._rates_for(model, bisect_left(model.thresholds, prompt))
-            uncached_cost = (prompt - cached) * rates.uncached
-            return float(uncached_cost + cached * rates.cached + answer * rates.output)
+                return float(self._total_price(model, prompt_tokens, cached_tokens, answer_tokens))
+            rates = self._rates_for(model, bisect_left(model.thresholds, prompt_tokens))
+            uncached_cost = (prompt_tokens - cached_tokens) * rates.uncached_input
+            return float(
+                uncached_cost + cached_tokens * rates.cached_input + answer_tokens * rates.output
+            )
         except (LookupError, ValueError, ArithmeticError):
             return None
 
     def _find_model(self, name: str) -> _Model | None:
-        provider, slash, rest = name.partition("/")
-        qualified_models = [_Model(rest, provider), _Model(rest, None)] if slash else []
+        provider, slash, model_name = name.partition("/")
+        qualified_models = [_Model(model_name, provider), _Model(model_name, None)] if slash else []
         for model in [*qualified_models, _Model(name, None)]:
             try:
-                rates = getattr(self._look_up_price(model, 1, answer=1), "model_price", None)
+                rates = getattr(self._look_up_price(model, 1, answer_tokens=1), "model_price", None)
             except (LookupError, ValueError):
                 continue
             tiers = [getattr(rate, "tiers", ()) for rate in vars(rates).values()] if rates else []
             thresholds = {tier.start for tiers_of_rate in tiers for tier in tiers_of_rate}
-            return _Model(model.reference, model.provider, sorted(thresholds))
+            return _Model(model.name, model.provider, sorted(thresholds))
         return None
 
     def _rates_for(self, model: _Model, tier: int) -> _Rates:
-        """Return the prices for a prompt that exceeds `tier` of the model's thresholds."""
+        """Return the prices for a prompt. `tier`: number of thresholds that the prompt exceeds."""
         if tier not in model.rates:
-            length = model.thresholds[tier - 1] + 1 if tier else 1
-            price = self._total_price(model, length)
-            cached_price, full_price = (
-                self._total_price(model, length, length),
-                self._total_price(model, length, 0, 1),
+            prompt_tokens = model.thresholds[tier - 1] + 1 if tier else 1
+            price = self._total_price(model, prompt_tokens)
+            cached_price = self._total_price(model, prompt_tokens, prompt_tokens)
+            price_with_answer = self._total_price(model, prompt_tokens, 0, 1)
+            model.rates[tier] = _Rates(
+                price / prompt_tokens, cached_price / prompt_tokens, price_with_answer - price
             )
-            model.rates[tier] = _Rates(price / length, cached_price / length, full_price - price)
         return model.rates[tier]
 
-    def _total_price(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Decimal:
-        return Decimal(self._look_up_price(model, prompt, cached, answer).total_price)
+    def _total_price(
+        self, model: _Model, prompt_tokens: int, cached_tokens: int = 0, answer_tokens: int = 0
+    ) -> Decimal:
+        price = self._look_up_price(model, prompt_tokens, cached_tokens, answer_tokens)
+        return Decimal(price.total_price)
 
-    def _look_up_price(self, model: _Model, prompt: int, cached: int = 0, answer: int = 0) -> Any:
+    def _look_up_price(
+        self, model: _Model, prompt_tokens: int, cached_tokens: int = 0, answer_tokens: int = 0
+    ) -> Any:
         usage = self._package.Usage(
-            input_tokens=prompt, output_tokens=answer, cache_read_tokens=cached
+            input_tokens=prompt_tokens,
+            output_tokens=answer_tokens,
+            cache_read_tokens=cached_tokens,
         )
-        return self._package.calc_price(
-            usage, model_ref=model.reference, provider_id=model.provider
-        )
+        return self._package.calc_price(usage, model_ref=model.name, provider_id=model.provider)

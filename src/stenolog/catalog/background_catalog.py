@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.catalog.catalog_database import Database, Transaction
+from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.index import Catalog, CatalogRead, Progress, Refresher, T, price_list_version
 from stenolog.errors import StenologError, StoreClosed
 from stenolog.stores.base import Store
@@ -25,8 +25,8 @@ REFRESH_WAIT_SECONDS: Final = 0.2
 _FEW_NEW_SESSIONS: Final = 20
 """Maximum number of new sessions that are indexed directly, without adding rows first."""
 _FIRST_ROW_COUNT: Final = 200
-"""Number of rows after which the first list is shown."""
-_COUNT_SECONDS: Final = 0.5
+"""Number of rows that are added before the first list is shown."""
+_COUNT_INTERVAL_SECONDS: Final = 0.5
 """Seconds between two counts of the indexed sessions."""
 _CLOSE_WAIT_SECONDS: Final = 10.0
 
@@ -50,22 +50,22 @@ ReadHeads = Callable[[Sequence[str]], Iterator[SessionHead]]
 class BackgroundCatalog(Catalog):
     """A catalog that a thread keeps up to date. A read may miss the newest changes of the store.
 
-    The thread looks for changes of the store at the start, and after each read of the catalog.
+    The thread looks for changes of the store at the start, and at each read of the catalog.
     """
 
     def __init__(self, store: Store, *, heads: ReadHeads) -> None:
-        self._heads = heads
+        self._read_heads = heads
         self._condition = threading.Condition()
-        self._requested = 1
+        self._newest_request = 1
         """Number of the newest request for an update; the first request is made at the start."""
-        self._fulfilled = 0
+        self._fulfilled_request = 0
         """Number of the newest request that was fulfilled."""
         self._is_listed = False
         """Whether the newest sessions that existed at the start have a row."""
         self._is_refreshing = False
         self._is_closing = False
         self._progress: tuple[int, int] | None = None
-        self._count = 0
+        self._session_count = 0
         self._counted_at = 0.0
         self._thread = threading.Thread(target=self._run, name="catalog", daemon=True)
         super().__init__(store)
@@ -84,27 +84,29 @@ class BackgroundCatalog(Catalog):
         self._thread.join(_CLOSE_WAIT_SECONDS)
         super().close()
 
-    def _use_database(self, database: Database) -> None:
-        self._active = _ThreadRefresher(self, self._store, database)
-
-    def is_refreshing_thread(self) -> bool:
-        """Return whether the caller is this catalog's thread, and a refresh is in progress."""
-        return self._is_refreshing and threading.current_thread() is self._thread
-
     def _read(self, work: CatalogRead[T], progress: Progress | None = None) -> T:
         if threading.current_thread() is not self._thread:
             self._request_update()
         return super()._read(work, progress)
 
+    def _refresh(self, refresher: Refresher, progress: Progress | None) -> int | None:
+        """Return the id of the catalog. Only the catalog's own thread adds messages."""
+        if self._is_refreshing and threading.current_thread() is self._thread:
+            return super()._refresh(refresher, progress)
+        with refresher.database.read_transaction() as transaction:
+            [(catalog_id, _)] = transaction.run("about")
+            return int(catalog_id)
+
     def _request_update(self) -> None:
         with self._condition:
-            self._requested += 1
-            request = self._requested
+            self._newest_request += 1
+            request = self._newest_request
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._is_listed or self._is_closing, LIST_WAIT_SECONDS)
             if self._progress is None:
                 self._condition.wait_for(
-                    lambda: self._fulfilled >= request or self._is_closing, REFRESH_WAIT_SECONDS
+                    lambda: self._fulfilled_request >= request or self._is_closing,
+                    REFRESH_WAIT_SECONDS,
                 )
 
     # --- the thread --------------------------------------------------------------------------
@@ -113,11 +115,11 @@ class BackgroundCatalog(Catalog):
         while True:
             with self._condition:
                 self._condition.wait_for(
-                    lambda: self._requested > self._fulfilled or self._is_closing
+                    lambda: self._newest_request > self._fulfilled_request or self._is_closing
                 )
                 if self._is_closing:
                     return
-                request = self._requested
+                request = self._newest_request
             try:
                 self._add_rows()
                 self._is_refreshing = True
@@ -130,40 +132,40 @@ class BackgroundCatalog(Catalog):
                 _logger.exception("updating the catalog failed")
             finally:
                 self._is_refreshing = False
-                self._set_progress(listed=True, fulfilled=request)
+                self._notify_readers(is_listed=True, fulfilled_request=request)
 
-    def _set_progress(self, *, listed: bool, fulfilled: int = 0) -> None:
+    def _notify_readers(self, *, is_listed: bool, fulfilled_request: int = 0) -> None:
         with self._condition:
-            self._is_listed = listed
-            if fulfilled:
-                self._fulfilled, self._progress = fulfilled, None
+            self._is_listed = is_listed
+            if fulfilled_request:
+                self._fulfilled_request, self._progress = fulfilled_request, None
             self._condition.notify_all()
 
     def _store_progress(self, _done: int, total: int) -> None:
-        """Store the progress. Raises StoreClosed if the catalog is being closed."""
+        """Store the progress of the refresh. Raises StoreClosed if the catalog is being closed."""
         if self._is_closing:
             raise StoreClosed("the catalog is closed")
-        if total > _FEW_NEW_SESSIONS and time.monotonic() - self._counted_at > _COUNT_SECONDS:
+        is_count_due = time.monotonic() - self._counted_at > _COUNT_INTERVAL_SECONDS
+        if total > _FEW_NEW_SESSIONS and is_count_due:
             # Count the rows of the table, because other processes may index at the same time.
             with self._active.database.read_transaction() as transaction:
-                rows = transaction.execute(self._active.database.sql["stamps"])
+                rows = transaction.run("stamps")
                 indexed_count = sum(stamp is not None for _, stamp in rows)
             self._counted_at = time.monotonic()
             with self._condition:
-                self._progress = min(indexed_count, self._count), self._count
+                self._progress = min(indexed_count, self._session_count), self._session_count
 
     def _add_rows(self) -> None:
         """If many sessions are new, add a row without messages for each of them."""
 
-        def read(transaction: Transaction, database: Database) -> tuple[int, set[str], Database]:
-            [(catalog_id, _)] = transaction.execute(database.sql["about"])
-            rows = transaction.execute(database.sql["stamps"])
-            return catalog_id, {key for key, _ in rows}, database
+        def read_known_keys(transaction: Transaction) -> tuple[int, set[str]]:
+            [(catalog_id, _)] = transaction.run("about")
+            return catalog_id, {key for key, _ in transaction.run("stamps")}
 
-        catalog_id, known_keys, database = self._read(read)
-        self._set_progress(listed=self._is_listed or bool(known_keys))
+        catalog_id, known_keys = self._read(read_known_keys)
+        self._notify_readers(is_listed=self._is_listed or bool(known_keys))
         keys = self._store.stamps().keys()
-        self._count = len(keys)
+        self._session_count = len(keys)
         new_keys = [key for key in keys if key not in known_keys]
         if len(new_keys) <= _FEW_NEW_SESSIONS:
             return
@@ -171,9 +173,9 @@ class BackgroundCatalog(Catalog):
         from stenolog.catalog.indexing import CatalogWriter
         from stenolog.catalog.steps import SessionColumns, Step
 
-        writer = CatalogWriter(database, catalog_id, price_list_version())
+        writer = CatalogWriter(self._active.database, catalog_id, price_list_version())
         self._progress = len(keys) - len(new_keys), len(keys)
-        for number, head in enumerate(self._heads(new_keys)):
+        for row_count, head in enumerate(self._read_heads(new_keys)):
             if self._is_closing:
                 raise StoreClosed("the catalog is closed")
             columns = SessionColumns(
@@ -183,26 +185,10 @@ class BackgroundCatalog(Catalog):
                 updated=head.updated,
                 meta=head.meta,
             )
-            if number == _FIRST_ROW_COUNT:
+            if row_count == _FIRST_ROW_COUNT:
                 # The newest sessions come first, so these rows are enough for the first page.
                 writer.flush()
-                self._set_progress(listed=True)
+                self._notify_readers(is_listed=True)
             writer.add_steps(head.key, [Step(key=head.key, version=None, columns=columns)])
         writer.flush()
-        self._set_progress(listed=True)
-
-
-class _ThreadRefresher(Refresher):
-    """A refresher that adds messages only in the catalog's thread; other threads do not wait."""
-
-    def __init__(self, catalog: BackgroundCatalog, store: Store, database: Database) -> None:
-        super().__init__(store, database)
-        self._catalog = catalog
-
-    def refresh(self, progress: Progress | None = None) -> int | None:
-        """Return the id of the catalog. The catalog's own thread adds all new messages first."""
-        if self._catalog.is_refreshing_thread():
-            return super().refresh(progress)
-        with self.database.read_transaction() as transaction:
-            [(catalog_id, _)] = transaction.execute(self._sql["about"])
-            return int(catalog_id)
+        self._notify_readers(is_listed=True)

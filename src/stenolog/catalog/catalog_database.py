@@ -6,13 +6,9 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
-if TYPE_CHECKING:
-    from stenolog.catalog.query import FullTextDialect
-
-
-# --- filters --------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 # These functions convert texts, keys and times to the values in the tables.
 
 
@@ -31,7 +27,7 @@ def from_microseconds(microseconds: int) -> datetime:
 
 
 MAX_INTEGER: Final = 2**63 - 2
-"""Largest integer in a query: one less than SQLite's maximum, because one may be added."""
+"""Largest integer in a query: SQLite's maximum minus 1, because a page is read with limit + 1."""
 
 
 def replace_surrogates(text: str) -> str:
@@ -40,12 +36,12 @@ def replace_surrogates(text: str) -> str:
 
 
 def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
-    """Return the range of keys with a prefix: the first key, and the end, which is excluded."""
+    """Return the range of keys with a prefix: its start, and its end, which is excluded."""
     if not prefix:
         return None, None
-    raw = prefix.encode("utf-8", "replace")
+    prefix_bytes = prefix.encode("utf-8", "replace")
     # 0xff does not occur in UTF-8, so the last byte can always be incremented.
-    return raw.decode(), raw[:-1] + bytes([raw[-1] + 1])
+    return prefix_bytes.decode(), prefix_bytes[:-1] + bytes([prefix_bytes[-1] + 1])
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -54,14 +50,14 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 # A catalog of another version is discarded and built again.
 VERSION: Final = "10"
-"""Version of tables, tokens, stems, searchable text and sums, increased with each change."""
+"""Version of the catalog, increased by each change of its tables, tokens, stems, texts or sums."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of messages per block. The table catalog_block has each block's oldest and newest time."""
 
 _FOLDER: Final = Path(__file__).parent
 _SQL_COMMENT: Final = re.compile(r"(?m)^--.*\n")
-_SHARED_PART_NAMES: Final = {"session_filter", "entry_columns"}
+_SHARED_SQL_PARTS: Final = {"session_filter", "entry_columns"}
 
 
 @cache
@@ -79,13 +75,16 @@ def load_schema() -> tuple[str, ...]:
 def split_named_statements(text: str) -> Mapping[str, str]:
     """Split a file into its named statements, and insert the parts that statements share."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
-    named = {
+    sql_by_name = {
         name: _SQL_COMMENT.sub("", part).strip().removesuffix(";")
         for name, part in zip(sections[::2], sections[1::2], strict=True)
     }
-    for shared in _SHARED_PART_NAMES & named.keys():
-        named = {name: sql.replace(f"{{{shared}}}", named[shared]) for name, sql in named.items()}
-    return named
+    for part_name in _SHARED_SQL_PARTS & sql_by_name.keys():
+        shared_sql = sql_by_name[part_name]
+        sql_by_name = {
+            name: sql.replace(f"{{{part_name}}}", shared_sql) for name, sql in sql_by_name.items()
+        }
+    return sql_by_name
 
 
 def split_statements(text: str) -> tuple[str, ...]:
@@ -113,28 +112,30 @@ class CatalogBusy(CatalogUnusable):
 
 
 class DatabaseUnreachable(CatalogBusy):
-    """The database server is unreachable, and so is the store in it."""
+    """The database server is unreachable, so the store on it is unreachable, too."""
+
+
+FullTextIndex = Literal["fts5", "tsquery"]
+"""Kind of full-text index, for which `query.DIALECTS` has a dialect."""
 
 
 class Transaction(Protocol):
     """An open transaction."""
 
-    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Iterable[Row]:
-        """Execute a statement and return its rows."""
+    fulltext: FullTextIndex
 
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object:
-        """Execute a statement once per row of values."""
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Iterable[Row]:
+        """Execute an SQL statement and return its rows."""
+
+    def run(self, name: str, values: Sequence[Any] = (), /, *, column: str = "") -> Iterable[Row]:
+        """Execute a statement of queries.sql and return its rows. `column` replaces `{column}`."""
+
+    def run_many(self, name: str, rows: Iterable[Sequence[Any]], /) -> object:
+        """Execute a statement of queries.sql once per row of values."""
 
 
 class Database(Protocol):
     """The database of a catalog. Every call may raise CatalogDamaged and CatalogUnusable."""
-
-    sql: Mapping[str, str]
-    """The SQL statements for the tables, by name."""
-
-    @property
-    def fulltext(self) -> "FullTextDialect":
-        """The full-text dialect of the database, which makes the queries of the full-text index."""
 
     def read_transaction(self) -> AbstractContextManager[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""

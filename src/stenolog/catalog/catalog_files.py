@@ -17,11 +17,13 @@ import sqlite3
 import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -31,43 +33,40 @@ from stenolog.catalog.catalog_database import (
     CatalogBusy,
     CatalogDamaged,
     CatalogUnusable,
+    FullTextIndex,
     Row,
-    Transaction,
     load_schema,
     load_statements,
 )
-from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
 from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import Descriptor, open_descriptor
-from stenolog.stores.locks import keep_forever
-
-if TYPE_CHECKING:
-    from stenolog.catalog.query import FullTextDialect
-
+from stenolog.stores.locks import ThreadLock, keep_forever
 
 WRITING_MARK: Final = b"writing"
 """Content of the lock file during a write, or after a writer died."""
 
+_TIMEOUT_SECONDS: Final = 10.0
+"""Maximum number of seconds to wait for other processes or threads."""
 _POLL_SECONDS: Final = 0.002
-_MAX_MARK_BYTES: Final = 80
+_LOCK_CONTENT_BYTES: Final = 80
 
 Identity = tuple[int, int]
 """Device and inode, which identify a file regardless of its name."""
 
 
 class LockFile:
-    """A file that the writer locks, and that records the stamp of the database after a write."""
+    """The lock of the writers: a file that also has the stamp of the database after a write."""
 
-    def __init__(self, path: Path, *, timeout: float) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self.timeout = timeout
+        self.timeout = _TIMEOUT_SECONDS
         """Maximum number of seconds to wait for other writers."""
 
     @contextmanager
     def hold_lock(self) -> Iterator[Descriptor]:
         """Lock the file, and yield its descriptor. Raises CatalogUnusable."""
         try:
-            lock = self._open()
+            lock = self._open_and_lock()
             try:
                 yield lock
             finally:
@@ -77,48 +76,43 @@ class LockFile:
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
 
-    def _open(self) -> Descriptor:
+    def _open_and_lock(self) -> Descriptor:
         """Open and lock the lock file, and return its descriptor."""
         deadline = time.monotonic() + self.timeout
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
-            lock = open_descriptor(
-                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            lock = open_descriptor(self._path, flags)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = os.fstat(lock)
                 if (status.st_dev, status.st_ino) == file_identity(self._path):
                     return lock
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    lock.close()
-                    raise
-            except BaseException:
+            except BaseException as error:
                 lock.close()
-                raise
+                if not isinstance(error, BlockingIOError) or time.monotonic() > deadline:
+                    raise
             lock.close()
             time.sleep(_POLL_SECONDS)
 
-    def read_mark(self) -> bytes:
-        """Return the mark that the last writer wrote to the lock file; may be empty."""
+    def read_content(self) -> bytes:
+        """Return the content of the lock file, which the last writer wrote; may be empty."""
+        # Without O_NONBLOCK, opening a fifo with this name would block.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            # Without O_NONBLOCK, opening a fifo with this name would block.
-            lock = open_descriptor(
-                self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            )
+            lock = open_descriptor(self._path, flags)
         except OSError:
             return b""
         try:
             if not stat.S_ISREG(os.fstat(lock).st_mode):
                 return b""
-            return os.pread(lock, _MAX_MARK_BYTES, 0).rstrip()
+            return os.pread(lock, _LOCK_CONTENT_BYTES, 0).rstrip()
         finally:
             lock.close()
 
 
-def set_mark(lock: int, mark: bytes) -> None:
-    """Write `mark` to the lock file, which the caller has locked. Raises OSError."""
-    os.pwrite(lock, mark.ljust(_MAX_MARK_BYTES - 1) + b"\n", 0)
+def write_lock_content(lock: int, content: bytes) -> None:
+    """Write `content` to the lock file, which the caller has locked. Raises OSError."""
+    os.pwrite(lock, content.ljust(_LOCK_CONTENT_BYTES - 1) + b"\n", 0)
 
 
 def file_stamp(path: Path) -> bytes:
@@ -143,30 +137,165 @@ def file_identity(path: Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-_LOCK_TIMEOUT_SECONDS: Final = 10.0
+# --- threads ---------------------------------------------------------------------------------
+# One thread at a time uses a connection. KeyboardInterrupt may be raised at any time, even directly
+# after a lock is acquired. Each use of the connection is therefore an object. The use ends when the
+# object is marked as ended or garbage-collected. If a traceback keeps the object alive, as in a
+# notebook, the thread that started the use takes it over at its next call. Other threads wait no
+# longer than their timeout.
+
+
+_CHECK_INTERVAL_SECONDS: Final = 0.01
+"""Seconds after which a waiting thread checks again, even if no other thread has woken it."""
+_STALE_SECONDS: Final = 0.2
+"""Seconds without a check after which a waiting thread loses its place in the queue."""
+
+
+class ExclusiveUse:
+    """One use of the connection, by the thread that creates this object."""
+
+    __slots__ = ("__weakref__", "checked_at", "ended", "lock", "process", "thread", "wakeup")
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self.process = os.getpid()
+        self.ended = False
+        self.lock: Descriptor | None = None
+        """Descriptor of the lock file, if this use writes."""
+        self.wakeup: SimpleQueue[None] = SimpleQueue()
+        """Queue that wakes the waiting thread. The queue is written in C, and survives Ctrl-C."""
+        self.checked_at = 0.0
+        """Monotonic time at which the thread last checked whether it may start."""
+
+
+class ExclusiveLock:
+    """A lock that allows one use of a connection at a time, in the order of the requests.
+
+    `name`: name of the database, for error messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # This lock is held only briefly, and only in a `with` block, which acquires it in one step.
+        self._mutex = ThreadLock()
+        self._active_ref: weakref.ref[ExclusiveUse] | None = None
+        self._queue: deque[weakref.ref[ExclusiveUse]] = deque()
+
+    @contextmanager
+    def exclusive_use(self, *, timeout: float) -> Iterator[ExclusiveUse]:
+        """Start a use for a `with` block. Raises CatalogBusy after `timeout` seconds."""
+        use = ExclusiveUse()
+        try:
+            self.begin(use, timeout=timeout)
+            yield use
+        finally:
+            self.end(use)
+
+    def begin(self, use: ExclusiveUse, *, timeout: float) -> None:
+        """Wait until no other use is active. Raises CatalogBusy after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._try_begin(use):
+            if time.monotonic() > deadline:
+                raise CatalogBusy(f"another thread used {self._name} for too long")
+            with suppress(Empty):
+                use.wakeup.get(timeout=_CHECK_INTERVAL_SECONDS)
+
+    def end(self, use: ExclusiveUse) -> None:
+        """Mark a use as ended and wake the thread that has waited longest."""
+        use.ended = True
+        if self._queue:
+            with self._mutex:
+                next_use = self._first_waiting_use()
+            if next_use is not None:
+                next_use.wakeup.put(None)
+
+    def is_active(self, use: ExclusiveUse) -> bool:
+        """Return whether this use is active. Only an active use may clean up."""
+        return self._active_use() is use
+
+    def is_held_by_caller(self) -> bool:
+        """Return whether the calling thread started the active use."""
+        active_use = self._active_use()
+        return active_use is not None and active_use.thread == get_ident()
+
+    def _try_begin(self, use: ExclusiveUse) -> bool:
+        with self._mutex:
+            use.checked_at = time.monotonic()
+            active_use = self._active_use()
+            if active_use is None:
+                # A thread that calls again at once must not overtake the waiting threads.
+                if self._first_waiting_use() not in (None, use):
+                    self._add_to_queue(use)
+                    return False
+                if self._queue:
+                    self._queue.popleft()
+            elif active_use.thread != use.thread:
+                self._add_to_queue(use)
+                return False
+            elif active_use.lock is not None:
+                # A traceback keeps the interrupted use alive, so no finalizer closes its file.
+                active_use.lock.close()
+            self._active_ref = weakref.ref(use)
+            return True
+
+    def _add_to_queue(self, use: ExclusiveUse) -> None:
+        if all(waiting() is not use for waiting in self._queue):
+            self._queue.append(weakref.ref(use))
+
+    def _first_waiting_use(self) -> ExclusiveUse | None:
+        """Return the use that has waited longest. Drop abandoned uses."""
+        now = time.monotonic()
+        while self._queue:
+            use = self._queue[0]()
+            if use is not None and not use.ended and now - use.checked_at < _STALE_SECONDS:
+                return use
+            self._queue.popleft()
+        return None
+
+    def _active_use(self) -> ExclusiveUse | None:
+        active_use = self._active_ref() if self._active_ref is not None else None
+        if active_use is None or active_use.ended or active_use.process != os.getpid():
+            return None  # threads of the parent do not exist in a forked child
+        return active_use
+
+
+# --- in a file -------------------------------------------------------------------------------
+
+
 _FORK_TIMEOUT_SECONDS: Final = 1.0
 _MAX_RECOVERIES: Final = 10
 
 
-class _OpenFile(Struct, frozen=True):
-    """A connection to SQLite, and the identity of its file."""
+class Connection(sqlite3.Connection):
+    """A connection to SQLite with the statements of a catalog."""
 
-    connection: sqlite3.Connection
+    fulltext: FullTextIndex = "fts5"
+
+    def run(self, name: str, values: Sequence[Any] = (), /, *, column: str = "") -> sqlite3.Cursor:
+        """Execute a statement of queries.sql and return its rows."""
+        return self.execute(load_statements()[name].replace("{column}", column), values)
+
+    def run_many(self, name: str, rows: Iterable[Sequence[Any]], /) -> None:
+        """Execute a statement of queries.sql once per row of values."""
+        self.executemany(load_statements()[name], rows)
+
+
+class _OpenFile(Struct, frozen=True):
+    """A connection, and the identity of its file."""
+
+    connection: Connection
     identity: Identity
 
 
 class FileDatabase:
     """The catalog in a separate file."""
 
-    def __init__(
-        self, path: Path, *, writable: bool = True, timeout: float = _LOCK_TIMEOUT_SECONDS
-    ) -> None:
-        self.sql = load_statements()
+    def __init__(self, path: Path, *, writable: bool = True) -> None:
         self._path = path
         self._journal = path.with_name(journal_name(path.name))
-        self._lock = LockFile(path.with_name(lock_name(path.name)), timeout=timeout)
+        self._lock = LockFile(path.with_name(lock_name(path.name)))
         self._writable = writable
-        self._exclusive = ExclusiveLock(str(path))
+        self._exclusive_lock = ExclusiveLock(str(path))
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
         """Exclusive uses that block other threads during a fork, by id of the forking thread."""
         self._connections: dict[str, _OpenFile] = {}
@@ -176,65 +305,58 @@ class FileDatabase:
         self._closed = False
         _databases.add(self)
 
-    @property
-    def fulltext(self) -> "FullTextDialect":
-        """The full-text dialect of SQLite: queries for FTS5."""
-        # Imported on demand: a list does not need this module.
-        from stenolog.catalog.query import FTS5
-
-        return FTS5()
-
     @contextmanager
-    def read_transaction(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Connection]:
         """Start a read transaction, which sees a consistent state of the tables."""
         with self._exclusive_use() as use:
-            handle = self._begin_read()
-            with self._convert_errors(handle, use):
-                yield handle.connection
+            open_file = self._begin_read()
+            with self._convert_errors(open_file, use):
+                yield open_file.connection
 
     @contextmanager
-    def write_transaction(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Connection]:
         """Start a write transaction: committed at the end, rolled back on any error."""
         with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
-            handle = self._write_connection()
+            open_file = self._open_for_writing()
             try:
-                with self._convert_errors(handle, use), write_cache(handle.connection):
-                    handle.connection.execute("BEGIN IMMEDIATE")
-                    set_mark(lock, WRITING_MARK)
-                    yield handle.connection
-                    handle.connection.execute("COMMIT")
+                with self._convert_errors(open_file, use), larger_page_cache(open_file.connection):
+                    open_file.connection.execute("BEGIN IMMEDIATE")
+                    write_lock_content(lock, WRITING_MARK)
+                    yield open_file.connection
+                    open_file.connection.execute("COMMIT")
             finally:
-                if self._exclusive.is_current(use) and file_identity(self._path) == handle.identity:
-                    set_mark(lock, file_stamp(self._path))
-            if file_identity(self._path) != handle.identity:
+                if (
+                    self._exclusive_lock.is_active(use)
+                    and file_identity(self._path) == open_file.identity
+                ):
+                    write_lock_content(lock, file_stamp(self._path))
+            if file_identity(self._path) != open_file.identity:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
         """Discard the file if it is damaged, and create empty tables."""
         with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
-            self._rebuild(lock)
-
-    def _rebuild(self, lock: Descriptor) -> None:
-        if self._damaged_file is None or file_identity(self._path) != self._damaged_file:
-            # Another process may have created the tables already.
-            with suppress(CatalogDamaged):
-                self._write_connection()
-                return
-        self._disconnect()
-        try:
-            new_file = self._create_new_file(self._read_calibrations())
-            # A kill between two steps must not leave a database with another database's journal.
-            for path in (self._path, self._journal):
-                path.unlink(missing_ok=True)
-            set_mark(lock, WRITING_MARK)
-            new_file.rename(self._path)
-            set_mark(lock, file_stamp(self._path))
-        except (OSError, sqlite3.Error) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
-        self._damaged_file = None
+            if self._damaged_file is None or file_identity(self._path) != self._damaged_file:
+                # Another process may have created the tables already.
+                with suppress(CatalogDamaged):
+                    self._open_for_writing()
+                    return
+            self._close_connections()
+            try:
+                new_file = self._create_new_file(self._read_calibrations())
+                # A kill between two steps must not leave a database with the journal of another
+                # database.
+                for path in (self._path, self._journal):
+                    path.unlink(missing_ok=True)
+                write_lock_content(lock, WRITING_MARK)
+                new_file.rename(self._path)
+                write_lock_content(lock, file_stamp(self._path))
+            except (OSError, sqlite3.Error) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
+            self._damaged_file = None
 
     def _read_calibrations(self) -> list[Row]:
         """Return the token calibrations of the old file; empty if the file is unreadable.
@@ -250,8 +372,8 @@ class FileDatabase:
         ):
             return [
                 (model, ratio, weight)
-                for model, ratio, weight in old_connection.execute(self.sql["calibrations"])
-                if isinstance(model, str) and is_calibration(ratio, weight)
+                for model, ratio, weight in old_connection.run("calibrations")
+                if isinstance(model, str) and is_valid_calibration(ratio, weight)
             ]
         return []
 
@@ -269,20 +391,20 @@ class FileDatabase:
 
     def close(self) -> None:
         """Close the connections. A thread that still uses the catalog gets CatalogUnusable."""
-        with self._exclusive.exclusive_use(timeout=self._lock.timeout):
+        with self._exclusive_lock.exclusive_use(timeout=self._lock.timeout):
             self._closed = True
-            self._disconnect()
+            self._close_connections()
             _databases.discard(self)
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
-        with self._exclusive.exclusive_use(timeout=self._lock.timeout) as use:
+        """Block other threads. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        with self._exclusive_lock.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
-            for handle in self._connections.values():
+            for open_file in self._connections.values():
                 # A call that Ctrl-C interrupted may have left its transaction open.
-                roll_back(handle.connection)
+                roll_back(open_file.connection)
             yield use
 
     # --- connections -------------------------------------------------------------------------
@@ -291,10 +413,10 @@ class FileDatabase:
         """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
-                handle = self._connect("ro")
-                handle.connection.execute("BEGIN")
+                open_file = self._connect("ro")
+                open_file.connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
-                self._check_tables(handle)
+                self._check_tables(open_file)
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
                 self._damaged_file = file_identity(self._path)
@@ -305,23 +427,23 @@ class FileDatabase:
                     raise self._convert_error(error) from error
                 # A writer died; only the holder of the lock can recover the database.
                 with self._hold_lock():
-                    self._write_connection()
+                    self._open_for_writing()
             else:
-                return handle
+                return open_file
         raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
-    def _write_connection(self) -> "_OpenFile":
-        """Return a writable connection. The caller holds the lock.
+    def _open_for_writing(self) -> "_OpenFile":
+        """Return a writable connection. The caller must hold the lock.
 
         Raises CatalogDamaged, CatalogUnusable.
         """
         try:
-            handle = self._connect("rw")
+            open_file = self._connect("rw")
             # If a writer died, this check recovers the database.
-            self._check_tables(handle)
+            self._check_tables(open_file)
         except sqlite3.Error as error:
             raise self._convert_error(error) from error
-        return handle
+        return open_file
 
     def _check_tables(self, open_file: "_OpenFile") -> None:
         """Raise CatalogDamaged if the tables are missing or have another version."""
@@ -337,17 +459,17 @@ class FileDatabase:
         """
         identity = file_identity(self._path)
         if identity is None:
-            self._disconnect()
+            self._close_connections()
             raise CatalogDamaged(f"{self._path} is missing")
         if not self._is_unchanged():
             self._damaged_file = identity
             raise CatalogDamaged(f"{self._path} was changed by another program")
-        handle = self._connections.get(mode)
-        if handle is None or handle.identity != identity:
+        open_file = self._connections.get(mode)
+        if open_file is None or open_file.identity != identity:
             self._close_connection(mode)
-            handle = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), identity)
-            self._connections[mode] = handle
-        return handle
+            connection = connect_file(self._path, mode, timeout=self._lock.timeout)
+            open_file = self._connections[mode] = _OpenFile(connection, identity)
+        return open_file
 
     @contextmanager
     def _convert_errors(self, open_file: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
@@ -357,11 +479,11 @@ class FileDatabase:
         except sqlite3.Error as error:
             raise self._convert_error(error, open_file) from error
         except (ValueError, msgspec.MsgspecError) as error:
-            # Only this class writes to the catalog, so unreadable data is damaged data.
+            # Only this class writes to the catalog, so data that cannot be decoded is damaged.
             self._damaged_file = open_file.identity
             raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
-            if self._exclusive.is_current(use):
+            if self._exclusive_lock.is_active(use):
                 roll_back(open_file.connection)
 
     def _convert_error(
@@ -377,54 +499,54 @@ class FileDatabase:
         return catalog_error
 
     def _close_connection(self, mode: str) -> None:
-        handle = self._connections.pop(mode, None)
-        if handle is not None:
-            handle.connection.close()
+        open_file = self._connections.pop(mode, None)
+        if open_file is not None:
+            open_file.connection.close()
 
-    def _disconnect(self) -> None:
+    def _close_connections(self) -> None:
         for mode in ("ro", "rw"):
             self._close_connection(mode)
 
-    # --- the lock and its mark ---------------------------------------------------------------
+    # --- the lock and its content ------------------------------------------------------------
 
     def _hold_lock(self) -> AbstractContextManager[Descriptor]:
-        """Lock for writing. Raises CatalogUnusable."""
+        """Lock the catalog for writing. Raises CatalogUnusable."""
         if not self._writable:
             raise CatalogUnusable(f"{self._path} was opened read-only")
         return self._lock.hold_lock()
 
     def _is_unchanged(self) -> bool:
-        """Return whether the database is as the last write left it, or a write is in progress."""
+        """Return whether a write is in progress, or nothing has changed since the last write."""
         while True:
-            mark = self._lock.read_mark()
-            if mark in (WRITING_MARK, file_stamp(self._path)):
+            content = self._lock.read_content()
+            if content in (WRITING_MARK, file_stamp(self._path)):
                 return True
-            if mark == self._lock.read_mark():
+            if content == self._lock.read_content():
                 return False
 
     # --- forks -------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Keep other threads out of SQLite: its locks would stay locked in the child."""
-        if self._exclusive.is_own_thread():
+        """Keep other threads out of SQLite: locks of SQLite would stay locked in the child."""
+        if self._exclusive_lock.is_held_by_caller():
             return  # this thread uses SQLite, so no other thread does
         use = ExclusiveUse()
         with suppress(CatalogBusy):
-            self._exclusive.begin(use, timeout=_FORK_TIMEOUT_SECONDS)
+            self._exclusive_lock.begin(use, timeout=_FORK_TIMEOUT_SECONDS)
             self._uses_during_fork[use.thread] = use
 
     def after_fork_in_parent(self) -> None:
         """Let other threads continue. Several threads may fork at the same time."""
         use = self._uses_during_fork.pop(get_ident(), None)
         if use is not None:
-            self._exclusive.end(use)
+            self._exclusive_lock.end(use)
 
     def after_fork_in_child(self) -> None:
         """Drop all connections: they belong to the parent process."""
-        self._exclusive = ExclusiveLock(str(self._path))
+        self._exclusive_lock = ExclusiveLock(str(self._path))
         self._uses_during_fork = {}
-        for handle in self._connections.values():
-            keep_forever(handle.connection)
+        for open_file in self._connections.values():
+            keep_forever(open_file.connection)
         self._connections = {}
 
 
@@ -449,8 +571,6 @@ os.register_at_fork(
 # --- in memory ------------------------------------------------------------------------------------
 
 
-_MEMORY_TIMEOUT_SECONDS: Final = 10.0
-"""Maximum number of seconds to wait for other threads."""
 _MEMORY_NAME: Final = "the catalog in memory"
 
 
@@ -458,28 +578,24 @@ class MemoryDatabase:
     """A catalog in memory, which is lost when the process ends."""
 
     def __init__(self, source: object = None) -> None:
-        """Start with a copy of a catalog file if it is usable, or else with empty tables."""
-        self.sql = load_statements()
-        self._exclusive = ExclusiveLock(_MEMORY_NAME)
+        """Copy `source` if it is a catalog file that can be read; otherwise create empty tables."""
+        self._exclusive_lock = ExclusiveLock(_MEMORY_NAME)
         self._closed = False
         self._connection = connect_memory()
         if isinstance(source, FileDatabase):
             with suppress(CatalogDamaged, CatalogUnusable), source.read_transaction() as connection:
-                assert isinstance(connection, sqlite3.Connection), "it is one of ours"
                 connection.backup(self._connection)
                 return
         create_tables(self._connection)
 
-    fulltext = FileDatabase.fulltext
-
     @contextmanager
-    def read_transaction(self) -> Iterator[Transaction]:
+    def read_transaction(self) -> Iterator[Connection]:
         """Start a read transaction."""
         with self._exclusive_use():
             yield self._connection
 
     @contextmanager
-    def write_transaction(self) -> Iterator[Transaction]:
+    def write_transaction(self) -> Iterator[Connection]:
         """Start a write transaction: committed at the end, rolled back on any error."""
         with self._exclusive_use() as use:
             try:
@@ -487,7 +603,7 @@ class MemoryDatabase:
                 yield self._connection
                 self._connection.execute("COMMIT")
             finally:
-                if self._exclusive.is_current(use):
+                if self._exclusive_lock.is_active(use):
                     roll_back(self._connection)
 
     def rebuild(self) -> None:
@@ -499,14 +615,14 @@ class MemoryDatabase:
 
     def close(self) -> None:
         """Close the database. A thread that still uses the database gets CatalogUnusable."""
-        with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS):
+        with self._exclusive_lock.exclusive_use(timeout=_TIMEOUT_SECONDS):
             self._closed = True
             self._connection.close()
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
-        with self._exclusive.exclusive_use(timeout=_MEMORY_TIMEOUT_SECONDS) as use:
+        """Block other threads. Raises CatalogBusy, and CatalogUnusable after `close`."""
+        with self._exclusive_lock.exclusive_use(timeout=_TIMEOUT_SECONDS) as use:
             if self._closed:
                 raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
             try:
@@ -521,11 +637,11 @@ class MemoryDatabase:
 
 
 _CACHE_KB: Final = 2 * 1024
-"""Page cache of a connection in KiB; the operating system caches the file anyway."""
+"""Page cache size in KiB; small, because the operating system caches the file, too."""
 _WRITE_CACHE_KB: Final = 64 * 1024
-"""Page cache of a write transaction in KiB; if it suffices, readers wait only for the commit."""
+"""Page cache size during a write in KiB. While it suffices, readers wait only for the commit."""
 
-_UNUSABLE_CODES: Final = {
+_UNUSABLE_ERROR_CODES: Final = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_PERM,
@@ -536,7 +652,7 @@ _UNUSABLE_CODES: Final = {
 }
 
 
-def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection:
+def connect_file(path: Path, mode: str, *, timeout: float) -> Connection:
     """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
     escaped_path = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     connection = sqlite3.connect(
@@ -545,6 +661,7 @@ def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection
         isolation_level=None,
         check_same_thread=False,
         timeout=timeout,
+        factory=Connection,
     )
     try:
         for pragma in (f"cache_size = -{_CACHE_KB}", "synchronous = NORMAL", "mmap_size = 0"):
@@ -556,8 +673,8 @@ def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection
 
 
 @contextmanager
-def write_cache(connection: sqlite3.Connection) -> Iterator[None]:
-    """Give a connection the page cache of a write transaction until the `with` block ends."""
+def larger_page_cache(connection: Connection) -> Iterator[None]:
+    """Enlarge the page cache of a connection during the `with` block."""
     connection.execute(f"PRAGMA cache_size = -{_WRITE_CACHE_KB}")
     try:
         yield
@@ -566,23 +683,25 @@ def write_cache(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}")
 
 
-def connect_memory() -> sqlite3.Connection:
+def connect_memory() -> Connection:
     """Connect to a new empty database in memory."""
-    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=Connection
+    )
 
 
-def create_tables(connection: sqlite3.Connection, calibration_rows: Sequence[Row] = ()) -> None:
+def create_tables(connection: Connection, calibration_rows: Sequence[Row] = ()) -> None:
     """Create empty tables of this version with these calibrations, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
-    *tables, about = load_schema()
-    for statement in tables:
+    *table_statements, about_statement = load_schema()
+    for statement in table_statements:
         connection.execute(statement)
-    connection.execute(about, (VERSION,))
-    connection.executemany(load_statements()["calibrate"], calibration_rows)
+    connection.execute(about_statement, (VERSION,))
+    connection.run_many("calibrate", calibration_rows)
     connection.execute("COMMIT")
 
 
-def is_calibration(ratio: object, weight: object) -> bool:
+def is_valid_calibration(ratio: object, weight: object) -> bool:
     """Return whether ratio and weight are valid values of `tokens.Calibration`."""
     if not isinstance(ratio, float) or not isinstance(weight, float):
         return False
@@ -590,10 +709,10 @@ def is_calibration(ratio: object, weight: object) -> bool:
     return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
 
 
-def has_tables(connection: sqlite3.Connection) -> bool:
+def has_tables(connection: Connection) -> bool:
     """Return whether the tables exist and have this version. Raises sqlite3.Error."""
     try:
-        rows = connection.execute(load_statements()["version"]).fetchall()
+        rows = connection.run("version").fetchall()
     except sqlite3.OperationalError as error:
         if error_code(error) == sqlite3.SQLITE_ERROR:  # no such table
             return False
@@ -601,24 +720,23 @@ def has_tables(connection: sqlite3.Connection) -> bool:
     return rows == [(VERSION,)]
 
 
-def roll_back(connection: sqlite3.Connection) -> None:
-    """Roll back an open transaction."""
+def roll_back(connection: Connection) -> None:
+    """Roll back the open transaction, if any."""
     if connection.in_transaction:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
 
 
 def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUnusable:
-    """Convert an SQLite error. `name`: name of the database, for the message."""
+    """Return the catalog's error for an SQLite error. `name`: the database, for the message."""
     code = error_code(error)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return CatalogBusy(f"{name}: {error}")
-    if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _UNUSABLE_CODES:
+    if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _UNUSABLE_ERROR_CODES:
         return CatalogUnusable(f"{name}: {error} ({getattr(error, 'sqlite_errorname', '')})")
     return CatalogDamaged(f"{name}: {error}")
 
 
 def error_code(error: sqlite3.Error) -> int:
     """Return SQLite's extended error code; SQLITE_ERROR if the error has no code."""
-    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    return code
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))

@@ -10,8 +10,9 @@ State = Literal["idle", "running", "interrupted"]
 """State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
-# `changed` counts changes of tags, too. `newest` and `oldest` sort by the last message's time.
-# `length` is the number of messages. Every order except `oldest` starts with the highest value.
+# `changed` sorts by the last change, also of tags. `newest` and `oldest` sort by the time of the
+# last message. `length` is the number of messages. Every order except `oldest` starts with the
+# highest value.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
 """Order of a list of sessions."""
 NANODOLLARS: Final = 1e9
@@ -119,7 +120,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """Most frequent values of each facet, such as `model`. Its own condition is ignored."""
+    """Most frequent values of each facet, such as `model`. A filter on the facet is ignored."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):
@@ -190,7 +191,7 @@ class GroupedHits(Struct, frozen=True, kw_only=True):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A candidate for recall: a message that shares words with a question, or is next to one."""
+    """A candidate for recall: a message with words of the question, or a neighbour of a match."""
 
     key: str
     uid: str

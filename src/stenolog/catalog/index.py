@@ -32,7 +32,7 @@ from stenolog.catalog.catalog_database import (
     replace_surrogates,
     to_microseconds,
 )
-from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase, is_calibration
+from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase, is_valid_calibration
 from stenolog.catalog.entries import (
     NANODOLLARS,
     Candidates,
@@ -58,17 +58,15 @@ from stenolog.stores.jsonl import JSONLStore
 
 if TYPE_CHECKING:
     # Imported on demand: a list does not need these modules.
-    from stenolog.catalog.message_search import SessionGroups
+    from stenolog.catalog.message_search import SearchFilter, SessionGroups
     from stenolog.tokens import Calibration
 
 
 T = TypeVar("T")
 
-Rows = tuple[list[Row], dict[int, list[str]]]
-"""Rows of sessions, and the tags of each session by its id."""
 
 Progress = Callable[[int, int], None]
-"""Function that is called with the numbers of processed and of changed sessions."""
+"""Function that receives the number of processed sessions and the number of changed ones."""
 
 _MAX_REFRESH_ROUNDS: Final = 20
 _MAX_READ_ATTEMPTS: Final = 12
@@ -78,7 +76,6 @@ _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
     "stenolog.catalog.answer_prices",
     "stenolog.tokens",
-    "stenolog.catalog.candidates",
     "stenolog.catalog.indexing",
     "stenolog.catalog.query",
     "stenolog.catalog.message_search",
@@ -89,7 +86,7 @@ _LAZY_MODULES: Final = (
 _STATES: Final = ("idle", "running", "interrupted")
 _CALIBRATION_TOLERANCE: Final = 0.01
 """A new ratio is stored only if it differs from the stored ratio by more than this fraction."""
-_CALIBRATION_FAILURES: Final = (CatalogDamaged, CatalogUnusable, DamagedStore, StoreUnavailable)
+_CALIBRATION_ERRORS: Final = (CatalogDamaged, CatalogUnusable, DamagedStore, StoreUnavailable)
 
 
 def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
@@ -118,20 +115,17 @@ class Catalog:
         self._keep = not getattr(store, "read_only", False) if keep is None else keep
         self.problems: tuple[str, ...] = ()
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
-        self._use_database(database_of(store, keep=self._keep))
+        self._active = Refresher(store, database_of(store, keep=self._keep))
         self._stored_calibrations: dict[str, Calibration] = {}
-        """The last calibration that this process stored, by model."""
+        """The last calibration that this process stored for each model."""
         self._unstored_calibrations: dict[str, Calibration] = {}
 
     def __repr__(self) -> str:
         return f"Catalog({self._store!r})"
 
-    def _use_database(self, database: Database) -> None:
-        self._active = Refresher(self._store, database)
-
     def refresh(self, progress: Progress | None = None) -> None:
         """Add new messages of the store to the catalog. Every read starts with a refresh."""
-        self._read(lambda _transaction, _database: None, progress)
+        self._read(lambda _transaction: None, progress)
 
     def list(
         self,
@@ -170,7 +164,7 @@ class Catalog:
             since=since,
             until=until,
         )
-        query = self._list_query(where, sort, limit, after, progress)
+        query = self._make_list_query(where, sort, limit, after, progress)
         return self._make_page(self._read(query.read, progress), query)
 
     def overview(
@@ -186,24 +180,24 @@ class Catalog:
 
         `values`: maximum number of values of each facet. Raises UsageError if a value is invalid.
         """
-        query = self._list_query(where, sort, limit, after)
+        query = self._make_list_query(where, sort, limit, after)
 
-        def read(transaction: Transaction, database: Database) -> tuple[Rows, Row, Facets]:
-            [totals] = transaction.execute(database.sql["totals"], query.filter_values)
+        def read_overview(transaction: Transaction) -> tuple[list[Row], Row, Facets]:
+            [totals] = transaction.run("totals", query.filter_values)
             facets: Facets = {}
             for name in FACETS:
                 # Ignore the condition on this facet, so that its other values are counted, too.
-                filters = filter_values(replace(where, **{name: None}), query.running)
-                sql = database.sql["tag_facet" if name == "tag" else "facet"]
-                groups = transaction.execute(sql.replace("{facet}", name), (*filters, values))
+                filters = filter_values(replace(where, **{name: None}), query.running_keys)
+                statement = "tag_facet" if name == "tag" else "facet"
+                groups = transaction.run(statement, (*filters, values), column=name)
                 facets[name] = [_group_from_row(group) for group in groups if group[0]]
-            return query.read(transaction, database), totals, facets
+            return query.read(transaction), totals, facets
 
-        rows, (count, cost, with_cost, failed), facets = self._read(read)
+        rows, (count, cost, priced_count, failed), facets = self._read(read_overview)
         return Overview(
             page=self._make_page(rows, query),
             count=count,
-            cost=cost / NANODOLLARS if with_cost else None,
+            cost=cost / NANODOLLARS if priced_count else None,
             failed=failed,
             facets=facets,
         )
@@ -216,19 +210,19 @@ class Catalog:
         `size`: maximum number of sessions per project. `after`: `after` of the previous page.
         Raises UsageError if a value is invalid.
         """
-        query = self._list_query(where, "newest", size)
+        query = self._make_list_query(where, "newest", size)
         offset = min(max(0, after), MAX_INTEGER)
 
-        def read(transaction: Transaction, database: Database) -> tuple[list[Row], Rows]:
+        def read_projects(transaction: Transaction) -> tuple[list[Row], list[Row]]:
             values = (*query.filter_values, limit + 1, offset)
-            groups = list(transaction.execute(database.sql["projects"], values))
-            project_names = _hex_keys(row[0] for row in groups[:limit])
+            groups = list(transaction.run("projects", values))
+            project_names = _encode_keys(row[0] for row in groups[:limit])
             project_values = (*query.filter_values, project_names, size)
-            return groups, _read_rows(transaction, database, "of_projects", project_values)
+            return groups, _read_rows(transaction, "of_projects", project_values)
 
-        groups, rows = self._read(read)
+        groups, rows = self._read(read_projects)
         entries_by_project: dict[str, list[Entry]] = {}
-        for entry in self._to_entries(rows, query.running):
+        for entry in self._to_entries(rows, query.running_keys):
             entries_by_project.setdefault(entry.project, []).append(entry)
         return ProjectPage(
             projects=[
@@ -238,7 +232,7 @@ class Catalog:
             after=offset + limit if len(groups) > limit else None,
         )
 
-    def _list_query(
+    def _make_list_query(
         self,
         where: SessionFilter,
         sort: Sort,
@@ -253,20 +247,15 @@ class Catalog:
         values = filter_values(where, running_keys)
         return _ListQuery(values, running_keys, sort, limit, _decode_cursor(after))
 
-    def _make_page(self, rows: Rows, query: "_ListQuery") -> Page:
-        limit = query.limit
-        entries = self._to_entries((rows[0][:limit], rows[1]), query.running)
-        has_more = entries and len(rows[0]) > limit
-        after = page_cursor(entries[-1], query.sort) if has_more else None
+    def _make_page(self, rows: Sequence[Row], query: "_ListQuery") -> Page:
+        entries = self._to_entries(rows[: query.limit], query.running_keys)
+        after = page_cursor(entries[-1], query.sort) if len(rows) > query.limit else None
         return Page(entries=entries, after=after)
 
-    def _to_entries(self, rows: Rows, running_keys: set[str] | None) -> Sequence[Entry]:
-        sessions, tags = rows
+    def _to_entries(self, rows: Sequence[Row], running_keys: set[str] | None) -> Sequence[Entry]:
         if running_keys is None:
-            running_keys = leased_keys(self._store, [row[1] for row in sessions])
-        return [
-            _entry_from_row(row, tags.get(row[0], ()), row[1] in running_keys) for row in sessions
-        ]
+            running_keys = leased_keys(self._store, [row[1] for row in rows])
+        return [_entry_from_row(row, row[1] in running_keys) for row in rows]
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
@@ -282,9 +271,8 @@ class Catalog:
             return None  # the key without surrogates could belong to another session
         # Check for a lease first: a turn that ends during the read must not leave an old state.
         is_running = with_state and bool(leased_keys(self._store, [key]))
-        rows, tags = self._read(lambda tx, database: _read_rows(tx, database, "entry", (key,)))
-        entries = [_entry_from_row(row, tags.get(row[0], ()), is_running) for row in rows]
-        return entries[0] if entries else None
+        rows = self._read(lambda transaction: _read_rows(transaction, "entry", (key,)))
+        return _entry_from_row(rows[0], is_running) if rows else None
 
     def search(
         self,
@@ -308,25 +296,24 @@ class Catalog:
         limit or `after` is invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need this module.
-        from stenolog.catalog.message_search import Search, SearchFilter
+        from stenolog.catalog.message_search import Search
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, since, until)
         parsed_query = parse_query(query)
         if parsed_query.is_empty:
             return Hits(hits=(), count=0, exact=True, after=None)
-        session_values = _session_values(SessionFilter(prefix=prefix, tag=tag))
-        times = _optional_microseconds(since), _optional_microseconds(until)
-        search_filter = SearchFilter(_optional_text(role), session_values, *times)
+        where = SessionFilter(prefix=prefix, tag=tag, since=since, until=until)
+        search_filter = _make_search_filter(where, role=_clean_text(role))
 
-        def read(transaction: Transaction, database: Database) -> Hits:
-            search = Search(transaction, database, parsed_query, search_filter)
+        def read_hits(transaction: Transaction) -> Hits:
+            search = Search(transaction, parsed_query, search_filter)
             hits = search.find_newest(limit, after) if newest else search.find_best(limit, after)
-            rows = transaction.execute(database.sql["unreadable"])
+            rows = transaction.run("unreadable")
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
             return replace(hits, unreadable=unreadable) if unreadable else hits
 
-        return self._read(read, progress)
+        return self._read(read_hits, progress)
 
     def search_sessions(
         self, query: str, where: SessionFilter, *, limit: int = 20, size: int = 3, after: int = 0
@@ -338,7 +325,7 @@ class Catalog:
         if a value is invalid.
         """
         # Imported on demand: a list does not need this module.
-        from stenolog.catalog.message_search import Search, SearchFilter
+        from stenolog.catalog.message_search import Search
         from stenolog.catalog.query import parse_query
 
         _check_arguments(limit, where.since, where.until, where.state)
@@ -346,18 +333,16 @@ class Catalog:
         if parsed_query.is_empty:
             return GroupedHits(sessions=(), count=0, session_count=0, exact=True, after=None)
         running_keys = self._find_running_keys(where)
-        session_values = _session_values(replace(where, since=None, until=None), running_keys)
-        times = _optional_microseconds(where.since), _optional_microseconds(where.until)
-        search_filter = SearchFilter(None, session_values, *times)
+        search_filter = _make_search_filter(where, running_keys)
 
-        def read(transaction: Transaction, database: Database) -> "tuple[SessionGroups, Rows]":
-            search = Search(transaction, database, parsed_query, search_filter)
+        def read_groups(transaction: Transaction) -> "tuple[SessionGroups, list[Row]]":
+            search = Search(transaction, parsed_query, search_filter)
             groups = search.find_by_session(limit, min(max(0, after), MAX_INTEGER), size)
             ids = msgspec.json.encode(list(groups.hits)).decode()
-            return groups, _read_rows(transaction, database, "entries", (ids,))
+            return groups, _read_rows(transaction, "entries", (ids,))
 
-        groups, rows = self._read(read)
-        ids = (row[0] for row in rows[0])
+        groups, rows = self._read(read_groups)
+        ids = (row[0] for row in rows)
         entries = dict(zip(ids, self._to_entries(rows, running_keys), strict=True))
         return GroupedHits(
             sessions=[
@@ -383,30 +368,30 @@ class Catalog:
         until: datetime | None = None,
         limit: int = 200,
     ) -> Candidates:
-        """Return candidates for recall: only messages of the session `owner`.
+        """Return candidates for recall from the session with the key `owner`.
 
         Candidates are the messages with the most and the rarest of `stems` (as returned by
-        stemming.stem), and the neighbours of these messages. `threads`: `owner` is a sender, and
-        all sessions are searched whose user messages all have that sender. `agent`: leave out
+        tokenizer.stem), and the neighbours of these messages. `threads`: `owner` is a sender;
+        search every session in which all user messages have that sender. `agent`: leave out
         sessions of other agents. `exclude_visible_of`: leave out the visible messages of this
         session. Messages between `since` and `until` come first. Raises UsageError if limit is
         invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need this module.
-        from stenolog.catalog.candidates import CandidateQuery, CandidateSearch
+        from stenolog.catalog.message_search import CandidateQuery, CandidateSearch
 
         _check_arguments(limit, since, until)
         query = CandidateQuery(
             owner=replace_surrogates(owner),
             threads=threads,
             stems=[replace_surrogates(stem) for stem in stems],
-            agent=_optional_text(agent),
-            exclude_visible_of=_optional_text(exclude_visible_of),
+            agent=_clean_text(agent),
+            exclude_visible_of=_clean_text(exclude_visible_of),
             since=_optional_microseconds(since),
             until=_optional_microseconds(until),
             limit=min(limit, _MAX_CANDIDATES),
         )
-        return self._read(lambda tx, database: CandidateSearch(tx, database, query).find())
+        return self._read(lambda transaction: CandidateSearch(transaction, query).find())
 
     def calibration(self, model: str) -> "Calibration":
         """Return the calibration of a model's token counts; the default for an unknown model."""
@@ -415,49 +400,53 @@ class Catalog:
         self._check_open()
         name, database = replace_surrogates(model), self._active.database
         stored_calibration = None
-        with suppress(*_CALIBRATION_FAILURES), database.read_transaction() as transaction:
-            stored_calibration = _read_calibration(transaction, database, name)
+        with suppress(*_CALIBRATION_ERRORS), database.read_transaction() as transaction:
+            stored_calibration = _read_calibration(transaction, name)
         return self._newest_calibration(name, stored_calibration) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
-        """Add a reported token count and our estimate, and return the new calibration.
+        """Update a model's calibration with an estimated and a reported token count; return it.
 
-        A report that hardly changes the ratio is kept in memory, because the next turn would wait
-        for the write. A calibration that cannot be stored is kept in memory, too; losing it only
-        costs accuracy.
+        A calibration whose ratio hardly changed is only kept in memory, because the next turn would
+        wait for the write. A calibration that cannot be stored is kept in memory, too; losing it
+        only costs accuracy.
         """
         from stenolog.tokens import Calibration
 
         self._check_open()
         name, database = replace_surrogates(model), self._active.database
 
-        def add_report(stored: Calibration | None) -> Calibration:
+        def updated_calibration(stored: Calibration | None) -> Calibration:
             calibration = self._newest_calibration(name, stored) or Calibration()
             return calibration.after(estimated=estimated, reported=reported)
 
-        def store() -> Calibration:
+        def store_calibration() -> Calibration:
             with database.write_transaction() as transaction:
-                result = add_report(_read_calibration(transaction, database, name))
-                transaction.execute(database.sql["calibrate"], (name, result.ratio, result.weight))
+                result = updated_calibration(_read_calibration(transaction, name))
+                transaction.run("calibrate", (name, result.ratio, result.weight))
             self._stored_calibrations[name] = result
             self._unstored_calibrations.pop(name, None)
             return result
 
         stored = self._stored_calibrations.get(name)
-        result = add_report(stored)
-        if stored is None or result.weight != stored.weight or _differs(result.ratio, stored.ratio):
-            with suppress(*_CALIBRATION_FAILURES):
+        result = updated_calibration(stored)
+        if (
+            stored is None
+            or result.weight != stored.weight
+            or abs(result.ratio - stored.ratio) > _CALIBRATION_TOLERANCE * stored.ratio
+        ):
+            with suppress(*_CALIBRATION_ERRORS):
                 try:
-                    return store()
+                    return store_calibration()
                 except CatalogDamaged:
                     # The tables are missing if the catalog was never read.
                     database.rebuild()
-                    return store()
+                    return store_calibration()
         self._unstored_calibrations[name] = result
         return result
 
     def _newest_calibration(self, model: str, stored: "Calibration | None") -> "Calibration | None":
-        """Return the calibration of this process, or the stored one if another process wrote it."""
+        """Return this process's calibration, or the stored one if another process changed it."""
         if stored is None or stored == self._stored_calibrations.get(model):
             return self._unstored_calibrations.get(model, stored)
         return stored
@@ -483,20 +472,22 @@ class Catalog:
         """Return the keys of the running sessions; None if the filter selects no state."""
         if where.state is None:
             return None
-        rows = self._read(lambda tx, database: list(tx.execute(database.sql["stamps"])), progress)
+        rows = self._read(lambda transaction: list(transaction.run("stamps")), progress)
         return leased_keys(self._store, [key for key, _ in rows])
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
-        """Refresh the catalog and return the result of `work`, after repairs if necessary."""
+        """Refresh the catalog and return the result of `work`. Rebuild a damaged catalog first."""
         for attempt in range(_MAX_READ_ATTEMPTS):
             self._check_open()
             refresher = self._active
             try:
-                catalog_id = refresher.refresh(progress)
+                catalog_id = self._refresh(refresher, progress)
                 self._check_open()
                 with refresher.database.read_transaction() as transaction:
-                    if refresher.is_same_catalog(transaction, catalog_id):
-                        return work(transaction, refresher.database)
+                    [(current_id, _)] = transaction.run("about")
+                    # A purge may have emptied the catalog since the refresh.
+                    if current_id == catalog_id:
+                        return work(transaction)
             except CatalogDamaged as error:
                 if attempt < _MAX_REBUILDS:
                     self._rebuild(refresher, error)
@@ -506,6 +497,10 @@ class Catalog:
                 if not isinstance(error, CatalogBusy) or attempt >= _MAX_BUSY_RETRIES:
                     self._use_memory(refresher, error)
         raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
+
+    def _refresh(self, refresher: "Refresher", progress: Progress | None) -> int | None:
+        """Bring the catalog up to date, and return its id."""
+        return refresher.refresh(progress)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -521,7 +516,7 @@ class Catalog:
             self._use_memory(broken_refresher, error)
 
     def _use_memory(self, failed_refresher: "Refresher", reason: Exception) -> None:
-        """Replace the database by one in memory. Raises StoreUnavailable if that cannot help."""
+        """Continue with a database in memory. Raises StoreUnavailable if that cannot help."""
         with self._mutex:
             self._check_open()
             if self._active is not failed_refresher:
@@ -533,7 +528,7 @@ class Catalog:
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
             memory = MemoryDatabase(failed_refresher.database)
             failed_refresher.database.close()
-            self._use_database(memory)
+            self._active = Refresher(self._store, memory)
             if not self._keep:
                 return
             problem = f"the catalog cannot be stored and was built in memory: {reason}"
@@ -545,21 +540,20 @@ _catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
 
 
 def _import_before_fork() -> None:
-    """Finish the imports that a forked child would need.
+    """Import the modules that a forked child may need.
 
     If another thread imports a module during the fork, the module stays locked in the child.
     """
-    for catalog in list(_catalogs):
+    if _catalogs:
         for name in _LAZY_MODULES:
             import_module(name)
-        # Reading the property `fulltext` imports a module.
-        _ = catalog._active.database.fulltext
 
 
 os.register_at_fork(before=_import_before_fork)
 
 
-CatalogRead = Callable[[Transaction, Database], T]
+CatalogRead = Callable[[Transaction], T]
+"""Function that reads from the catalog in a transaction."""
 
 
 class _KnownStamps(Struct, frozen=True):
@@ -576,7 +570,8 @@ class Refresher:
     """An updater that brings a catalog up to date with a store.
 
     The stamps of the store show which sessions changed. Only the new messages of changed sessions
-    are read. A stamp is read before its session, so that concurrent writes are at worst read twice.
+    are read. A stamp is read before its session: concurrent writes may be read twice, but are never
+    missed.
 
     Several processes may refresh one catalog at the same time. Each session has a version. If two
     processes read the same version, only the first can write the next version; the second process
@@ -588,9 +583,8 @@ class Refresher:
         self._store = store
         self.database = database
         """Database with the tables that are updated."""
-        self._sql = database.sql
         self._known = _KnownStamps(None, 0, {})
-        self._price_list = price_list_version()
+        self._price_list_version = price_list_version()
 
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
@@ -602,28 +596,28 @@ class Refresher:
         missed_keys: set[str] | None = None
         for _ in range(_MAX_REFRESH_ROUNDS):
             # Read the catalog before the store: a session that only the catalog has was deleted.
-            known = self._read_known_stamps()
+            catalog_stamps = self._read_known_stamps()
             stamps = self._store.stamps()
-            if known.stamps == stamps:
-                return known.catalog_id
-            if missed_keys is not None and known.catalog_id == catalog_id:
+            if catalog_stamps.stamps == stamps:
+                return catalog_stamps.catalog_id
+            if missed_keys is not None and catalog_stamps.catalog_id == catalog_id:
                 # The other sessions are up to date: their stamps were read during this call.
-                known = replace(known, stamps=_select_keys(known.stamps, missed_keys))
-                stamps = _select_keys(stamps, missed_keys)
-            catalog_id = known.catalog_id
-            missed_keys = self._update(known, stamps, progress or (lambda _done, _total: None))
+                known_stamps = _select_stamps(catalog_stamps.stamps, missed_keys)
+                catalog_stamps = replace(catalog_stamps, stamps=known_stamps)
+                stamps = _select_stamps(stamps, missed_keys)
+            catalog_id = catalog_stamps.catalog_id
+            missed_keys = self._index_changes(
+                catalog_stamps, stamps, progress or (lambda _done, _total: None)
+            )
             if not missed_keys:
                 return catalog_id
             # Another process changed the missed sessions, perhaps with older stamps than ours.
         raise CatalogBusy("other processes kept changing the catalog")
 
-    def is_same_catalog(self, transaction: Transaction, catalog_id: int | None) -> bool:
-        """Return whether the catalog still has this id. A purge may have emptied the catalog."""
-        [(current_id, _)] = transaction.execute(self._sql["about"])
-        return bool(current_id == catalog_id)
-
-    def _update(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
-        """Index changed sessions. Return the session keys that another process changed first."""
+    def _index_changes(
+        self, catalog_stamps: _KnownStamps, stamps: dict[str, str], progress: Progress
+    ) -> set[str]:
+        """Index the changes. Return the keys of sessions that another process changed first."""
         # Imported on demand: these modules are needed only if there are changes.
         from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
@@ -635,27 +629,29 @@ class Refresher:
             self._store,
             self.database,
             stamp_rules,
-            catalog_id=known.catalog_id,
-            known_stamps=known.stamps,
-            price_list=self._price_list,
+            catalog_id=catalog_stamps.catalog_id,
+            known_stamps=catalog_stamps.stamps,
+            price_list_version=self._price_list_version,
         )
-        new_stamps = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
+        new_stamps = {
+            key: stamp for key, stamp in stamps.items() if catalog_stamps.stamps.get(key) != stamp
+        }
         if new_stamps:
             indexer.index(new_stamps, progress)
-        indexer.remove_sessions(known.stamps.keys() - stamps.keys())
+        indexer.remove_sessions(catalog_stamps.stamps.keys() - stamps.keys())
         return indexer.missed_keys
 
     def _read_known_stamps(self) -> _KnownStamps:
         """Return the stamps in the catalog, from the cache if the catalog has not changed."""
         with self.database.read_transaction() as transaction:
-            [(catalog_id, writes)] = transaction.execute(self._sql["about"])
-            if (self._known.catalog_id, self._known.write_count) != (catalog_id, writes):
-                rows = transaction.execute(self._sql["current_stamps"], (self._price_list,))
-                self._known = _KnownStamps(catalog_id, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
+            [(catalog_id, write_count)] = transaction.run("about")
+            if (self._known.catalog_id, self._known.write_count) != (catalog_id, write_count):
+                rows = transaction.run("current_stamps", (self._price_list_version,))
+                self._known = _KnownStamps(catalog_id, write_count, dict(rows))
         return self._known
 
 
-def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
+def _select_stamps(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
     return {key: stamp for key, stamp in stamps.items() if key in keys}
 
 
@@ -667,7 +663,7 @@ def database_of(store: Store, *, keep: bool) -> Database:
     # A PostgresStore exists only if its module was imported.
     postgres = sys.modules.get("stenolog.stores.postgres")
     if postgres is not None and isinstance(store, postgres.PostgresStore):
-        from stenolog.catalog.postgres import SchemaDatabase
+        from stenolog.catalog.catalog_tables import SchemaDatabase
 
         return SchemaDatabase(store.database, store.namespace, writable=keep)
     return MemoryDatabase()
@@ -686,18 +682,12 @@ def price_list_version() -> int:
         return 0
 
 
-def _differs(ratio: float, stored_ratio: float) -> bool:
-    return abs(ratio - stored_ratio) > _CALIBRATION_TOLERANCE * stored_ratio
-
-
-def _read_calibration(
-    transaction: Transaction, database: Database, model: str
-) -> "Calibration | None":
+def _read_calibration(transaction: Transaction, model: str) -> "Calibration | None":
     """Return the stored calibration; None if it is missing or invalid."""
     from stenolog.tokens import Calibration
 
-    for ratio, weight in transaction.execute(database.sql["calibration"], (model,)):
-        if is_calibration(ratio, weight):
+    for ratio, weight in transaction.run("calibration", (model,)):
+        if is_valid_calibration(ratio, weight):
             return Calibration(ratio=ratio, weight=weight)
     return None
 
@@ -722,16 +712,16 @@ class _ListQuery(Struct, frozen=True):
     """The query for one page of the list of sessions."""
 
     filter_values: Sequence[Any]
-    running: set[str] | None
+    running_keys: set[str] | None
     """Keys of the running sessions; None if the filter selects no state."""
     sort: Sort
     limit: int
     cursor: tuple[int | None, str | None]
 
-    def read(self, transaction: Transaction, database: Database) -> Rows:
+    def read(self, transaction: Transaction) -> list[Row]:
         """Return the rows of the page, and one more row if another page follows."""
         values = (*self.filter_values, *self.cursor, self.limit + 1)
-        return _read_rows(transaction, database, "list", values, _ORDER_EXPRESSIONS[self.sort])
+        return _read_rows(transaction, "list", values, column=_ORDER_EXPRESSIONS[self.sort])
 
 
 def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
@@ -741,22 +731,29 @@ def filter_values(where: SessionFilter, running_keys: set[str] | None = None) ->
     """
     return [
         *prefix_range(where.prefix),
-        *map(_optional_text, (where.tag, where.channel, where.agent)),
-        None if running_keys is None else _hex_keys(running_keys),
+        *map(_clean_text, (where.tag, where.channel, where.agent)),
+        None if running_keys is None else _encode_keys(running_keys),
         where.state == "running",
         None if where.state == "running" else where.state,
-        *map(_optional_text, (where.program, where.project, where.model)),
+        *map(_clean_text, (where.program, where.project, where.model)),
         where.failed,
         *map(_optional_microseconds, (where.since, where.until)),
     ]
 
 
-def _session_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any] | None:
-    """Return the values for `session_filter` in queries.sql; None if all sessions match."""
-    return filter_values(where, running_keys) if where != SessionFilter() else None
+def _make_search_filter(
+    where: SessionFilter, running_keys: set[str] | None = None, *, role: str | None = None
+) -> "SearchFilter":
+    """Return the filter of a search. `since` and `until` apply to messages, not to sessions."""
+    from stenolog.catalog.message_search import SearchFilter
+
+    session_filter = replace(where, since=None, until=None)
+    is_empty = session_filter == SessionFilter()
+    sessions = None if is_empty else filter_values(session_filter, running_keys)
+    return SearchFilter(role, sessions, *map(_optional_microseconds, (where.since, where.until)))
 
 
-def _optional_text(text: str | None) -> str | None:
+def _clean_text(text: str | None) -> str | None:
     return None if text is None else replace_surrogates(text)
 
 
@@ -765,39 +762,38 @@ def _optional_microseconds(time: datetime | None) -> int | None:
 
 
 def _group_from_row(row: Row) -> Group:
-    value, count, cost, with_cost = row
-    return Group(value=value, count=count, cost=cost / NANODOLLARS if with_cost else None)
+    value, count, cost, priced_count = row
+    return Group(value=value, count=count, cost=cost / NANODOLLARS if priced_count else None)
 
 
 def _read_rows(
-    transaction: Transaction, database: Database, name: str, values: Sequence[Any], order: str = ""
-) -> Rows:
-    """Return the rows of a statement, and the tags of each session."""
-    rows = list(transaction.execute(database.sql[name].replace("{order}", order), values))
+    transaction: Transaction, statement: str, values: Sequence[Any], *, column: str = ""
+) -> list[Row]:
+    """Return the rows of a statement, each with the tags of its session as an additional column."""
+    rows = list(transaction.run(statement, values, column=column))
     tags: dict[int, list[str]] = {}
     ids = msgspec.json.encode([row[0] for row in rows]).decode()
-    for session, tag in transaction.execute(database.sql["tags"], (ids,)):
+    for session, tag in transaction.run("tags", (ids,)):
         tags.setdefault(session, []).append(tag)
-    return rows, tags
+    return [(*row, tuple(tags.get(row[0], ()))) for row in rows]
 
 
 @cache
-def _entry_columns() -> list[str]:
-    return load_statements()["entry_columns"].replace(",", " ").split()
+def _entry_column_names() -> list[str]:
+    return [*load_statements()["entry_columns"].replace(",", " ").split(), "tags"]
 
 
-def _entry_from_row(row: Row, tags: Sequence[str], is_running: bool) -> Entry:
-    _, *columns = zip(_entry_columns(), row, strict=True)
+def _entry_from_row(row: Row, is_running: bool) -> Entry:
+    _, *columns = zip(_entry_column_names(), row, strict=True)
     fields = dict(columns)
     ownership = Ownership(fields.pop("owner"), bool(fields.pop("mixed")))
+    is_readable = fields["problem"] is None
     for name in ("created", "updated", "last_message"):
-        is_known = fields["problem"] is None
-        fields[name] = from_microseconds(fields[name]) if is_known else None
-    fields["cost"] = (
-        fields["cost"] / NANODOLLARS if fields.pop("answers") > fields["unpriced"] else None
-    )
+        fields[name] = from_microseconds(fields[name]) if is_readable else None
+    has_price = fields.pop("answers") > fields["unpriced"]
+    fields["cost"] = fields["cost"] / NANODOLLARS if has_price else None
     fields["state"] = "running" if is_running else fields["state"]
-    return Entry(**fields, tags=tuple(tags), sender=ownership.sender)
+    return Entry(**fields, sender=ownership.sender)
 
 
 def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
@@ -817,18 +813,16 @@ def page_cursor(entry: Entry, sort: Sort = "changed") -> str:
 def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
     if after is None:
         return None, None
-    updated, colon, key = after.partition(":")
     try:
-        number = int(updated)
+        value_text, key = after.split(":", 1)
+        sort_value = int(value_text)
     except ValueError:
-        colon = ""
-    if not colon:
-        raise UsageError(f"after={after!r} is not the `after` of a previous page")
-    return max(-MAX_INTEGER, min(number, MAX_INTEGER)), replace_surrogates(key)
+        raise UsageError(f"after={after!r} is not the `after` of a previous page") from None
+    return max(-MAX_INTEGER, min(sort_value, MAX_INTEGER)), replace_surrogates(key)
 
 
-def _hex_keys(keys: Iterable[str]) -> str:
-    """Encode keys in hexadecimal for SQLite's JSON: old versions end a text at a NUL."""
+def _encode_keys(keys: Iterable[str]) -> str:
+    """Encode keys as hexadecimal JSON texts, because old SQLite versions end a text at a NUL."""
     hex_keys = (replace_surrogates(key).encode().hex().upper() for key in keys)
     return msgspec.json.encode(sorted(hex_keys)).decode()
 

@@ -13,7 +13,7 @@ from stenolog.catalog import searchable_text, steps, tokenizer
 from stenolog.catalog.answer_prices import LazyPrices
 from stenolog.catalog.catalog_database import BLOCK_SIZE, Database, Transaction, to_microseconds
 from stenolog.catalog.entries import State
-from stenolog.catalog.query import MessageTokens, owner_mark, role_mark, session_mark
+from stenolog.catalog.query import DIALECTS, MessageTokens, owner_mark, role_mark, session_mark
 from stenolog.catalog.steps import CatalogRow, SessionColumns, SessionContent, Step, stem_marks
 from stenolog.errors import (
     DamagedStore,
@@ -29,20 +29,20 @@ from stenolog.stores.base import Store
 
 _MAX_READ_ATTEMPTS: Final = 20
 _FIRST_TAIL_LENGTH: Final = 32
-"""Number of last messages that are read first to find out whether a turn is finished."""
+"""Number of messages in the first read of a session's end, which shows the state of a turn."""
 
 
 class StampRules(Struct, frozen=True):
     """Rules to interpret the stamps of a store. Most stamps only show that a session changed."""
 
     may_be_append: Callable[[str, str], bool] = lambda _before, _now: True
-    """Function that returns whether the session may have only grown between two stamps."""
+    """Function that returns whether appends alone may have changed one stamp to the other."""
     recency: Callable[[str], int] = lambda _stamp: 0
-    """Function that returns a higher number for the stamp of a session that changed later."""
+    """Function that returns a number for a stamp: the later the change, the higher the number."""
 
 
 class NotIndexable(Exception):
-    """The catalog cannot process the messages of a session, because of a bug in the catalog."""
+    """The messages of a session cannot be indexed, because of a bug or for lack of memory."""
 
     def __init__(self, error: Exception) -> None:
         kind = type(error).__name__
@@ -54,8 +54,8 @@ class NotIndexable(Exception):
 class Indexer:
     """One refresh of the catalog.
 
-    `catalog_id` identifies the catalog. `known_stamps` are the stamps in the catalog, which are
-    read before the store's stamps. `price_list`: version of the installed price list.
+    `known_stamps`: the stamps in the catalog, read before the stamps of the store. `catalog_id`:
+    number that identifies the catalog. `price_list_version`: version of the installed price list.
     """
 
     def __init__(
@@ -66,20 +66,16 @@ class Indexer:
         *,
         catalog_id: int | None,
         known_stamps: Mapping[str, str | None],
-        price_list: int = 0,
+        price_list_version: int = 0,
     ) -> None:
         self._known = known_stamps
         self._database = database
-        self._sql = database.sql
         self._rules = rules
-        self._price_list = price_list
+        self._price_list_version = price_list_version
         self._sessions = SessionReader(store, rules)
-        self._writer = CatalogWriter(database, catalog_id, price_list)
-
-    @property
-    def missed_keys(self) -> set[str]:
+        self._writer = CatalogWriter(database, catalog_id, price_list_version)
+        self.missed_keys = self._writer.missed_keys
         """Keys of the sessions that another process changed first."""
-        return self._writer.missed_keys
 
     def index(self, stamps: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
         """Add the new messages of these sessions. `stamps`: the stamp of each session by key."""
@@ -94,7 +90,7 @@ class Indexer:
         progress(len(keys), len(keys))
 
     def remove_sessions(self, keys: Iterable[str]) -> None:
-        """Remove these sessions from the catalog, unless they exist again."""
+        """Remove these sessions from the catalog, except those that were created again."""
         for key in keys:
             row = self._read_row(key)
             if row is not None and row.stamp == self._known[key]:
@@ -103,10 +99,9 @@ class Indexer:
 
     def _read_row(self, key: str) -> CatalogRow | None:
         with self._database.read_transaction() as transaction:
-            for columns in list(transaction.execute(self._sql["row"], (self._price_list, key))):
-                # An invalid row raises an error here: the catalog is damaged.
-                return steps.decode_row(columns)
-        return None
+            rows = list(transaction.run("row", (self._price_list_version, key)))
+            # An invalid row raises an error here: the catalog is damaged.
+            return steps.decode_row(rows[0]) if rows else None
 
     def _index_session(self, key: str, stamp: str) -> None:
         row = self._read_row(key)
@@ -114,14 +109,13 @@ class Indexer:
             return  # another process was faster
         if (row.stamp if row is not None else None) != self._known.get(key):
             # Another process changed the row, perhaps with a newer stamp than ours.
-            self._writer.missed_keys.add(key)
+            self.missed_keys.add(key)
             return
-        writer = self._writer
         try:
-            writer.add_steps(key, self._sessions.steps_to_current(key, stamp, row))
+            self._writer.add_steps(key, self._sessions.steps_to_current(key, stamp, row))
         except NoSuchSession:
             # The session is deleted or not completely created. The next refresh reads it again.
-            writer.add_steps(key, steps.removal_steps(key, row) if row is not None else ())
+            self._writer.add_steps(key, steps.removal_steps(key, row) if row is not None else ())
         except ForeignLog:
             self._replace_row(key, row, SessionColumns(stamp=stamp, listed=False))
         except DamagedStore as error:
@@ -132,20 +126,19 @@ class Indexer:
         except NotIndexable as error:
             log_reports.warning("session %r: %s", key, error)
             # Steps before the failure may have changed the row.
-            writer.flush()
-            columns = SessionColumns(
-                stamp=None if error.is_temporary else stamp, problem=str(error)
-            )
+            self._writer.flush()
+            retry_stamp = None if error.is_temporary else stamp
+            columns = SessionColumns(stamp=retry_stamp, problem=str(error))
             self._replace_row(key, self._read_row(key), columns)
 
     def _replace_row(self, key: str, row: CatalogRow | None, columns: SessionColumns) -> None:
         """Replace the row of a session by a row without messages."""
-        if key not in self._writer.missed_keys:
+        if key not in self.missed_keys:
             self._writer.add_steps(key, steps.steps_to_empty_row(key, row, columns))
 
 
 class SessionReader:
-    """A reader of sessions that yields steps for the catalog."""
+    """A reader that compares a session with its catalog row, and yields the missing steps."""
 
     def __init__(self, store: Store, rules: StampRules) -> None:
         self._store = store
@@ -159,18 +152,23 @@ class SessionReader:
         must not keep the other sessions out of the catalog.
         """
         try:
-            yield from steps.update_steps(key, stamp, row, self._read(key, stamp, row), self._price)
+            yield from steps.update_steps(
+                key, stamp, row, self._read_content(key, stamp, row), self._price
+            )
         except StenologError:
             raise
         except Exception as error:  # guard: catalog-contains-one-session
             raise NotIndexable(error) from error
 
-    def _read(self, key: str, stamp: str, row: CatalogRow | None) -> SessionContent:
-        """Return a session's new messages, or all if old ones may differ. Raises store errors."""
+    def _read_content(self, key: str, stamp: str, row: CatalogRow | None) -> SessionContent:
+        """Return a session's new messages, or all messages if old messages may have changed.
+
+        Raises the errors of the store.
+        """
         known_row = row if row is not None and row.is_complete else None
         for _ in range(_MAX_READ_ATTEMPTS):
             info_before = self._store.info(key)
-            if known_row is not None and self._may_differ(info_before, stamp, known_row):
+            if known_row is not None and self._may_have_changed(info_before, stamp, known_row):
                 known_row = None
             after_seq = known_row.indexed if known_row is not None else 0
             messages = self._store.get_history(key, after=after_seq, full=True)
@@ -179,8 +177,8 @@ class SessionReader:
             is_consistent = info.uid == info_before.uid and (
                 known_row is None
                 or (
-                    self._has_last_message(info, known_row, tail)
-                    # A lower count means that the store no longer has some messages of the catalog.
+                    self._has_last_indexed_message(info, known_row, tail)
+                    # With a lower count, the store no longer has all messages of the catalog.
                     and info_before.count <= known_row.count + len(messages) <= info.count
                     and _keeps_owner(known_row, messages)
                 )
@@ -191,41 +189,42 @@ class SessionReader:
             known_row = None
         raise StoreBusy(f"{key!r} keeps being deleted and created again")
 
-    def _has_last_message(
+    def _has_last_indexed_message(
         self, info: SessionInfo, known_row: CatalogRow, tail: Sequence[Message]
     ) -> bool:
-        """Return whether the store has the catalog's last message of the session at the same seq.
+        """Return whether the store still has the last indexed message, with the same seq and time.
 
-        The store lacks the message if the store was replaced, for example by a backup. For an
+        The message is missing if the store was replaced, for example by a backup. For an
         archived message the result is True, because reading an archive takes too long.
         """
-        last = known_row.indexed
-        if known_row.last_at is None or last <= info.archived:
+        last_seq = known_row.indexed
+        if known_row.last_at is None or last_seq <= info.archived:
             return True
-        messages = [message for message in tail if message.seq == last]
+        messages = [message for message in tail if message.seq == last_seq]
         if not messages:
-            messages = self._store.get_history(info.key, after=last - 1, full=True)[:1]
-        return [(m.seq, to_microseconds(m.at)) for m in messages] == [(last, known_row.last_at)]
+            messages = self._store.get_history(info.key, after=last_seq - 1, full=True)[:1]
+        return [(m.seq, to_microseconds(m.at)) for m in messages] == [(last_seq, known_row.last_at)]
 
     def _visible_spans(
         self, info: SessionInfo, messages: Sequence[Message], known_row: CatalogRow | None
     ) -> list[Span]:
-        """Return the visible seqs up to the last message that was read.
+        """Return the ranges of visible seqs up to the last message that was read.
 
         Old messages are not read again: the cost of an append must not depend on the length of the
         history. Old messages are read again only if messages are damaged, or if the store does not
         report the visible seqs.
         """
         if known_row is None:
-            return spans.union((m.seq, m.seq) for m in messages if not m.hidden)
+            return spans.from_seqs(message.seq for message in messages if not message.hidden)
         # guard: catalog-reads-new-only
-        if info.lost or info.damaged or spans.size(info.in_sight) != info.visible:
-            visible = self._store.get_history(info.key)
-            return spans.union((m.seq, m.seq) for m in visible)
-        return spans.clipped(info.in_sight, 1, messages[-1].seq if messages else known_row.indexed)
+        if info.lost or info.damaged or spans.size(info.visible_spans) != info.visible:
+            return spans.from_seqs(message.seq for message in self._store.get_history(info.key))
+        return spans.clipped(
+            info.visible_spans, 1, messages[-1].seq if messages else known_row.indexed
+        )
 
-    def _may_differ(self, info: SessionInfo, stamp: str, row: CatalogRow) -> bool:
-        """Return whether messages in the catalog may have changed in the store."""
+    def _may_have_changed(self, info: SessionInfo, stamp: str, row: CatalogRow) -> bool:
+        """Return whether indexed messages may have changed in the store."""
         if info.uid != row.uid or info.last_seq < row.indexed:
             return True
         if info.generation != row.generation:
@@ -245,7 +244,10 @@ class SessionReader:
 
 
 def _keeps_owner(known_row: CatalogRow, messages: Sequence[Message]) -> bool:
-    """Return whether the owner, which is indexed with every message, stays the same."""
+    """Return whether the session has the same owner after these new messages.
+
+    The owner is indexed with every message, so a new owner requires indexing all messages again.
+    """
     owner = known_row.ownership.owner
     return not known_row.count or known_row.ownership.with_messages(messages).owner == owner
 
@@ -260,11 +262,9 @@ _MAX_COLLECTING_SECONDS: Final = 0.5
 class CatalogWriter:
     """A writer that executes many steps in one transaction."""
 
-    def __init__(self, database: Database, catalog_id: int | None, price_list: int) -> None:
-        self._price_list = price_list
+    def __init__(self, database: Database, catalog_id: int | None, price_list_version: int) -> None:
+        self._price_list_version = price_list_version
         self._database = database
-        self._sql = database.sql
-        self._fulltext = database.fulltext
         self._catalog_id = catalog_id
         self._steps: list[Step] = []
         self._message_count = self._byte_count = 0
@@ -294,7 +294,7 @@ class CatalogWriter:
         if not collected_steps:
             return
         with self._database.write_transaction() as transaction:
-            [(catalog_id, _)] = transaction.execute(self._sql["about"])
+            [(catalog_id, _)] = transaction.run("about")
             if catalog_id != self._catalog_id:
                 # The catalog was built again, so the versions in the steps are not comparable.
                 self.missed_keys.update(step.key for step in collected_steps)
@@ -302,110 +302,131 @@ class CatalogWriter:
                 # If a step of a session was not applied, its following steps are skipped.
                 if step.key not in self.missed_keys and not self._apply_step(transaction, step):
                     self.missed_keys.add(step.key)
-            transaction.execute(self._sql["count_write"])
+            transaction.run("count_write")
 
     def _apply_step(self, transaction: Transaction, step: Step) -> bool:
         """Execute a step. Return False if the row has another version than the step expects."""
-        sql = self._sql
-        rows = list(transaction.execute(sql["row_version"], (step.key,)))
+        rows = list(transaction.run("row_version", (step.key,)))
         if (rows[0][1] if rows else None) != step.version:
             return False
         if not rows:
-            transaction.execute(sql["add_row"], (step.key, ""))
-            rows = list(transaction.execute(sql["row_version"], (step.key,)))
-        session: int = rows[0][0]
+            transaction.run("add_row", (step.key,))
+            rows = list(transaction.run("row_version", (step.key,)))
+        session_id: int = rows[0][0]
         if step.delete_row:
-            transaction.execute(sql["remove_tags"], (session,))
-            transaction.execute(sql["remove_row"], (session,))
+            transaction.run("remove_tags", (session_id,))
+            transaction.run("remove_row", (session_id,))
             return True
-        if step.start is not None:
-            transaction.execute(sql["begin_row"], (*step.start, self._price_list, session))
+        if step.reset_to is not None:
+            values = (*step.reset_to, self._price_list_version, session_id)
+            transaction.run("begin_row", values)
         elif step.remove_count:
-            self._remove(transaction, session, step, owner=rows[0][2])
+            self._remove_messages(transaction, session_id, step, owner=rows[0][2])
         else:
             if step.messages:
                 owner, mixed = step.ownership.owner, int(step.ownership.mixed)
-                transaction.execute(sql["own_row"], (owner, mixed, session))
-                self._add_messages(transaction, session, step)
-                values = (*astuple(step.usage), self._price_list, session)
-                transaction.execute(sql["add_usage"], values)
+                transaction.run("own_row", (owner, mixed, session_id))
+                self._add_messages(transaction, session_id, step)
+                usage_values = (*astuple(step.usage), self._price_list_version, session_id)
+                transaction.run("add_usage", usage_values)
             if step.columns is not None:
-                self._replace_row(transaction, session, step, step.columns)
+                self._replace_row(transaction, session_id, step, step.columns)
             else:
-                row_values = (step.messages[-1].seq, len(step.messages), session)
-                transaction.execute(sql["advance_row"], row_values)
+                row_values = (step.messages[-1].seq, len(step.messages), session_id)
+                transaction.run("advance_row", row_values)
         return True
 
-    def _add_messages(self, transaction: Transaction, session: int, step: Step) -> None:
-        sql = self._sql
-        [(last_id,)] = transaction.execute(sql["last_id"])
-        numbered = list(enumerate(step.messages, last_id + 1))
-        rows = [(id_, session, m.seq, m.role, m.at, m.tokens, m.speech) for id_, m in numbered]
-        transaction.executemany(sql["add_message"], rows)
-        transaction.executemany(sql["add_said"], [(id_, m.text) for id_, m in numbered])
-        words = [(id_, m.role, m.lines, m.stems) for id_, m in numbered]
-        tokens = self._fulltext.tokens_to_add(_message_tokens(session, step.ownership.owner, words))
-        transaction.executemany(sql["add_words"], tokens)
+    def _add_messages(self, transaction: Transaction, session_id: int, step: Step) -> None:
+        [(last_id,)] = transaction.run("last_id")
+        ids_and_messages = list(enumerate(step.messages, last_id + 1))
+        rows = [
+            (id_, session_id, m.seq, m.role, m.at, m.tokens, m.speech)
+            for id_, m in ids_and_messages
+        ]
+        transaction.run_many("add_message", rows)
+        transaction.run_many("add_said", [(id_, m.text) for id_, m in ids_and_messages])
+        word_rows = [(id_, m.role, m.lines, m.stems) for id_, m in ids_and_messages]
+        tokens = _make_message_tokens(session_id, step.ownership.owner, word_rows)
+        transaction.run_many("add_words", DIALECTS[transaction.fulltext].tokens_to_add(tokens))
         blocks: dict[int, tuple[int, int]] = {}
-        for id_, m in numbered:
+        for id_, m in ids_and_messages:
             oldest, newest = blocks.get(id_ // BLOCK_SIZE, (m.at, m.at))
             blocks[id_ // BLOCK_SIZE] = (min(oldest, m.at), max(newest, m.at))
         block_rows = [(block, *oldest_and_newest) for block, oldest_and_newest in blocks.items()]
-        transaction.executemany(sql["add_block"], block_rows)
+        transaction.run_many("add_block", block_rows)
 
-    def _remove(self, transaction: Transaction, session: int, step: Step, *, owner: str) -> None:
-        sql = self._sql
-        messages = list(transaction.execute(sql["some_messages"], (session, step.remove_count)))
+    def _remove_messages(
+        self, transaction: Transaction, session_id: int, step: Step, *, owner: str
+    ) -> None:
+        messages = list(transaction.run("some_messages", (session_id, step.remove_count)))
 
-        def added_tokens() -> list[MessageTokens]:
+        def read_added_tokens() -> list[MessageTokens]:
             lines_by_id = [(id_, role, tokenizer.token_lines(text)) for id_, role, text in messages]
-            words = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in lines_by_id]
-            return _message_tokens(session, owner, words)
+            word_rows = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in lines_by_id]
+            return _make_message_tokens(session_id, owner, word_rows)
 
-        token_rows = self._fulltext.tokens_to_remove([id_ for id_, _, _ in messages], added_tokens)
-        transaction.executemany(sql["remove_words"], token_rows)
-        id_rows = [(id_,) for id_, _, _ in messages]
-        transaction.executemany(sql["remove_said"], id_rows)
-        transaction.executemany(sql["remove_message"], id_rows)
-        transaction.execute(sql["shrink_row"], (len(id_rows), session))
+        ids = [id_ for id_, _, _ in messages]
+        token_rows = DIALECTS[transaction.fulltext].tokens_to_remove(ids, read_added_tokens)
+        transaction.run_many("remove_words", token_rows)
+        id_rows = [(id_,) for id_ in ids]
+        transaction.run_many("remove_said", id_rows)
+        transaction.run_many("remove_message", id_rows)
+        transaction.run("shrink_row", (len(id_rows), session_id))
 
     def _replace_row(
-        self, transaction: Transaction, session: int, step: Step, columns: SessionColumns
+        self, transaction: Transaction, session_id: int, step: Step, columns: SessionColumns
     ) -> None:
-        sql, meta = self._sql, columns.meta
-        tokens = columns.tokens
+        meta, tokens = columns.meta, columns.tokens
         if tokens is None:
             tokens = 0
             for span in columns.visible_spans:
-                [(counted,)] = transaction.execute(sql["tokens_in"], (session, *span))
-                tokens += counted
+                [(span_tokens,)] = transaction.run("tokens_in", (session_id, *span))
+                tokens += span_tokens
         prompt = columns.prompt
         if prompt is None:
             # The prompt may be in messages that an interrupted process added.
-            prompt = searchable_text.prompt_from(transaction.execute(sql["prompts"], (session,)))
-        version = (columns.stamp, columns.listed, columns.uid, columns.generation, columns.archived)
-        counts = (columns.indexed, len(step.messages), spans.size(columns.visible_spans), tokens)
-        seqs = [msgspec.json.encode(s).decode() for s in (columns.visible_spans, columns.withdrawn)]
-        texts = (columns.state, searchable_text.title_from(meta, prompt), prompt)
-        times = (columns.created, columns.updated)
-        names = (searchable_text.agent_from(meta), searchable_text.channel_of(step.key))
-        damage = (columns.lost, columns.damaged, columns.problem)
-        transcript = (searchable_text.program_from(meta), searchable_text.project_from(meta))
-        fork = (columns.forked_from or searchable_text.source_from(meta), columns.forked_at)
-        about = (*names, *damage, *transcript, *fork, 0 if columns.indexed else columns.created)
-        values = (*version, *counts, *seqs, *texts, *times, *about, session)
-        transaction.execute(sql["settle_row"], values)
-        transaction.execute(sql["remove_tags"], (session,))
-        tags = [(tag, session) for tag in searchable_text.tags_from(meta)]
-        transaction.executemany(sql["add_tag"], tags)
+            prompt = searchable_text.prompt_from(transaction.run("prompts", (session_id,)))
+        values = (
+            columns.stamp,
+            columns.listed,
+            columns.uid,
+            columns.generation,
+            columns.archived,
+            columns.indexed,
+            len(step.messages),
+            spans.size(columns.visible_spans),
+            tokens,
+            msgspec.json.encode(columns.visible_spans).decode(),
+            msgspec.json.encode(columns.withdrawn_spans).decode(),
+            columns.state,
+            searchable_text.title_from(meta, prompt),
+            prompt,
+            columns.created,
+            columns.updated,
+            searchable_text.agent_from(meta),
+            searchable_text.channel_of(step.key),
+            columns.lost,
+            columns.damaged,
+            columns.problem,
+            searchable_text.program_from(meta),
+            searchable_text.project_from(meta),
+            columns.forked_from or searchable_text.source_from(meta),
+            columns.fork_seq,
+            0 if columns.indexed else columns.created,
+            session_id,
+        )
+        transaction.run("settle_row", values)
+        transaction.run("remove_tags", (session_id,))
+        tags = [(tag, session_id) for tag in searchable_text.tags_from(meta)]
+        transaction.run_many("add_tag", tags)
 
 
-def _message_tokens(
-    session: int, owner: str, messages: Sequence[tuple[int, str, tokenizer.TokenLines, str]]
+def _make_message_tokens(
+    session_id: int, owner: str, messages: Sequence[tuple[int, str, tokenizer.TokenLines, str]]
 ) -> list[MessageTokens]:
-    """Return the tokens for the full-text index, given id, role, tokens and stems per message."""
-    marks = session_mark(session) + (f" {owner_mark(owner)}" if owner else "")
+    """Return the tokens for the full-text index. `messages`: id, role, tokens, stems of each."""
+    marks = session_mark(session_id) + (f" {owner_mark(owner)}" if owner else "")
     return [
-        MessageTokens(id_, lines.parts, lines.extra, f"{marks} {role_mark(role)} {stems}")
+        MessageTokens(id_, lines.parts, lines.extra_tokens, f"{marks} {role_mark(role)} {stems}")
         for id_, role, lines, stems in messages
     ]

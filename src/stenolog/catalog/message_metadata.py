@@ -10,8 +10,9 @@ In a message with tool calls, `of_client` lists the calls that the client runs, 
 An answer has the name of its model as `model`, the token counts of the provider as `usage`
 (`prompt`, `answer` and `cached`), and its duration as `seconds`. The result of a tool has
 `seconds`, and `failed` if the tool failed. If an imported response consists of several messages,
-all have its id as `response`, and one of them has the usage. Messages that another program copied
-into a fork have `copied`; their usage is counted only for the original session.
+each message has the id of the response as `response`, and one message has the usage. Messages that
+another program copied into a fork have `copied`; the usage of these copies is counted only for the
+original session.
 
 A user message that a stenolog agent accepted has `received` (docs/decisions/0012), with
 `sender` if a channel or the command line knows its author. A message from a chat app also has
@@ -33,6 +34,8 @@ from stenolog.records import Message
 FIELD: Final = "stenolog"
 """Name of the field with the metadata."""
 RESPONSE: Final = "response"
+IDENTITY: Final = "id"
+"""Name of the field with the identity of a message that was imported from a transcript."""
 PROGRAM_FIELDS: Final = frozenset(
     {
         "aider",
@@ -52,57 +55,62 @@ _MAX_PLAUSIBLE_NUMBER: Final = 1e15
 
 
 def mark_seen(
-    body: Mapping[str, Any], *, seen: int | None, interrupted: str = ""
+    message: Mapping[str, Any], *, seen: int | None, interrupted: str = ""
 ) -> dict[str, Any]:
     """Return the message with `seen` and `interrupted`. `seen`: None means all earlier messages."""
-    return _add_metadata(body, seen=seen, interrupted=interrupted or None)
+    return _add_metadata(message, seen=seen, interrupted=interrupted or None)
 
 
-def last_seen_seq(body: Mapping[str, Any], seq: int) -> int:
+def last_seen_seq(message: Mapping[str, Any], seq: int) -> int:
     """Return the last seq that the message at `seq` takes into account."""
-    stored = _metadata(body).get("seen")
-    if isinstance(stored, int) and not isinstance(stored, bool) and 0 <= stored < seq:
-        return stored
+    seen_seq = _metadata(message).get("seen")
+    if isinstance(seen_seq, int) and not isinstance(seen_seq, bool) and 0 <= seen_seq < seq:
+        return seen_seq
     return seq - 1
 
 
-def interruption(body: Mapping[str, Any]) -> str:
+def interruption(message: Mapping[str, Any]) -> str:
     """Return the reason why the answer is incomplete, or an empty string."""
-    stored = _metadata(body).get("interrupted")
-    return stored if isinstance(stored, str) else ""
+    reason = _metadata(message).get("interrupted")
+    return reason if isinstance(reason, str) else ""
 
 
-def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+def mark_client_calls(message: Mapping[str, Any], call_ids: Sequence[str]) -> dict[str, Any]:
     """Return the message with the ids of the tool calls that the client runs."""
-    return _add_metadata(body, of_client=list(ids) or None)
+    return _add_metadata(message, of_client=list(call_ids) or None)
 
 
-def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
+def client_call_ids(message: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the tool calls that the client runs, not the agent."""
-    stored = _metadata(body).get("of_client")
-    ids = stored if isinstance(stored, list) else []
-    return frozenset(id for id in ids if isinstance(id, str))
+    ids = _metadata(message).get("of_client")
+    return frozenset(id for id in (ids if isinstance(ids, list) else []) if isinstance(id, str))
 
 
 def mark_model(
-    body: Mapping[str, Any], *, model: str, seconds: float, usage: Mapping[str, int] | None = None
+    message: Mapping[str, Any],
+    *,
+    model: str,
+    seconds: float,
+    usage: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the message with its model, duration and token counts."""
     counts = None if usage is None else dict(usage)
-    return _add_metadata(body, model=model, seconds=round(seconds, 3), usage=counts)
+    return _add_metadata(message, model=model, seconds=round(seconds, 3), usage=counts)
 
 
-def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
-    """Return the result of a tool with its duration and whether it failed."""
-    return _add_metadata(body, seconds=round(seconds, 3), failed=failed or None)
+def mark_tool_outcome(
+    message: Mapping[str, Any], *, seconds: float, failed: bool
+) -> dict[str, Any]:
+    """Return the message of a tool with its duration, and a mark if the tool failed."""
+    return _add_metadata(message, seconds=round(seconds, 3), failed=failed or None)
 
 
-def model_of(body: Mapping[str, Any]) -> str | None:
+def model_of(message: Mapping[str, Any]) -> str | None:
     """Return the name of the model that wrote the message, or None if unknown.
 
     Other programs write the name into the field `model` of the message.
     """
-    name = _metadata(body).get("model") or body.get("model")
+    name = _metadata(message).get("model") or message.get("model")
     return name if isinstance(name, str) and name else None
 
 
@@ -112,25 +120,25 @@ def model_label(name: str) -> str:
     return short if short and "://" in address else name
 
 
-def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
+def usage_of(message: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
-    stored = _metadata(body).get("usage")
-    if not isinstance(stored, Mapping):
+    usage = _metadata(message).get("usage")
+    if not isinstance(usage, Mapping):
         # Messages of other programs may have the counts in a provider's format.
-        stored = _provider_usage(body.get("usage"))
-    if stored is None:
+        usage = _provider_usage(message.get("usage"))
+    if usage is None:
         return None
     return {
         name: value
         for name in ("prompt", "answer", "cached")
-        if isinstance(value := stored.get(name, 0), int) and _is_plausible(value)
+        if isinstance(value := usage.get(name, 0), int) and _is_plausible(value)
     }
 
 
-def response_of(body: Mapping[str, Any]) -> str:
+def response_of(message: Mapping[str, Any]) -> str:
     """Return the id of the response that the message is a part of, or an empty string."""
-    stored = _metadata(body).get(RESPONSE)
-    return stored if isinstance(stored, str) else ""
+    response_id = _metadata(message).get(RESPONSE)
+    return response_id if isinstance(response_id, str) else ""
 
 
 def _provider_usage(usage: Any) -> dict[str, int] | None:
@@ -159,111 +167,118 @@ def _provider_usage(usage: Any) -> dict[str, int] | None:
     }
 
 
-def seconds_of(body: Mapping[str, Any]) -> float | None:
+def seconds_of(message: Mapping[str, Any]) -> float | None:
     """Return the duration of an answer or a tool call in seconds, or None if unknown."""
-    seconds = _metadata(body).get("seconds")
+    seconds = _metadata(message).get("seconds")
     return float(seconds) if isinstance(seconds, int | float) and _is_plausible(seconds) else None
 
 
 def _is_plausible(number: float) -> bool:
-    """Return whether a count or duration is plausible: any program can write a message."""
+    """Return whether a count or duration is plausible. Any program can write any number."""
     return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE_NUMBER
 
 
-def has_failed(body: Mapping[str, Any]) -> bool:
+def has_failed(message: Mapping[str, Any]) -> bool:
     """Return whether the message is the result of a tool that failed."""
-    return _metadata(body).get("failed") is True
+    return _metadata(message).get("failed") is True
 
 
-def without_usage(body: Mapping[str, Any], *, copied: bool = False) -> dict[str, Any]:
+def without_usage(message: Mapping[str, Any], *, copied: bool = False) -> dict[str, Any]:
     """Return the message without its token counts, because another message has them.
 
     `copied`: mark the message as a copy that another program made for a fork.
     """
-    metadata = {name: value for name, value in _metadata(body).items() if name != "usage"}
-    return _add_metadata({**body, FIELD: metadata}, copied=copied or None)
+    metadata = {name: value for name, value in _metadata(message).items() if name != "usage"}
+    return _add_metadata({**message, FIELD: metadata}, copied=copied or None)
 
 
-def is_copied(body: Mapping[str, Any]) -> bool:
+def is_copied(message: Mapping[str, Any]) -> bool:
     """Return whether another program copied the message into a fork."""
-    return _metadata(body).get("copied") is True
+    return _metadata(message).get("copied") is True
 
 
 def mark_received(
-    body: Mapping[str, Any], *, sender: str = "", origin: Mapping[str, Any] | None = None
+    message: Mapping[str, Any], *, sender: str = "", origin: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the user message with the field `received`: an agent accepted the message.
+    """Return the user message with a mark that an agent accepted it. Replaces its metadata.
 
     `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
-    the answer; None if only the caller waits for it. Existing metadata is replaced.
+    the answer; None if only the caller waits for the answer.
     """
-    mark: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
+    metadata: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
     if origin is not None:
-        mark["origin"] = dict(origin)
-    return {**body, FIELD: mark}
+        metadata["origin"] = dict(origin)
+    return {**message, FIELD: metadata}
 
 
-def is_received(body: Mapping[str, Any]) -> bool:
+def is_received(message: Mapping[str, Any]) -> bool:
     """Return whether a stenolog agent accepted this user message."""
-    return body.get("role") == "user" and isinstance(_metadata(body).get("received"), Mapping)
+    return message.get("role") == "user" and isinstance(_metadata(message).get("received"), Mapping)
 
 
-def sender_of(body: Mapping[str, Any]) -> str:
+def sender_of(message: Mapping[str, Any]) -> str:
     """Return the verified sender of a user message, or an empty string."""
-    mark = _metadata(body).get("received")
-    sender = mark.get("sender") if isinstance(mark, Mapping) and is_received(body) else None
+    sender = _metadata(message)["received"].get("sender") if is_received(message) else None
     return sender if isinstance(sender, str) else ""
 
 
-def mark_request(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
+def mark_request(message: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
     """Return the message with the id and digest of its HTTP request.
 
     `id`: the idempotency key of the client, or empty. `digest`: digest of all messages of the
     request.
     """
-    return _add_metadata(body, request={"id": id, "digest": digest})
+    return _add_metadata(message, request={"id": id, "digest": digest})
 
 
-def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
+def request_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the idempotency key and digest of the HTTP request of a message, or None."""
-    mark = _metadata(body).get("request")
-    if not isinstance(mark, Mapping):
+    request = _metadata(message).get("request")
+    if not isinstance(request, Mapping):
         return None
-    id, digest = mark.get("id"), mark.get("digest")
+    id, digest = request.get("id"), request.get("digest")
     return (id, digest) if isinstance(id, str) and isinstance(digest, str) else None
 
 
-def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_marks(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message without the field `stenolog`."""
-    return {name: value for name, value in body.items() if name != FIELD}
+    return {name: value for name, value in message.items() if name != FIELD}
 
 
-def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def origin_of(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the destination of the answer, or None if the message is not from a chat app."""
-    stored = _metadata(body).get("origin")
-    return stored if isinstance(stored, Mapping) else None
+    origin = _metadata(message).get("origin")
+    return origin if isinstance(origin, Mapping) else None
 
 
-def _add_metadata(body: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return the message with these fields in its metadata. Fields that are None are not added."""
+def _add_metadata(message: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the message with these fields in its metadata, except fields that are None."""
     added_fields = {name: value for name, value in fields.items() if value is not None}
-    return {**body, FIELD: {**_metadata(body), **added_fields}} if added_fields else dict(body)
+    if not added_fields:
+        return dict(message)
+    return {**message, FIELD: {**_metadata(message), **added_fields}}
 
 
-def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    stored = body.get(FIELD)
-    return stored if isinstance(stored, Mapping) else {}
+def identity_of(message: Mapping[str, Any]) -> str | None:
+    """Return the identity of a message that was imported from a transcript; None for others."""
+    identity = _metadata(message).get(IDENTITY)
+    return identity if isinstance(identity, str) and identity else None
+
+
+def _metadata(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = message.get(FIELD)
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
 # --- owners ----------------------------------------------------------------------------------
 
 
 class Ownership(Struct, frozen=True):
-    """The senders of the user messages of a session, which decide its owner (docs/decisions/0012).
+    """The owner of a session, which its user messages decide (docs/decisions/0012).
 
     The key does not prove who owns a session, because clients of the gateway and importers choose
     keys. A session has no owner if a user message has no sender, or if two messages have different
-    senders. A session without an owner has a memory scope of its own.
+    senders. A session without an owner has its own memory scope.
     """
 
     owner: str = ""
@@ -272,24 +287,20 @@ class Ownership(Struct, frozen=True):
     """Whether a user message has no sender, or another sender than the first message."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether the session has no user message yet."""
-        return not self.owner and not self.mixed
-
-    @property
     def sender(self) -> str:
         """The sender of all user messages, or an empty string."""
         return "" if self.mixed else self.owner
 
     def with_messages(self, messages: Iterable[Message]) -> Self:
         """Return the ownership of the session after these additional messages."""
-        now = self
+        ownership = self
         for message in messages:
-            if now.mixed:
+            if ownership.mixed:
                 break
             if getattr(message, "role", None) == "user":
                 sender = replace_surrogates(sender_of(message.to_dict()))
-                is_first_sender = now.is_open and bool(sender)
-                now = replace(now, owner=sender) if is_first_sender else now
-                now = replace(now, mixed=not sender or sender != now.owner)  # guard: one-sender
-        return now
+                # Without an owner, this message is the first user message.
+                owner = ownership.owner or sender
+                # guard: one-sender
+                ownership = replace(ownership, owner=owner, mixed=not sender or sender != owner)
+        return ownership

@@ -21,8 +21,8 @@ SELECT key, stamp FROM catalog_session
 WHERE problem IS NULL AND stamp IS NOT NULL;
 
 -- name: row
-SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, CASE WHEN unpriced = 0 OR priced >= ?1 THEN stamp END, problem, owner, mixed,
+SELECT version, listed, uid, generation, archived, indexed, count, tokens, sight,
+       prompt, CASE WHEN unpriced = 0 OR priced >= ?1 THEN stamp END, owner, mixed,
        (SELECT at FROM catalog_message WHERE session = catalog_session.id AND seq = indexed),
        unpriced > 0 AND priced < ?1
 FROM catalog_session WHERE key = ?2;
@@ -34,7 +34,7 @@ SELECT id, version, owner FROM catalog_session WHERE key = ?;
 INSERT INTO catalog_session (key, owner, version, listed, uid, generation, archived, indexed, count,
                              visible, tokens, sight, state, title, prompt, created, updated, lost,
                              damaged)
-VALUES (?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+VALUES (?, '', 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
 
 -- name: own_row
 UPDATE catalog_session SET owner = ?, mixed = ? WHERE id = ?;
@@ -123,7 +123,7 @@ SELECT coalesce(sum(tokens), 0) FROM catalog_message
 WHERE session = ? AND seq BETWEEN ? AND ?;
 
 -- name: session_filter
--- The condition that the statements below contain as {session_filter}.
+-- This condition replaces {session_filter} in the statements below.
 listed
   AND (?1 IS NULL OR key >= ?1 AND key < CAST(?2 AS TEXT))
   AND (?3 IS NULL OR id IN (SELECT session FROM catalog_tag WHERE tag = ?3))
@@ -145,12 +145,12 @@ lost, damaged, problem, owner, mixed, program, project, model, forked_from, fork
 last_message, answers, unpriced, input_tokens, output_tokens, cost, failed;
 
 -- name: list
--- The caller replaces {order} by a column.
+-- The caller replaces {column} by the column of the order.
 SELECT {entry_columns}
 FROM catalog_session
 WHERE {session_filter}
-  AND (?15 IS NULL OR {order} < ?15 OR {order} = ?15 AND key > ?16)
-ORDER BY {order} DESC, key
+  AND (?15 IS NULL OR {column} < ?15 OR {column} = ?15 AND key > ?16)
+ORDER BY {column} DESC, key
 LIMIT ?17;
 
 -- name: totals
@@ -158,10 +158,10 @@ SELECT count(*), total(cost), coalesce(sum(answers > unpriced), 0), coalesce(sum
 FROM catalog_session WHERE {session_filter};
 
 -- name: facet
--- The caller replaces {facet} by a column.
-SELECT {facet}, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
+-- The caller replaces {column} by the column of the facet.
+SELECT {column}, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
 FROM catalog_session WHERE {session_filter}
-GROUP BY {facet} ORDER BY count(*) DESC, {facet} LIMIT ?15;
+GROUP BY {column} ORDER BY count(*) DESC, {column} LIMIT ?15;
 
 -- name: tag_facet
 SELECT tag, count(*), total(cost), coalesce(sum(answers > unpriced), 0)
@@ -215,8 +215,8 @@ WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ?
   AND catalog_words.rowid / ? IN (SELECT value FROM json_each(?));
 
 -- name: ranks
--- The plus prevents SQLite from one lookup per id, each of which would count all messages with the
--- word again.
+-- The plus prevents one lookup per id, because each lookup would count all messages with the word
+-- again.
 SELECT rowid, bm25(catalog_words, 1.0, 1.0, 0.0) FROM catalog_words
 WHERE catalog_words MATCH ? AND rowid BETWEEN ? AND ?
   AND +rowid IN (SELECT value FROM json_each(?));
@@ -252,7 +252,7 @@ SELECT id FROM catalog_message WHERE session = ? AND seq BETWEEN ? AND ?;
 SELECT rowid FROM catalog_words WHERE catalog_words MATCH ? ORDER BY rowid DESC LIMIT ?;
 
 -- name: newest_with_in
--- The same for a period. The caller gives the range of ids that includes its messages.
+-- The same for a period. The ids of its messages are in the given range of ids.
 SELECT id FROM catalog_words
 JOIN catalog_message ON catalog_message.id = catalog_words.rowid
 WHERE catalog_words MATCH ? AND catalog_words.rowid BETWEEN ? AND ? AND at >= ? AND at < ?
@@ -263,7 +263,7 @@ SELECT id, session, seq FROM catalog_message
 WHERE id IN (SELECT value FROM json_each(?)) AND role NOT IN ('system', 'developer');
 
 -- name: said_at
--- Messages by session and seq.
+-- Returns the messages at these positions (session and seq).
 SELECT catalog_session.key, uid, seq, role, at, substr(text, 1, ?)
 FROM json_each(?) AS place
 CROSS JOIN catalog_message

@@ -66,7 +66,7 @@ CREATE INDEX catalog_session_last ON catalog_session (last_message DESC, key);
 
 CREATE INDEX catalog_session_owner ON catalog_session (owner);
 
--- Covers the search for changed sessions.
+-- This index has all columns that the search for changed sessions reads.
 CREATE INDEX catalog_session_stamp ON catalog_session (key, stamp, unpriced, priced);
 
 CREATE TABLE catalog_tag (
@@ -89,7 +89,7 @@ CREATE TABLE catalog_message (
     UNIQUE (session, seq)
 );
 
--- Separate from catalog_message, so that a scan of messages reads no text.
+-- The texts have their own table, so that a scan of messages reads no text.
 CREATE TABLE catalog_said (
     id   INTEGER PRIMARY KEY,
     text TEXT NOT NULL
@@ -103,8 +103,8 @@ CREATE TABLE catalog_block (
     newest INTEGER NOT NULL
 );
 
--- The tokens of tokenizer.py. `marks` has the session, the role, the owner, and the stems of
--- stemming.py. No token has a character at which FTS5 would split it. Only marks start with `=`, so
+-- The tokens of tokenizer.py. `marks` has the session, the role, the owner, and the stems of the
+-- tokens. No token has a character at which FTS5 would split it. Only marks start with `=`, so
 -- that no word starts like a mark. Prefixes of one and two letters have separate indexes: merging
 -- the lists of all words with such a prefix took ten times as long. Longer prefixes match fewer
 -- words.

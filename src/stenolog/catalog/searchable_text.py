@@ -35,7 +35,7 @@ _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _EMPTY_JSON: Final = {"{}", "[]"}
 """JSON texts of arguments or results that have no content."""
 _LONGEST_WORD: Final = 200
-"""Maximum length of a word in a part of unknown type; longer words are taken as encoded data."""
+"""Maximum length of a word in a part of unknown type. Longer words are probably encoded data."""
 
 
 def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> str:
@@ -47,8 +47,8 @@ def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> s
     last_texts: list[str] = []
     for part in read_message(fields) if parts is None else parts:
         # Files come last: a title is made from the first words, which should be the user's own.
-        is_last = isinstance(part, FilePart | UnknownPart)
-        (last_texts if is_last else texts).extend(_texts_of_part(part))
+        is_file = isinstance(part, FilePart | UnknownPart)
+        (last_texts if is_file else texts).extend(_texts_of_part(part))
     return replace_surrogates("\n".join(texts + last_texts)[:LONGEST_TEXT])
 
 
@@ -58,9 +58,9 @@ def role_of(fields: Mapping[str, Any]) -> str:
     return replace_surrogates(role) if isinstance(role, str) else ""
 
 
-def prompt_from(messages: Iterable[tuple[str, str]]) -> str:
-    """Return the start of the first user message in (role, text) pairs, or an empty string."""
-    for role, text in messages:
+def prompt_from(roles_and_texts: Iterable[tuple[str, str]]) -> str:
+    """Return the start of the first user message with text, or an empty string."""
+    for role, text in roles_and_texts:
         if role == "user" and (prompt := text[:LONGEST_PROMPT].strip()):
             return prompt
     return ""
@@ -126,11 +126,11 @@ def _clean_name(value: Any) -> str:
 def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
     """Return whether a message has text that a user or a model wrote.
 
-    False for tool calls, results of tools, and user messages that a program wrote.
+    Returns False for tool calls, results of tools, and user messages that a program wrote.
     """
-    marks = fields.get(FIELD)
+    metadata = fields.get(FIELD)
     if fields.get("role") not in ("user", "assistant") or (
-        isinstance(marks, Mapping) and isinstance(marks.get("kind"), str)
+        isinstance(metadata, Mapping) and isinstance(metadata.get("kind"), str)
     ):
         return False
     return any(isinstance(part, TextPart) and part.text.strip() for part in parts)
@@ -145,9 +145,9 @@ def channel_of(key: str) -> str | None:
 def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
     """Return the state of the last turn, or None if `tail` is too short to decide.
 
-    The turn is interrupted if the last message is from the user or a tool, has tool calls, or is an
-    answer that does not take an earlier user message into account. `tail`: the last messages;
-    `whole`: whether they are the whole session.
+    `tail`: the last messages. `whole`: whether `tail` is the whole session. The turn is interrupted
+    if the last message is from the user or a tool, has tool calls, or is an answer that does not
+    take an earlier user message into account.
     """
     seen_seq: int | None = None
     for message in reversed(tail):
@@ -166,24 +166,29 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
 # --- text of messages ------------------------------------------------------------------------
 
 
-def _texts_of_part(part: Part, *, of_tool: bool = False) -> Iterator[str]:
-    """Yield the texts of a part. Text of tools is often JSON."""
+def _texts_of_part(part: Part, *, is_tool_output: bool = False) -> Iterator[str]:
+    """Yield the texts of a message part. `is_tool_output`: the texts may be JSON."""
     match part:
         case TextPart():
-            yield _words_of_json(part.text) if of_tool else part.text
+            yield _words_of_json(part.text) if is_tool_output else part.text
         case ToolCall():
-            yield from _texts_of_call("" if part.name == UNNAMED else part.name, part.arguments)
+            arguments = part.arguments
+            is_text = isinstance(arguments, str)
+            words = _words_of_json(arguments) if is_text else _flatten_json(arguments)
+            name = "" if part.name == UNNAMED else part.name
+            if text := " ".join(filter(None, (name, words))):
+                yield text
         case ToolResult():
             for inner in read_content(part.content):
-                yield from _texts_of_part(inner, of_tool=True)
+                yield from _texts_of_part(inner, is_tool_output=True)
         case FilePart():
             if part.name:
                 yield part.name
             for inner in read_content(part.content):
-                yield from _texts_of_part(inner, of_tool=of_tool)
+                yield from _texts_of_part(inner, is_tool_output=is_tool_output)
         case UnknownPart() if part.field not in REASONING_FIELDS:
             if part.text is not None:
-                yield _words_of_json(part.text) if of_tool else part.text
+                yield _words_of_json(part.text) if is_tool_output else part.text
             elif words := _collect_words(part.value):
                 yield words
 
@@ -196,16 +201,11 @@ def _collect_words(value: Any) -> str:
     return " ".join(word for word in words if len(word) <= _LONGEST_WORD)
 
 
-def _texts_of_call(name: str, arguments: Any) -> Iterator[str]:
-    words = _words_of_json(arguments) if isinstance(arguments, str) else _flatten_json(arguments)
-    if text := " ".join(filter(None, (name, words))):
-        yield text
-
-
 def _words_of_json(text: str) -> str:
-    """Return JSON text with its structure removed, so that every word in it can be found.
+    """Return the words of a JSON text without its structure, so that each word can be found.
 
-    In JSON, an escaped line end would be a part of the next word. Other text is not changed.
+    An escaped line end would otherwise become part of the next word. A text that is not JSON is
+    returned unchanged.
     """
     if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
         try:
@@ -221,12 +221,12 @@ def _flatten_json(value: Any) -> str:
     Uses a stack instead of recursion: the depth that recursion allows differs between Python
     versions.
     """
-    pieces: list[str] = []
+    texts_found: list[str] = []
     stack = [value]
     while stack:
         current = stack.pop()
         if isinstance(current, str):
-            pieces.append(current)
+            texts_found.append(current)
         elif isinstance(current, dict):
             for name, inner in reversed(current.items()):
                 stack += (inner, f"{name}: ", ", ")
@@ -236,5 +236,5 @@ def _flatten_json(value: Any) -> str:
                 stack += (inner, ", ")
             del stack[len(stack) - bool(current) :]
         elif current is not None:
-            pieces.append(msgspec.json.encode(current).decode())
-    return "".join(pieces)
+            texts_found.append(msgspec.json.encode(current).decode())
+    return "".join(texts_found)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from stenolog.catalog import searchable_text, stemming, tokenizer
+from stenolog.catalog import searchable_text, tokenizer
 from stenolog.catalog.answer_prices import Price
 from stenolog.catalog.catalog_database import replace_surrogates, to_microseconds
 from stenolog.catalog.entries import NANODOLLARS, State
@@ -29,7 +29,7 @@ from stenolog.catalog.searchable_text import LONGEST_NAME
 from stenolog.messages import Part, ToolResult, read_message
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
-from stenolog.stores.base import forked_at
+from stenolog.stores.base import fork_seq_of
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import message_tokens
 
@@ -37,31 +37,29 @@ MAX_MESSAGES: Final = 2_000
 MAX_BYTES: Final = 2_000_000
 """Maximum numbers of messages and bytes in one transaction."""
 _MAX_PRICE: Final = 1e6
-"""Maximum price of one answer in US dollars: any program can write token counts."""
+"""Maximum price of one answer in US dollars, in case a program wrote wrong token counts."""
 
 
 class CatalogRow(Struct, frozen=True):
     """The columns of a session's catalog row that an update needs."""
 
-    id: int
     version: int
     listed: int
     uid: str
     generation: int
     archived: int
     indexed: int
+    """Seq of the last indexed message."""
     count: int
-    visible: int
     tokens: int
     visible_spans: Sequence[Span]
     prompt: str
     stamp: str | None
-    problem: str | None
     owner: str
     mixed: int
     last_at: int | None
     """Time of the message with the seq `indexed`."""
-    is_outdated: int = 0
+    is_outdated: int
     """Whether a newer price list may know prices that were unknown."""
 
     @property
@@ -72,15 +70,15 @@ class CatalogRow(Struct, frozen=True):
 
     @property
     def ownership(self) -> Ownership:
-        """The ownership according to the messages in the catalog."""
+        """The ownership that follows from the indexed messages."""
         return Ownership(self.owner, bool(self.mixed)) if self.count else Ownership()
 
 
 def decode_row(columns: Sequence[Any]) -> CatalogRow:
     """Return the row with these columns. Raises msgspec.DecodeError if the row is damaged."""
-    visible_spans = columns[CatalogRow.__struct_fields__.index("visible_spans")]
-    seqs = msgspec.json.decode(visible_spans, type=list[Span])
-    return replace(CatalogRow(*columns), visible_spans=seqs)
+    spans_json = columns[CatalogRow.__struct_fields__.index("visible_spans")]
+    visible_spans = msgspec.json.decode(spans_json, type=list[Span])
+    return replace(CatalogRow(*columns), visible_spans=visible_spans)
 
 
 class IndexedMessage(Struct, frozen=True):
@@ -94,15 +92,16 @@ class IndexedMessage(Struct, frozen=True):
     lines: tokenizer.TokenLines
     stems: str
     speech: bool
-    """Whether a user or a model wrote the text: not a tool or another program."""
+    """Whether a user or a model wrote the text, not a tool or another program."""
 
 
 class UsageSums(Struct, kw_only=True):
-    """Numbers that some messages add to the columns of their session."""
+    """Sums over some messages, which are added to the columns of their session."""
 
     model: str | None = None
     """The model of the last answer; None if no model is named."""
     last_message: int = 0
+    """Time of the newest message, in microseconds since 1970."""
     answers: int = 0
     unpriced: int = 0
     input_tokens: int = 0
@@ -110,6 +109,7 @@ class UsageSums(Struct, kw_only=True):
     cost: int = 0
     """Cost of the answers in nanodollars."""
     failed: int = 0
+    """Number of failed tool calls."""
 
 
 class SessionColumns(Struct, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     archived: int = 0
     indexed: int = 0
     visible_spans: Sequence[Span] = ()
-    withdrawn: Sequence[Span] = ()
+    withdrawn_spans: Sequence[Span] = ()
     """Ranges of seqs in which a hidden message counts as withdrawn."""
     tokens: int | None = None
     """Tokens of the visible messages; None if they have to be counted."""
@@ -136,11 +136,11 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     damaged: int = 0
     problem: str | None = None
     forked_from: str | None = None
-    forked_at: int = 0
+    fork_seq: int = 0
 
 
-SessionStart = tuple[str, int, int]
-"""Uid, generation and archived seq of a session that is read from its start."""
+ResetValues = tuple[str, int, int]
+"""Uid, generation and archived seq in a row after a reset."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -148,9 +148,9 @@ class Step(Struct, frozen=True, kw_only=True):
 
     key: str
     version: int | None = None
-    """Version of the row that the step starts from; None if the row must not exist."""
-    start: SessionStart | None = None
-    """If not None, the step resets the row to these values; the next steps remove its messages."""
+    """Version of the row before the step; None if the row must not exist."""
+    reset_to: ResetValues | None = None
+    """Values for a reset of the row, or None. The steps after a reset remove the old messages."""
     remove_count: int = 0
     """Number of newest messages to remove."""
     messages: Sequence[IndexedMessage] = ()
@@ -171,25 +171,21 @@ class SessionContent(Struct, frozen=True):
     info: SessionInfo
     messages: Sequence[Message]
     visible_spans: Sequence[Span]
-    from_start: bool
+    has_all_messages: bool
     state: State
 
 
 def update_steps(
-    key: str,
-    stamp: str,
-    row: CatalogRow | None,
-    content: SessionContent,
-    price: Price | None = None,
+    key: str, stamp: str, row: CatalogRow | None, content: SessionContent, price: Price
 ) -> Iterator[Step]:
     """Yield the steps that bring a row of the catalog up to date with the session's content."""
     info = content.info
-    # The time of a row without messages is that of its creation, which may be later than the
-    # times of imported messages.
+    # Reset a row without messages: its time is the time of its creation, which may be later than
+    # the times of imported messages.
     is_first_batch = row is not None and row.indexed == 0 and bool(content.messages)
-    kept_row = None if content.from_start or is_first_batch else row
-    start = info.uid, info.generation, info.archived
-    removals = _emptying_steps(key, row, start) if kept_row is None else ()
+    kept_row = None if content.has_all_messages or is_first_batch else row
+    reset_to = info.uid, info.generation, info.archived
+    removals = _emptying_steps(key, row, reset_to) if kept_row is None else ()
     return _add_versions(row, chain(removals, _adding_steps(key, stamp, kept_row, content, price)))
 
 
@@ -212,37 +208,35 @@ def _add_versions(row: CatalogRow | None, steps: Iterable[Step]) -> Iterator[Ste
 
 
 def _emptying_steps(
-    key: str, row: CatalogRow | None, start: SessionStart = ("", 0, 0)
+    key: str, row: CatalogRow | None, reset_to: ResetValues = ("", 0, 0)
 ) -> Iterator[Step]:
-    yield Step(key=key, start=start)
+    yield Step(key=key, reset_to=reset_to)
     count = row.count if row is not None else 0
     for _ in range(0, count, MAX_MESSAGES):
         yield Step(key=key, remove_count=MAX_MESSAGES)
 
 
 def _adding_steps(
-    key: str, stamp: str, row: CatalogRow | None, content: SessionContent, price: Price | None
+    key: str, stamp: str, row: CatalogRow | None, content: SessionContent, price: Price
 ) -> Iterator[Step]:
     info = content.info
-    fork_seq = forked_at(info)
-    prompt, last_seq, tokens = "", 0, 0
-    if row is not None:
-        prompt, last_seq, tokens = row.prompt, row.indexed, row.tokens
+    fork_seq = fork_seq_of(info)
+    prompt, last_seq, tokens = (row.prompt, row.indexed, row.tokens) if row else ("", 0, 0)
     # A process that was stopped may not have stored the session's prompt.
     is_partial = row is not None and (not row.listed or row.stamp is None)
     ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
     groups = list(_split_messages(content.messages)) or [()]
-    for number, group in enumerate(groups, 1):
-        bodies = [message.to_dict() for message in group]
-        parts_by_message = [list(read_message(body)) for body in bodies]
-        messages = list(map(_index_message, group, bodies, parts_by_message))
+    for group_number, group in enumerate(groups, 1):
+        message_dicts = [message.to_dict() for message in group]
+        parts_by_message = [list(read_message(fields)) for fields in message_dicts]
+        messages = list(map(_index_message, group, message_dicts, parts_by_message))
         if not is_partial:
             roles_and_texts = ((message.role, message.text) for message in messages)
             prompt = prompt or searchable_text.prompt_from(roles_and_texts)
         last_seq = messages[-1].seq if messages else last_seq
         tokens += sum(message.tokens for message in messages)
         columns = None
-        if number == len(groups):
+        if group_number == len(groups):
             columns = SessionColumns(
                 stamp=stamp,
                 uid=info.uid,
@@ -250,7 +244,7 @@ def _adding_steps(
                 archived=info.archived,
                 indexed=last_seq,
                 visible_spans=content.visible_spans,
-                withdrawn=_withdrawn_spans(info),
+                withdrawn_spans=_withdrawn_spans(info),
                 tokens=tokens if _has_only_grown(row, content) else None,
                 state=content.state,
                 prompt=prompt or (None if is_partial else ""),
@@ -260,42 +254,43 @@ def _adding_steps(
                 lost=info.lost,
                 damaged=info.damaged,
                 forked_from=info.forked_from,
-                forked_at=fork_seq,
+                fork_seq=fork_seq,
             )
+        contents = zip(messages, message_dicts, parts_by_message, strict=True)
         yield Step(
             key=key,
             messages=messages,
             ownership=ownership,
-            usage=_usage_of(zip(messages, bodies, parts_by_message, strict=True), fork_seq, price),
+            usage=_sum_usage(contents, fork_seq, price),
             columns=columns,
         )
 
 
-def _usage_of(
+def _sum_usage(
     messages: Iterable[tuple[IndexedMessage, Mapping[str, Any], Sequence[Part]]],
     fork_seq: int,
-    price: Price | None,
+    price: Price,
 ) -> UsageSums:
-    """Return tokens, costs and failures of these messages.
+    """Sum the tokens, costs and failures of these messages.
 
     Answers and failures that a fork copied count only for the session that was forked.
     """
     sums = UsageSums()
-    for message, body, parts in messages:
+    for message, fields, parts in messages:
         sums.last_message = max(sums.last_message, message.at)
-        is_copy = message.seq <= fork_seq or is_copied(body)
+        is_copy = message.seq <= fork_seq or is_copied(fields)
         if not is_copy:
             failed_results = sum(isinstance(part, ToolResult) and part.is_error for part in parts)
-            sums.failed += max(failed_results, int(has_failed(body)))
-        if body.get("role") != "assistant":
+            sums.failed += max(failed_results, int(has_failed(fields)))
+        if fields.get("role") != "assistant":
             continue
-        name = model_of(body)
+        name = model_of(fields)
         if name is not None:
             sums.model = replace_surrogates(name[:LONGEST_NAME])
-        usage = usage_of(body)
+        usage = usage_of(fields)
         if usage is None or is_copy:
             continue
-        dollars = price(name or "", usage) if price is not None else None
+        dollars = price(name or "", usage)
         sums.answers += 1
         sums.unpriced += dollars is None
         sums.input_tokens += usage.get("prompt", 0)
@@ -310,17 +305,16 @@ def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     The floor (the seq up to which all messages are hidden) does not show which messages were
     withdrawn: a withdrawn message is below the floor, too, if all messages before it are hidden.
     """
-    summarized_upto = info.floor if info.summary else 0
-    unsummarized = [(summarized_upto + 1, info.last_seq)] if summarized_upto < info.last_seq else []
-    return spans.union(withdrawn_seqs(info.meta), unsummarized)
+    first_seq = info.floor + 1 if info.summary else 1
+    unsummarized_spans = [(first_seq, info.last_seq)] if first_seq <= info.last_seq else []
+    return spans.union(withdrawn_seqs(info.meta), unsummarized_spans)
 
 
 def _has_only_grown(row: CatalogRow | None, content: SessionContent) -> bool:
-    """Return whether exactly the new messages became visible and none was hidden."""
+    """Return whether the only change of visibility is that the new messages are visible."""
     old_spans = row.visible_spans if row is not None else ()
-    return spans.union(old_spans, ((m.seq, m.seq) for m in content.messages)) == list(
-        content.visible_spans
-    )
+    new_spans = spans.from_seqs(message.seq for message in content.messages)
+    return spans.union(old_spans, new_spans) == list(content.visible_spans)
 
 
 def _index_message(
@@ -328,13 +322,12 @@ def _index_message(
 ) -> IndexedMessage:
     text = searchable_text.text_of(fields, parts)
     lines = tokenizer.token_lines(text)
+    own_fields = {name: fields[name] for name in fields if name not in PROGRAM_FIELDS}
     return IndexedMessage(
         seq=message.seq,
         role=searchable_text.role_of(fields),
         at=to_microseconds(message.at),
-        tokens=message_tokens(
-            {name: fields[name] for name in fields if name not in PROGRAM_FIELDS}
-        ),
+        tokens=message_tokens(own_fields),
         text=text,
         lines=lines,
         stems=stem_marks(lines),
@@ -344,7 +337,7 @@ def _index_message(
 
 def stem_marks(lines: tokenizer.TokenLines) -> str:
     """Return the index tokens of all different stems, separated by spaces."""
-    return " ".join(map(stem_mark, dict.fromkeys(stemming.stem_tokens(lines.parts.split()))))
+    return " ".join(map(stem_mark, dict.fromkeys(tokenizer.stem_tokens(lines.parts.split()))))
 
 
 def _split_messages(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # A destination is JSON in the app's format, stored with the user's message.
 Destination = Mapping[str, Any]
-"""Destination of an answer. Its field `channel` is the name of the channel."""
+"""Destination of an answer; the field `channel` holds the name of the channel."""
 
 
 class IncomingMessage(Struct, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     scope: Scope = "sender"
     origin: Destination | None = None
     """Destination of the answer; None if the answer is returned to the caller."""
-    number: int = 0
-    """Position of the message in its chat; 0 if the app has no numbers (the inbox assigns one)."""
+    message_number: int = 0
+    """Position of the message in its chat; 0 if unknown (the inbox then assigns a number)."""
 
 
 class Channel(Protocol):
@@ -46,7 +46,7 @@ class Channel(Protocol):
         """Name of the channel: the first part of its session keys."""
 
     @property
-    def limit(self) -> int:
+    def max_length(self) -> int:
         """Maximum length of a message in UTF-16 code units."""
 
     async def run(self, inbox: "Inbox") -> None:
@@ -116,9 +116,9 @@ class AllowList:
         self._rejected: set[str] = set()
         """Ids of rejected senders that were logged."""
 
-    def contains_id(self, id: str) -> bool:
+    def contains_id(self, sender_id: str) -> bool:
         """Return whether the list contains this id. Logs nothing."""
-        return id in self._ids
+        return sender_id in self._ids
 
     def allows(self, id: str, name: str = "") -> bool:
         """Return whether the list allows this sender. A rejected sender is logged once."""

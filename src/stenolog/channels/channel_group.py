@@ -2,11 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
 from starlette.routing import Route
 
 from stenolog.agent.loop import AgentLoop
@@ -19,7 +17,7 @@ from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
-from stenolog.settings.validation import MIN_SECRET_LENGTH
+from stenolog.settings.fields import MIN_SECRET_LENGTH
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -30,45 +28,44 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("stenolog")
 
 
-class _ChannelSetup(Struct, frozen=True, kw_only=True):
-    """A channel with its inbox and delivery."""
-
-    channel: Channel
-    inbox: Inbox
-    delivery: Delivery | None
-
-
 class Channels:
     """The configured chat apps and webhooks.
 
-    The daemon calls `start`, then resumes turns with the agent and passes the answers to `deliver`.
+    The daemon calls `start`, then resumes turns with the agent and passes each answer to `deliver`.
     At the end the daemon calls `drain` and `stop_sending`, closes the agent, and calls `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
-        """Create the channels inside a running event loop. Raises UsageError for a missing secret.
+        """Create the channels. An event loop must be running. Raises UsageError without a secret.
 
         `pause`: seconds before failed work is tried again.
         """
         self._loop = loop
         self._settings = settings
-        self._pause = pause
         self._tasks: list[asyncio.Task[Any]] = []
-        self._setups: list[_ChannelSetup] = []
-        bot = settings.channels.telegram
-        token = _read_secret(settings, bot.token, bot.token_env, "channels.telegram.token_env")
-        webhook_secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
+        self._channels: list[tuple[Channel, Inbox]] = []
+        self._deliveries: list[Delivery] = []
+        telegram_settings = settings.channels.telegram
+        token = _read_secret(
+            settings,
+            telegram_settings.token,
+            telegram_settings.token_env,
+            "channels.telegram.token_env",
+        )
+        webhook_secrets = {name: _read_webhook_secret(settings, name) for name in settings.webhooks}
         store = _open_claims_store(loop, settings) if token or webhook_secrets else None
         try:
             self._claims = Claims(store)
-            hooks: list[tuple[Webhook, Inbox]] = []
-            for name, secret in webhook_secrets.items():
-                hook = Webhook(name, settings.webhooks[name], secret)
-                hooks.append((hook, self._set_up(hook, delivers=hook.sends_replies)))
-            self.routes: list[Route] = webhook_routes(hooks)
+            webhooks = [
+                Webhook(name, settings.webhooks[name], secret)
+                for name, secret in webhook_secrets.items()
+            ]
+            self.routes: list[Route] = webhook_routes(
+                [(webhook, self._set_up_channel(webhook)) for webhook in webhooks]
+            )
             """Routes of the webhooks, for the gateway. The routes check signatures."""
             if token:
-                self._set_up(_make_telegram(settings, token, self._claims, pause), delivers=True)
+                self._set_up_channel(_make_telegram(settings, token, self._claims, pause))
         except BaseException:
             if store is not None:
                 store.close()
@@ -77,68 +74,66 @@ class Channels:
     @property
     def names(self) -> list[str]:
         """Names of the configured channels."""
-        return [setup.channel.name for setup in self._setups]
+        return [channel.name for channel, _ in self._channels]
 
     async def start(self) -> None:
         """Start to receive messages."""
-        self._tasks += [asyncio.create_task(_run_channel(setup)) for setup in self._setups]
+        self._tasks += [asyncio.create_task(_run_channel(*setup)) for setup in self._channels]
 
-    async def deliver(self, answers: Sequence[Answer]) -> None:
-        """Deliver answers to messages of these channels. Raises nothing.
+    async def deliver(self, answer: Answer) -> None:
+        """Deliver the answer to a message of these channels. Raises nothing.
 
-        The log contains the destination of each answer. An answer that a killed process had started
-        to send is not sent again.
+        The destination of the answer is read from the log. An answer that a killed process had
+        started to send is not sent again.
         """
-        keys = dict.fromkeys(answer.key for answer in answers)
-        for key, instance, setup in product(keys, self._loop.registry, self._setups):
-            if setup.delivery is not None:
-                try:
-                    await setup.delivery.send_due(instance, key)
-                except StenologError as error:
-                    _logger.warning("an answer in %r was not sent: %s", key, error)
+        for instance, delivery in product(self._loop.registry, self._deliveries):
+            try:
+                await delivery.send_due(instance, answer.key)
+            except StenologError as error:
+                _logger.warning("an answer in %r was not sent: %s", answer.key, error)
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
-        for setup in self._setups:
-            setup.inbox.stop_recovering()
+        for _, inbox in self._channels:
+            inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
-        await asyncio.gather(*(setup.inbox.drain(wait_seconds) for setup in self._setups))
+        await asyncio.gather(*(inbox.drain(wait_seconds) for _, inbox in self._channels))
 
     async def stop_sending(self) -> None:
-        """Stop sending before the stores are closed, so that unsent answers can be recorded."""
-        deliveries = [setup.delivery for setup in self._setups if setup.delivery is not None]
-        await asyncio.gather(*(delivery.stop_sending() for delivery in deliveries))
+        """Stop sending, and record unsent answers. The stores must still be open."""
+        await asyncio.gather(*(delivery.stop_sending() for delivery in self._deliveries))
 
     async def close(self) -> None:
         """Cancel all remaining work, and close the channels. A second call does nothing."""
         await self.drain(wait_seconds=0)
-        for setup in self._setups:
-            await setup.inbox.close()
-            await setup.channel.close()
+        for channel, inbox in self._channels:
+            await inbox.close()
+            await channel.close()
         await self._claims.close()
 
-    def _set_up(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
-        delivery = (
-            Delivery(self._loop, channel, self._claims, allows=channel.allows) if delivers else None
-        )
+    def _set_up_channel(self, channel: "Webhook | Telegram") -> Inbox:
+        delivery = None
+        if channel.sends_replies:
+            delivery = Delivery(self._loop, channel, self._claims, allows=channel.allows)
+            self._deliveries.append(delivery)
         inbox = Inbox(
             self._loop,
             channel=channel.name,
             delivery=delivery,
             register=MessageRegister(self._claims),
-            limit=self._settings.gateway.max_turns,
+            max_messages=self._settings.gateway.max_turns,
         )
-        self._setups.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
+        self._channels.append((channel, inbox))
         return inbox
 
 
-async def _run_channel(setup: _ChannelSetup) -> None:
+async def _run_channel(channel: Channel, inbox: Inbox) -> None:
     try:
-        await setup.channel.run(setup.inbox)
+        await channel.run(inbox)
     except Exception:
-        _logger.exception("channel %s stopped after an error", setup.channel.name)
+        _logger.exception("channel %s stopped after an error", channel.name)
 
 
 def _make_telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
@@ -154,15 +149,20 @@ def _make_telegram(settings: Settings, token: str, claims: Claims, pause: float)
 
 def _open_claims_store(loop: AgentLoop, settings: Settings) -> Store | None:
     """Open the store for claims; return None if no other process shares the sessions."""
-    place = loop.registry.agent().shared_place
-    if place is None or not settings.channels.session_persistence:
+    store_place = loop.registry.agent().shared_place
+    if store_place is None or not settings.channels.session_persistence:
         return None
-    return open_store(place, namespace=CHANNELS)
+    return open_store(store_place, namespace=CHANNELS)
 
 
-def _webhook_secret(settings: Settings, name: str) -> str:
-    hook = settings.webhooks[name]
-    secret = _read_secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
+def _read_webhook_secret(settings: Settings, name: str) -> str:
+    webhook_settings = settings.webhooks[name]
+    secret = _read_secret(
+        settings,
+        webhook_settings.secret,
+        webhook_settings.secret_env,
+        f"webhooks.{name}.secret_env",
+    )
     if len(secret) < MIN_SECRET_LENGTH:
         raise UsageError(
             f"webhooks.{name} needs a secret of at least {MIN_SECRET_LENGTH} characters: set "
@@ -172,7 +172,7 @@ def _webhook_secret(settings: Settings, name: str) -> str:
 
 
 def _read_secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
-    """Return a secret from the setting or the environment.
+    """Return the secret, or else the value of the environment variable that the setting names.
 
     Raises UsageError if the variable is empty.
     """

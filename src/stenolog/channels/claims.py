@@ -18,16 +18,15 @@ from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store, find_info
 from stenolog.stores.in_memory import InMemoryStore
 
-_TTL_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.1
 """Seconds between two checks whether another process still holds a claim."""
 
 
 class Claims:
-    """The claims of all gateways on exclusive work. Owns the store and its threads."""
+    """The claims of all gateways on exclusive work, with their store and its threads."""
 
-    def __init__(self, store: Store | None = None, *, ttl: float = _TTL_SECONDS) -> None:
-        """Create the claims inside a running event loop.
+    def __init__(self, store: Store | None = None, *, ttl: float = 20.0) -> None:
+        """Create the claims. An event loop must be running.
 
         `ttl`: seconds after which the claim of a killed process expires.
         """
@@ -67,10 +66,11 @@ class Claims:
         info = await self._threads.run(find_info, self._store, name)
         return {} if info is None else info.meta
 
-    async def number_for(self, name: str, once: str, content: str) -> int:
-        """Return the number for an idempotency key. A new key gets the next number.
+    async def assign_number(self, name: str, once: str, content: str) -> int:
+        """Return the number of the idempotency key `once` in the register `name`.
 
-        Raises OnceConflict if the key was used for other content, and errors of the store.
+        A new key gets the next number. Raises OnceConflict if the key was used for other content,
+        and errors of the store.
         """
         self._check_open()
         return await self._threads.run(self._store.add_message, name, "user", content, once=once)
@@ -99,15 +99,15 @@ class Claims:
                 await asyncio.sleep(_POLL_SECONDS)
 
 
-def delivery_claim(agent: str | None, key: str) -> str:
-    """Return the name of the claim to deliver answers in a session; its length is fixed."""
-    return f"delivery-{_place_digest(agent, key)}"
+def delivery_claim_name(agent: str | None, key: str) -> str:
+    """Return the name of the claim to deliver answers in a session. All names are equally long."""
+    return f"delivery-{_session_digest(agent, key)}"
 
 
 def register_name(agent: str | None, key: str) -> str:
     """Return the name of the session in the claims store that lists the messages of a chat."""
-    return f"said-{_place_digest(agent, key)}"
+    return f"said-{_session_digest(agent, key)}"
 
 
-def _place_digest(agent: str | None, key: str) -> str:
+def _session_digest(agent: str | None, key: str) -> str:
     return hashlib.sha256(f"{agent or ''}\0{key}".encode()).hexdigest()[:32]

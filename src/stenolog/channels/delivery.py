@@ -10,7 +10,9 @@ recorded as owed, and is still sent after newer answers.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeGuard
 
@@ -20,18 +22,17 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.session_history import read_fork_seq
 from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn_events import Answer
-from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, Destination, MaybeSent, NotSent, Undeliverable
-from stenolog.channels.claims import Claims, delivery_claim
-from stenolog.channels.splitting import split_text
+from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.context.turn_state import answer_to
-from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.errors import StenologError, StoreBusy, StoreUnavailable, UsageError
 from stenolog.messages import text_parts_of
-from stenolog.records import Message
+from stenolog.stores.base import find_info
 
 # --- marks ----------------------------------------------------------------------------------------
 
@@ -39,12 +40,6 @@ from stenolog.records import Message
 MARK_FIELD: Final = "delivery"
 """Meta field of a session that contains its delivery mark."""
 
-DeliveryState = Literal["sending", "sent", "unsure", "refused", "owed"]
-"""Delivery state of an answer.
-
-`owed` means that the answer was certainly not sent. `unsure` means that the answer may have
-arrived, and that the user was notified.
-"""
 MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest owed answers are kept."""
 
@@ -54,8 +49,12 @@ class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seq: int
     """Seq of the newest answer that a process started to send."""
-    state: DeliveryState = field(name="mark")
-    """State of the answer that was tried last, which may be an owed answer older than `seq`."""
+    state: Literal["sending", "sent", "unsure", "refused", "owed"] = field(name="mark")
+    """State of the answer that was tried last, which may be an owed answer older than `seq`.
+
+    `owed` means that the answer was certainly not sent. `unsure` means that the answer may have
+    arrived, and that the user was notified.
+    """
     origin: Destination
     owed: list[int] = []
     """Seqs of the answers up to `seq` that were certainly not sent, in order."""
@@ -70,13 +69,14 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
-    """Return the mark in a session's meta, or None."""
+    """Return the delivery mark in a session's meta, or None."""
     stored_mark = meta.get(MARK_FIELD)
     if not isinstance(stored_mark, Mapping):
         return None
-    seqs = stored_mark.get("owed")
+    stored_seqs = stored_mark.get("owed")
     # A damaged list must not lose the mark: without the mark, answers would be sent twice.
-    owed_seqs = sorted(seq for seq in seqs if type(seq) is int) if isinstance(seqs, list) else []
+    seqs = stored_seqs if isinstance(stored_seqs, list) else []
+    owed_seqs = sorted(seq for seq in seqs if type(seq) is int)
     try:
         return msgspec.convert({**stored_mark, "owed": owed_seqs}, DeliveryMark)
     except msgspec.ValidationError:
@@ -89,57 +89,24 @@ def is_due(mark: DeliveryMark | None, seq: int) -> bool:
 
 
 def make_sending_mark(
-    mark: DeliveryMark | None, answer: DueAnswer, due: Sequence[DueAnswer]
+    mark: DeliveryMark | None, answer: DueAnswer, due_answers: Sequence[DueAnswer]
 ) -> DeliveryMark:
-    """Return the mark for an answer that is being sent.
+    """Return the delivery mark for an answer that is being sent.
 
-    Other due answers become owed, except answers above the `seq` of the new mark.
+    The other `due_answers` become owed, except answers above the `seq` of the new mark.
     """
     last_seq = answer.seq if mark is None else max(mark.seq, answer.seq)
-    owed = {other.seq for other in due if other.seq <= last_seq}.union(mark.owed if mark else ())
-    owed.discard(answer.seq)
+    owed_seqs = {other.seq for other in due_answers if other.seq <= last_seq}
+    owed_seqs.update(mark.owed if mark else ())
+    owed_seqs.discard(answer.seq)
     return DeliveryMark(
-        seq=last_seq, state="sending", origin=answer.origin, owed=sorted(owed)[-MAX_OWED:]
+        seq=last_seq, state="sending", origin=answer.origin, owed=sorted(owed_seqs)[-MAX_OWED:]
     )
 
 
 def make_owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
-    """Return the mark that records that the answer at `seq` was certainly not sent."""
+    """Return the delivery mark with the answer at `seq` recorded as certainly not sent."""
     return replace(mark, state="owed", owed=sorted({*mark.owed, seq})[-MAX_OWED:])
-
-
-def due_answers(
-    history: Sequence[Message],
-    *,
-    mark: DeliveryMark | None,
-    channel: str,
-    since: datetime,
-    after: int = 0,
-    allows: Callable[[Destination], bool] = lambda _: False,
-) -> list[DueAnswer]:
-    """Return the answers to send to a channel, sorted by seq, so that owed answers come first.
-
-    The result has only answers to messages that have a seq above `after` and were stored at or
-    after `since`. The origin of a message is trusted if the message has the field `received`,
-    because an agent writes `origin` and `received` in one append. Older versions wrote `origin`
-    without `received`. Answers to messages without `received` are sent only if `allows` returns
-    True for the origin.
-    """
-    answers: dict[int, DueAnswer] = {}
-    for index, message in enumerate(history):
-        body = message.to_dict()
-        origin = origin_of(body)
-        if origin is None or origin.get("channel") != channel or message.at < since:
-            continue
-        if message.seq <= after:
-            continue  # the source session of the fork sends this answer
-        if not is_received(body) and not allows(origin):  # guard: deliver-own-origin
-            continue
-        answer = answer_to(history[index:], message.seq)
-        if answer is not None and is_due(mark, answer.seq):
-            text = text_parts_of(answer.to_dict())
-            answers[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
-    return [answers[seq] for seq in sorted(answers)]
 
 
 # --- delivery -------------------------------------------------------------------------------------
@@ -149,12 +116,12 @@ UNSURE_NOTICE: Final = (
     "An answer may not have reached you: I was interrupted while sending it. "
     "Send /retry to get your last message answered again."
 )
-_MAX_AGE: Final = timedelta(days=1)
+_MAX_MESSAGE_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
 _MAX_RETRY_SECONDS: Final = 120.0
 """Maximum total seconds between retries of a message; delays set by the app do not count."""
 _MAX_ATTEMPTS: Final = 5
-_PAGE_SIZE: Final = 200
+_CATALOG_PAGE_SIZE: Final = 200
 
 _logger = logging.getLogger("stenolog")
 
@@ -189,7 +156,7 @@ class Delivery:
     async def deliver(
         self, instance: AgentInstance, answer: Answer, text: str, origin: Destination
     ) -> None:
-        """Send `text` as the answer, unless a process started to send it before. Raises nothing.
+        """Send `text` as the answer, unless a process already started to send it. Raises nothing.
 
         An answer that is not in the log is sent without a mark.
         """
@@ -225,26 +192,31 @@ class Delivery:
     # --- after a restart ---------------------------------------------------------------------
 
     async def recover_answers(self) -> None:
-        """Deliver the answers that a killed process left, in all sessions. Raises nothing.
+        """Deliver the answers that a killed process left unsent, in all sessions. Raises nothing.
 
         Answers that no process started to send are sent. If it is unknown whether an answer
         arrived, the user is notified once. If another process holds the claim of a session, the
         session is checked again later, because a killed process keeps its claim until the claim
         expires.
         """
-        retries: list[tuple[AgentInstance, str, bool]] = []
-        since = datetime.now(UTC) - _MAX_AGE
+        sessions_to_retry: list[tuple[AgentInstance, str, bool]] = []
+        since = datetime.now(UTC) - _MAX_MESSAGE_AGE
         for instance in self._loop.registry:
             async for entry in self._list_entries(instance):
-                recent = entry.updated is not None and entry.updated >= since
                 if self._stopping.is_set():
                     return
-                if entry.problem is not None or not (recent or entry.channel == self.channel.name):
+                is_recent = entry.updated is not None and entry.updated >= since
+                is_relevant = is_recent or entry.channel == self.channel.name
+                if entry.problem is not None or not is_relevant:
                     continue
-                if not await self._recover_session(instance, entry.key, recent):
-                    retries.append((instance, entry.key, recent))
-        while retries and not await self._is_stopping_within(self._claims.ttl):
-            retries = [item for item in retries if not await self._recover_session(*item)]
+                if not await self._recover_session(instance, entry.key, is_recent):
+                    sessions_to_retry.append((instance, entry.key, is_recent))
+        while sessions_to_retry and not await self._wait_for_stop(self._claims.ttl):
+            sessions_to_retry = [
+                session
+                for session in sessions_to_retry
+                if not await self._recover_session(*session)
+            ]
 
     async def _recover_session(self, instance: AgentInstance, key: str, is_recent: bool) -> bool:
         """Recover one session; return False if another process holds the claim of the session."""
@@ -260,12 +232,11 @@ class Delivery:
             _logger.warning("could not check %r for unsent answers: %s", key, error)
         return True
 
-    async def _is_stopping_within(self, seconds: float) -> bool:
-        try:
+    async def _wait_for_stop(self, seconds: float) -> bool:
+        """Wait at most `seconds`; return whether the recovery must stop."""
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+        return self._stopping.is_set()
 
     def stop_recovering(self) -> None:
         """Recover no more sessions; the next start continues."""
@@ -276,51 +247,70 @@ class Delivery:
         mark = await self._read_mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
             return
-        for due in await self._find_due_answers(instance, key, mark):
-            if only_owed and mark is not None and due.seq not in mark.owed:
+        for answer in await self._find_due_answers(instance, key, mark):
+            if only_owed and mark is not None and answer.seq not in mark.owed:
                 continue  # the task that wrote the answer is about to send it
-            await self._try_deliver(instance, key, due)
+            await self._try_deliver(instance, key, answer)
 
     async def _find_due_answers(
         self, instance: AgentInstance, key: str, mark: DeliveryMark | None
     ) -> list[DueAnswer]:
-        answers = due_answers(
-            # `instance.sessions` would return an empty history if the log cannot be read.
-            await self._loop.run(instance.store.get_history, key),
-            mark=mark,
-            channel=self.channel.name,
-            since=datetime.now(UTC) - _MAX_AGE,
-            after=await self._loop.run(read_forked_at, instance.sessions, key),
-            allows=self._allows,
-        )
-        return [answer for answer in answers if answer.text.strip()]
+        """Return the answers to send in a session, sorted by seq, so that owed answers come first.
+
+        The origin of a message is trusted if the message has the field `received`, because an agent
+        writes `origin` and `received` in one append. Older versions wrote `origin` without
+        `received`. Answers to messages without `received` are sent only if the allow list contains
+        the origin.
+        """
+        # `instance.sessions` would return an empty history if the log cannot be read.
+        history = await self._loop.run(instance.store.get_history, key)
+        fork_seq = await self._loop.run(read_fork_seq, instance.sessions, key)
+        since = datetime.now(UTC) - _MAX_MESSAGE_AGE
+        answers: dict[int, DueAnswer] = {}
+        for index, message in enumerate(history):
+            body = message.to_dict()
+            origin = origin_of(body)
+            if origin is None or origin.get("channel") != self.channel.name or message.at < since:
+                continue
+            if message.seq <= fork_seq:
+                continue  # the source session of the fork sends this answer
+            if not is_received(body) and not self._allows(origin):  # guard: deliver-own-origin
+                continue
+            answer = answer_to(history[index:], message.seq)
+            if answer is not None and is_due(mark, answer.seq):
+                text = text_parts_of(answer.to_dict())
+                if text.strip():
+                    answers[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
+        return [answers[seq] for seq in sorted(answers)]
 
     async def _list_entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
-        after: str | None = None
+        cursor: str | None = None
         while True:
             try:
-                page = await self._loop.run(instance.catalog.list, limit=_PAGE_SIZE, after=after)
+                page = await self._loop.run(
+                    instance.catalog.list, limit=_CATALOG_PAGE_SIZE, after=cursor
+                )
             except StenologError as error:
                 _logger.warning("could not search for unsent answers: %s", error)
                 return
             for entry in page.entries:
                 yield entry
-            after = page.after
-            if after is None:
+            cursor = page.after
+            if cursor is None:
                 return
 
     async def _notify_if_unsure(self, instance: AgentInstance, key: str) -> None:
-        if not self._is_sending(await self._read_mark(instance, key)):
+        if not self._is_sending_mark(await self._read_mark(instance, key)):
             return
-        async with self._claims.hold_claim(delivery_claim(instance.id, key), wait=False):
+        async with self._claims.hold_claim(delivery_claim_name(instance.id, key), wait=False):
             mark = await self._read_mark(instance, key)
-            if self._is_sending(mark):
+            if self._is_sending_mark(mark):
                 _logger.warning(
                     "it is unknown whether answer %s in %r was delivered", mark.seq, key
                 )
                 await self._notify_unsure(instance, key, mark)
 
-    def _is_sending(self, mark: DeliveryMark | None) -> TypeGuard[DeliveryMark]:
+    def _is_sending_mark(self, mark: DeliveryMark | None) -> TypeGuard[DeliveryMark]:
         if mark is None or mark.state != "sending":
             return False
         return mark.origin.get("channel") == self.channel.name
@@ -350,17 +340,17 @@ class Delivery:
         return False
 
     async def _deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
-        async with self._claims.hold_claim(delivery_claim(instance.id, key)):
+        async with self._claims.hold_claim(delivery_claim_name(instance.id, key)):
             previous_mark = await self._read_mark(instance, key)
             if not is_due(previous_mark, answer.seq):
                 return False
-            if self._is_sending(previous_mark):
-                # A killed process was sending an answer, and the new mark replaces its mark.
-                # The user must be notified before the old mark is lost.
+            if self._is_sending_mark(previous_mark):
+                # A killed process was sending an answer.
+                # The user must be notified before the new mark replaces the mark of that answer.
                 await self._notify_unsure(instance, key, previous_mark)
-            # The new mark lists earlier answers that a killed process left unsent as owed.
-            due = await self._find_due_answers(instance, key, previous_mark)
-            mark = make_sending_mark(previous_mark, answer, due)
+            # Earlier answers that a killed process left unsent are owed in the new mark.
+            due_answers = await self._find_due_answers(instance, key, previous_mark)
+            mark = make_sending_mark(previous_mark, answer, due_answers)
             sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
@@ -390,8 +380,8 @@ class Delivery:
 
     async def _send_pieces(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
         """Send a text in pieces. Each piece that may have arrived is added to `sent_pieces`."""
-        for piece in split_text(text, self.channel.limit):
-            waited, pause = 0.0, self._pause
+        for piece in split_text(text, self.channel.max_length):
+            waited_seconds, pause = 0.0, self._pause
             while True:
                 sent_pieces.append(piece)
                 try:
@@ -399,8 +389,8 @@ class Delivery:
                 except NotSent as error:
                     sent_pieces.pop()
                     if not error.pause:
-                        waited += pause
-                    if waited > _MAX_RETRY_SECONDS:
+                        waited_seconds += pause
+                    if waited_seconds > _MAX_RETRY_SECONDS:
                         raise
                     await asyncio.sleep(error.pause or pause)
                     pause = min(2 * pause, _MAX_RETRY_SECONDS / 4)
@@ -414,15 +404,132 @@ class Delivery:
     # --- marks -------------------------------------------------------------------------------
 
     async def _read_mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
-        try:
-            info = await self._loop.run(instance.store.info, key)
-        except NoSuchSession:
-            return None
-        mark = read_mark(info.meta)
+        info = await self._loop.run(find_info, instance.store, key)
+        mark = None if info is None else read_mark(info.meta)
         # Older versions copied the mark of the source session into its fork.
-        return None if mark is not None and mark.seq > info.last_seq else mark
+        return None if info and mark and mark.seq > info.last_seq else mark
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         await self._loop.run(
             instance.store.set_meta, key, **{MARK_FIELD: msgspec.to_builtins(mark)}
         )
+
+
+# --- splitting ------------------------------------------------------------------------------------
+# Pure functions that split a long answer into messages of an app.
+# A text is cut at the end of a paragraph if possible, else of a line, sentence or word, else
+# anywhere. A code block that is cut is closed in one message and opened again in the next.
+
+
+MIN_LIMIT: Final = 64
+_FENCE: Final = "```"
+_CLOSING_LINE: Final = f"\n{_FENCE}"
+_MAX_OPENING_LENGTH: Final = 24
+"""Maximum length of a first line that is repeated when a code block is opened again.
+
+If the first line is longer, only the fence is repeated.
+"""
+_CLOSING_FENCE_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
+_BREAK_PATTERNS: Final = (
+    re.compile(r"\n[ \t]*\n"),
+    re.compile(r"\n"),
+    re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+"),  # noqa: RUF001 - these end sentences, too
+    re.compile(r"\s+"),
+)
+_SENTENCE_BREAK_INDEX: Final = 2
+_MIN_LENGTH_DIVISOR: Final = 3
+"""Minimum length of a message that is cut at a break: the maximum divided by this number."""
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """One message: a part of the text, and the fences added around its code."""
+
+    opening: str = ""
+    body: str
+    closing: str = ""
+
+    @property
+    def text(self) -> str:
+        """The complete message, with the added fences."""
+        return f"{self.opening}{self.body}{self.closing}"
+
+
+def utf16_len(text: str) -> int:
+    """Return the length of a text in UTF-16 code units, as Telegram and others count."""
+    return len(text) + sum(character > "\uffff" for character in text)
+
+
+def split_text(text: str, limit: int) -> list[str]:
+    """Split a text into messages. No message is blank or has more than `limit` UTF-16 code units.
+
+    Only white space at the cuts is dropped. Raises UsageError if `limit` is below MIN_LIMIT.
+    """
+    return [piece.text for piece in split_pieces(text, limit)]
+
+
+def split_pieces(text: str, limit: int) -> list[Piece]:
+    """Split a text like `split_text`, but keep the added fences separate from the text."""
+    if limit < MIN_LIMIT:
+        raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
+    pieces: list[Piece] = []
+    rest, fence = text.strip("\n"), ""
+    while rest.strip():
+        if fence and (closing := _CLOSING_FENCE_PATTERN.match(rest)):
+            # The previous message has already closed the code block.
+            rest, fence = rest[closing.end() :].lstrip(), ""
+            continue
+        prefix = f"{fence}\n" if fence else ""
+        if utf16_len(prefix) + utf16_len(rest) <= limit:
+            pieces.append(Piece(opening=prefix, body=rest.rstrip()))
+            break
+        cut, skipped = _find_cut(
+            rest, limit - utf16_len(prefix) - len(_CLOSING_LINE), in_code=bool(fence)
+        )
+        body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
+        fence_before, fence = fence, _find_open_fence(body, fence)
+        if fence and not fence_before and "\n" in between and body.endswith(f"\n{fence}"):
+            # The first line of a code block moves to the next message, together with its code.
+            body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
+        if body.strip():
+            pieces.append(Piece(opening=prefix, body=body, closing=_CLOSING_LINE if fence else ""))
+        # The indentation of code must be kept.
+        rest = rest.lstrip("\n") if fence else rest.lstrip()
+    return pieces
+
+
+def _find_cut(text: str, max_units: int, *, in_code: bool) -> tuple[int, int]:
+    """Return the length of the next message, and of the white space to drop after that message."""
+    max_length = _count_fitting_characters(text, max_units)
+    for index, pattern in enumerate(_BREAK_PATTERNS):
+        if in_code and index == _SENTENCE_BREAK_INDEX:
+            continue
+        matches = [*pattern.finditer(text, 0, max_length + 1)][-1:]
+        if matches and matches[0].start() >= max(1, max_length // _MIN_LENGTH_DIVISOR):
+            return matches[0].start(), matches[0].end() - matches[0].start()
+    return max_length, 0
+
+
+def _count_fitting_characters(text: str, max_units: int) -> int:
+    """Return how many characters of the text fit into `max_units` UTF-16 code units."""
+    length = min(len(text), max_units)
+    while (excess_units := utf16_len(text[:length]) - max_units) > 0:
+        length -= (excess_units + 1) // 2
+    return length
+
+
+def _find_open_fence(body: str, fence: str) -> str:
+    """Return the first line of the code block in which a text ends; empty outside of a block.
+
+    `fence` is the first line of the code block in which the text starts, or empty.
+    """
+    for line in body.split("\n"):
+        stripped_line = line.strip()
+        if not stripped_line.startswith(_FENCE):
+            continue
+        if not fence:
+            # A line such as ```x``` is inline code.
+            if _FENCE not in stripped_line.lstrip("`"):
+                fence = stripped_line if utf16_len(stripped_line) <= _MAX_OPENING_LENGTH else _FENCE
+        elif not stripped_line.strip("`"):
+            fence = ""
+    return fence

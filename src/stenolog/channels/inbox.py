@@ -62,7 +62,7 @@ class ChatMove(Struct, frozen=True, kw_only=True):
     chat: str = ""
     number: int = 0
     earlier: tuple[tuple[int, str], ...] = ()
-    """Earlier moves of this chat: number of the command, and the session before the move."""
+    """Earlier moves of this chat: message number of the command, and session before the move."""
 
     @property
     def all_moves(self) -> tuple[tuple[int, str], ...]:
@@ -70,16 +70,18 @@ class ChatMove(Struct, frozen=True, kw_only=True):
         return (*self.earlier, (self.number, self.before))
 
 
-def session_of(root: str, last_move: ChatMove | None, message: IncomingMessage) -> str | None:
-    """Return the session of a message, or None for a command that was already executed."""
+def find_session_key(
+    root_key: str, last_move: ChatMove | None, message: IncomingMessage
+) -> str | None:
+    """Return the session key for a message, or None for a command that was already executed."""
     if last_move is None:
-        return root
-    if not message.number or not last_move.number or (message.chat or "") != last_move.chat:
+        return root_key
+    if not message.message_number or not last_move.number or (message.chat or "") != last_move.chat:
         return last_move.key
     for number, before in last_move.all_moves:
-        if message.number == number:
+        if message.message_number == number:
             return None
-        if message.number < number:
+        if message.message_number < number:
             return before
     return last_move.key
 
@@ -97,54 +99,51 @@ class ChatSessions:
         self._unsaved_moves: dict[tuple[str | None, str], ChatMove] = {}
         """Moves that could not be stored, by agent and first session of the chat."""
 
-    async def session_of(
-        self, instance: AgentInstance, root: str, message: IncomingMessage
-    ) -> str | None:
-        """Return the session of a message, or None for a command that was already executed."""
-        return session_of(root, await self._last_move(instance, root), message)
-
-    async def current_session(self, instance: AgentInstance, root: str) -> str:
-        """Return the session in which the chat continues now."""
-        last_move = await self._last_move(instance, root)
-        return root if last_move is None else last_move.key
-
-    async def move(
-        self, instance: AgentInstance, root: str, message: IncomingMessage, *, before: str, key: str
+    async def record_move(
+        self,
+        instance: AgentInstance,
+        root_key: str,
+        message: IncomingMessage,
+        old_key: str,
+        new_key: str,
     ) -> None:
-        """Record that the chat continues in another session from this message on."""
+        """Record that the command in this message moved the chat to another session."""
         chat = message.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
         with suppress(StenologError):  # the command was executed, so its move must be recorded
-            last_move = await self._last_move(instance, root)
+            last_move = await self.read_last_move(instance, root_key)
             if last_move is not None and last_move.chat == chat and last_move.number:
                 earlier = last_move.all_moves[-_MAX_EARLIER_MOVES:]
-        move = ChatMove(key=key, before=before, chat=chat, number=message.number, earlier=earlier)
-        self._unsaved_moves[instance.id, root] = move
+        move = ChatMove(
+            key=new_key, before=old_key, chat=chat, number=message.message_number, earlier=earlier
+        )
+        self._unsaved_moves[instance.id, root_key] = move
         while len(self._unsaved_moves) > _MAX_UNSAVED_MOVES:
             del self._unsaved_moves[next(iter(self._unsaved_moves))]
         try:
             fields = {MOVE_FIELD: msgspec.to_builtins(move)}
-            await self._loop.run(instance.store.set_meta, root, **fields)
+            await self._loop.run(instance.store.set_meta, root_key, **fields)
         except StenologError as error:
             _logger.warning(
-                "could not store which session %r continues in; a restart returns to the old one: "
-                "%s",
-                root,
+                "could not store that the chat %r moved; after a restart it continues in its old "
+                "session: %s",
+                root_key,
                 error,
             )
         else:
-            del self._unsaved_moves[instance.id, root]
+            del self._unsaved_moves[instance.id, root_key]
 
-    async def _last_move(self, instance: AgentInstance, root: str) -> ChatMove | None:
-        if (instance.id, root) in self._unsaved_moves:
-            return self._unsaved_moves[instance.id, root]
-        # If this error were caught, the message would be stored in the wrong session.
-        info = await self._loop.run(find_info, instance.store, root)
+    async def read_last_move(self, instance: AgentInstance, root_key: str) -> ChatMove | None:
+        """Return the last move of a chat, or None. Raises errors of the store."""
+        if (instance.id, root_key) in self._unsaved_moves:
+            return self._unsaved_moves[instance.id, root_key]
+        # Errors are raised: without the last move, the message would go into the wrong session.
+        info = await self._loop.run(find_info, instance.store, root_key)
         return None if info is None else read_move(info.meta)
 
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
-    """Return the move in a session's meta, or None."""
+    """Return the last move of a chat from the meta of its root session, or None."""
     stored_move = meta.get(MOVE_FIELD)
     if not isinstance(stored_move, Mapping):
         return None
@@ -167,12 +166,12 @@ _REJECTED_PREFIX: Final = "undone-"
 
 
 class MessageRegister:
-    """Numbers for the messages of a channel whose app has no message numbers."""
+    """Assigns numbers to the messages of a channel whose app sends no message numbers."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
-    async def number_of(self, register_session: str, message: IncomingMessage) -> int:
+    async def assign_number(self, register_session: str, message: IncomingMessage) -> int:
         """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
         `register_session`: the chat's session in the claims store, from `register_name`.
@@ -180,7 +179,7 @@ class MessageRegister:
         """
         content = _digest(message.sender, message.text)
         try:
-            return await self._claims.number_for(register_session, _digest(message.id), content)
+            return await self._claims.assign_number(register_session, _digest(message.id), content)
         except UsageError:
             raise
         except StenologError as error:
@@ -194,21 +193,21 @@ class MessageRegister:
             return 0
 
     async def begin_command(self, register_session: str, message: IncomingMessage) -> bool:
-        """Return whether to execute a command. Return False if a process has already started it.
+        """Return whether to execute a command: False if a process has already started the command.
 
         After a crash, a command is not executed again, because it may have had an effect.
         """
-        if not message.number:
+        if not message.message_number:
             return True
         try:
             # Each attempt uses the same key with different content, so only one process succeeds.
             once = f"{_digest(message.id)}-begun"
-            await self._claims.number_for(register_session, once, secrets.token_hex(8))
+            await self._claims.assign_number(register_session, once, secrets.token_hex(8))
         except OnceConflict:
-            undone_field = f"{_REJECTED_PREFIX}{message.number}"
-            if not (await self._claims.read_saved(register_session)).get(undone_field):
+            rejection_field = f"{_REJECTED_PREFIX}{message.message_number}"
+            if not (await self._claims.read_saved(register_session)).get(rejection_field):
                 return False
-            await self._claims.save(register_session, **{undone_field: None})
+            await self._claims.save(register_session, **{rejection_field: None})
         except UsageError:
             raise
         except StenologError as error:
@@ -221,10 +220,10 @@ class MessageRegister:
 
     async def record_rejection(self, register_session: str, message: IncomingMessage) -> None:
         """Record that a command was rejected, so that it runs when the app sends it again."""
-        if message.number:
+        if message.message_number:
             with suppress(StenologError):
                 await self._claims.save(
-                    register_session, **{f"{_REJECTED_PREFIX}{message.number}": True}
+                    register_session, **{f"{_REJECTED_PREFIX}{message.message_number}": True}
                 )
 
 
@@ -239,7 +238,6 @@ def _digest(*texts: str) -> str:
 
 _SILENT_ANSWERS: Final = (CLOSING_TEXT, TAKEN_OVER_TEXT)
 """Answers that are not sent to the user, because the resumed turn's answer is delivered later."""
-_EMPTY_ANSWER_TEXT: Final = "(The model returned an empty answer.)"
 _NOT_SAVED_TEXT: Final = "This is not saved yet, because storage is not available right now."
 _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
     ContextTooSmall: "the conversation is too long for the model",
@@ -247,7 +245,6 @@ _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
     ModelUnavailable: "the model cannot be reached right now",
     StoreUnavailable: "storage is not available right now",
 }
-_UNKNOWN_REASON_TEXT: Final = "something went wrong"
 _INTERNAL_ERROR_TEXT: Final = "Your message could not be answered because of an internal error."
 _MAX_CRASHES: Final = 3
 _MAX_REMEMBERED_IDS: Final = 1_000
@@ -277,18 +274,19 @@ class Inbox:
         channel: str,
         delivery: Delivery | None = None,
         register: MessageRegister | None = None,
-        limit: int = 256,
+        max_messages: int = 256,
     ) -> None:
         """Create the inbox of a channel.
 
-        Without a `delivery`, answers are returned to the caller. `limit`: maximum number of
-        messages that are processed at once. `register`: assigns numbers, if the app has none.
+        Without a `delivery`, answers are returned to the caller. `max_messages`: maximum number of
+        messages that are processed at once. `register`: assigns message numbers, if the app
+        sends none.
         """
         self._loop = loop
         self._channel = channel
         self._delivery = delivery
         self._register = register
-        self._limit = limit
+        self._max_messages = max_messages
         self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
@@ -303,7 +301,7 @@ class Inbox:
     @property
     def is_full(self) -> bool:
         """Whether the maximum number of messages is being processed."""
-        return len(self._tasks) >= self._limit
+        return len(self._tasks) >= self._max_messages
 
     async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
@@ -350,26 +348,24 @@ class Inbox:
         try:
             return await self._store_and_answer(message, durable)
         except StoreClosed:
-            return None  # the app sends the message again at the next start
+            pass  # the app sends the message again at the next start
         except UsageError as error:
             # The message can never be stored, however often the app sends it.
             _set_durable(durable, True)
             if self._delivery is None:
                 raise
             await self._notify_sender(message, f"Your message cannot be accepted: {error}.")
-            return None
         except StenologError as error:
             _logger.warning("%s: a message was not stored: %s", self._channel, error)
-            return None
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(message):
                 # The app will not send the message again, so notify the sender.
                 _set_durable(durable, True)
                 await self._notify_sender(message, _INTERNAL_ERROR_TEXT)
-            return None
         finally:
             _set_durable(durable, False)
+        return None
 
     async def _store_and_answer(
         self, message: IncomingMessage, durable: asyncio.Future[bool]
@@ -383,11 +379,11 @@ class Inbox:
         lock = self._chat_locks.setdefault((instance.id, base_key), asyncio.Lock())
         async with nullcontext() if is_stop else lock:
             earlier_answer = await self._pass_to_agent(instance, base_key, message, task)
-        answer = earlier_answer or await task.answer()
+        answer = earlier_answer or await task.wait_for_answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
-        if task.not_saved:
-            _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.not_saved)
+        if task.save_error:
+            _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.save_error)
         is_durable = answer.outcome != "failed" or answer.saved
         _set_durable(durable, is_durable)
         if not is_durable and not self._is_first_failure(message):
@@ -397,25 +393,29 @@ class Inbox:
         return answer
 
     async def _pass_to_agent(
-        self, instance: AgentInstance, base: str, message: IncomingMessage, task: "_MessageTask"
+        self, instance: AgentInstance, base_key: str, message: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
         """Pass a message to the agent, and wait until the message is durable or answered.
 
-        If the command was executed before, return an Answer without calling the agent. Otherwise
-        return None.
+        If the message is a command that was executed before, return an Answer without calling the
+        agent. Otherwise return None.
         """
-        root = await self._loop.run(instance.resolve_key, base)
-        register_session = register_name(instance.id, root)
-        register = None if message.number else self._register
+        root_key = await self._loop.run(instance.resolve_key, base_key)
+        register_session = register_name(instance.id, root_key)
+        register = None if message.message_number else self._register
         if register is not None:
-            message = replace(message, number=await register.number_of(register_session, message))
-        key = await self._chat_sessions.session_of(instance, root, message)
+            number = await register.assign_number(register_session, message)
+            message = replace(message, message_number=number)
+        last_move = await self._chat_sessions.read_last_move(instance, root_key)
+        key = find_session_key(root_key, last_move, message)
         if commands.parse_command(message.text) is None:
             register = None
         if key is None or (
             register is not None and not await register.begin_command(register_session, message)
         ):
-            current_key = await self._chat_sessions.current_session(instance, root)
+            # Another process may have executed the command and moved the chat in the meantime.
+            last_move = await self._chat_sessions.read_last_move(instance, root_key)
+            current_key = root_key if last_move is None else last_move.key
             return Answer(key=current_key, text="", outcome="again")
         inbound_message = InboundMessage(
             key=key,
@@ -431,7 +431,7 @@ class Inbox:
                 await register.record_rejection(register_session, message)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._chat_sessions.move(instance, root, message, before=key, key=answer.key)
+            await self._chat_sessions.record_move(instance, root_key, message, key, answer.key)
         return None
 
     def _origin_of(self, message: IncomingMessage) -> Origin:
@@ -440,17 +440,17 @@ class Inbox:
         )
 
     def _crashes_too_often(self, message: IncomingMessage) -> bool:
-        """Count a crash during the processing of a message; return whether to stop retrying."""
-        crashes = self._crashes.pop(message.id, 0) + 1
-        if crashes >= _MAX_CRASHES:
+        """Count a crash while this message was processed; return whether to stop retrying."""
+        crash_count = self._crashes.pop(message.id, 0) + 1
+        if crash_count >= _MAX_CRASHES:
             return True
-        self._crashes[message.id] = crashes
+        self._crashes[message.id] = crash_count
         while len(self._crashes) > _MAX_REMEMBERED_IDS:
             del self._crashes[next(iter(self._crashes))]
         return False
 
     def _is_first_failure(self, message: IncomingMessage) -> bool:
-        """Return whether this is the first time that storing and answering this message failed."""
+        """Record that a message was not answered; return whether this is the first time."""
         is_first = message.id not in self._failed_ids
         if len(self._failed_ids) >= _MAX_REMEMBERED_IDS:
             self._failed_ids.clear()
@@ -479,7 +479,8 @@ class _MessageTask:
         self._durable = durable
         self._task: asyncio.Task[Answer] | None = None
         self._typing: asyncio.Task[None] | None = None
-        self.not_saved = ""
+        self.save_error = ""
+        """Text of the last error of the store; empty if everything was saved."""
 
     async def start(
         self, loop: AgentLoop, inbound: InboundMessage, instance: AgentInstance
@@ -498,8 +499,8 @@ class _MessageTask:
             await self._cancel_tasks()
             raise
 
-    async def answer(self) -> Answer:
-        """Return the answer, after `start`."""
+    async def wait_for_answer(self) -> Answer:
+        """Wait for the answer and return it. `start` must have been called."""
         assert self._task is not None, "`start` was called before"
         try:
             return await self._task
@@ -512,7 +513,7 @@ class _MessageTask:
             if self._message.origin is not None and self._typing is None:
                 self._typing = asyncio.create_task(self._inbox.keep_typing(self._message.origin))
         elif isinstance(event, SaveFailed):
-            self.not_saved = event.text
+            self.save_error = event.text
 
     async def _cancel_tasks(self) -> None:
         await cancel_and_wait(task for task in (self._typing, self._task) if task is not None)
@@ -529,15 +530,19 @@ def text_for_user(answer: Answer) -> str:
         if text in _SILENT_ANSWERS:
             return ""
         saved_text = "Your message is saved." if answer.saved else _NOT_SAVED_TEXT
-        reasons = (text for kind, text in _REASON_TEXTS.items() if isinstance(answer.error, kind))
-        return f"I could not answer: {next(reasons, _UNKNOWN_REASON_TEXT)}. {saved_text}"
+        reasons = (
+            text
+            for error_type, text in _REASON_TEXTS.items()
+            if isinstance(answer.error, error_type)
+        )
+        return f"I could not answer: {next(reasons, 'something went wrong')}. {saved_text}"
     if answer.outcome == "answered" and not text.strip():
-        text = _EMPTY_ANSWER_TEXT
+        text = "(The model returned an empty answer.)"
     if text and not answer.saved:
         text += f"\n\n({_NOT_SAVED_TEXT})"
     return text
 
 
-def _set_durable(durable: asyncio.Future[bool], is_durable: bool) -> None:
-    if not durable.done():
-        durable.set_result(is_durable)
+def _set_durable(future: asyncio.Future[bool], is_durable: bool) -> None:
+    if not future.done():
+        future.set_result(is_durable)

@@ -47,21 +47,21 @@ from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
 
 
-class Offsets:
+class UpdateTracker:
     """The states of Telegram's updates: open, durable, or to be fetched again. Does no I/O.
 
-    Telegram forgets the updates below the requested number. Therefore the requested number never
+    Telegram forgets the updates below the requested update number. Therefore that number never
     passes an update that is not durable, even if later updates are durable.
     """
 
-    def __init__(self, *, known_below: int = 0) -> None:
+    def __init__(self, *, handled_below: int = 0) -> None:
         """Start with no known updates.
 
-        `known_below`: an earlier process handled the updates below this number.
+        `handled_below`: update number below which an earlier process handled all updates.
         """
-        self._known_below = known_below
+        self._handled_below = handled_below
         self._states: dict[int, Literal["open", "durable", "retry"]] = {}
-        self.next: int | None = None
+        self.next_number: int | None = None
         """First update number to request; None if no update is known yet."""
 
     @property
@@ -69,46 +69,47 @@ class Offsets:
         """Whether an update is not durable yet."""
         return any(state != "durable" for state in self._states.values())
 
-    def add_updates(self, numbers: Iterable[int]) -> list[int]:
-        """Return the numbers to process now, and mark them as open."""
-        page = sorted(set(numbers))
+    def add_updates(self, update_numbers: Iterable[int]) -> list[int]:
+        """Return the numbers of the updates to process now, and mark these updates as open."""
+        received_numbers = sorted(set(update_numbers))
+        highest_number = max(received_numbers, default=0)
         for number, state in self._states.items():
-            # Only a page with a higher number shows that the server no longer has the update.
-            is_missing = page and number < page[-1] and number not in page
-            if state == "retry" and is_missing:
+            # Only a higher received number shows that the server no longer has the update.
+            if state == "retry" and number < highest_number and number not in received_numbers:
                 self._states[number] = "durable"
         new_numbers = []
-        for number in page:
-            if number < self._known_below:
+        for number in received_numbers:
+            if number < self._handled_below:
                 self._states[number] = "durable"
-            elif self._states.get(number, "retry") == "retry" and number >= (self.next or 0):
+            elif self._states.get(number, "retry") == "retry" and number >= (self.next_number or 0):
                 self._states[number] = "open"
                 new_numbers.append(number)
-        self._advance_next()
+        self._advance_next_number()
         return new_numbers
 
-    def settle_update(self, number: int, *, durable: bool) -> None:
+    def settle_update(self, update_number: int, *, durable: bool) -> None:
         """Record that an update is durable, or must be fetched again."""
-        self._states[number] = "durable" if durable else "retry"
-        self._advance_next()
+        self._states[update_number] = "durable" if durable else "retry"
+        self._advance_next_number()
 
-    def _advance_next(self) -> None:
+    def _advance_next_number(self) -> None:
         for number in sorted(self._states):
             if self._states[number] != "durable":
-                self.next = number
+                self.next_number = number
                 return
             del self._states[number]
-            self.next = max(number + 1, self.next or 0)
+            self.next_number = max(number + 1, self.next_number or 0)
 
 
 CHANNEL_NAME: Final = "telegram"
 _DEFAULT_SERVER_URL: Final = "https://api.telegram.org"
+_CONFLICT_TEXT: Final = "another program receives the messages of this bot; waiting until it stops"
 _TEXT_ONLY_NOTICE: Final = "I can only read text messages."
 _LONG_POLL_SECONDS: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _MAX_PAUSE_SECONDS: Final = 60.0
 _OFFSET_VALID_SECONDS: Final = 86_400.0
-"""Seconds for which a stored offset is valid. Telegram may restart its numbers after a week."""
+"""Seconds for which a stored offset is valid. Telegram may renumber updates after a week."""
 _URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that log complete URLs, which contain the token."""
 
@@ -119,32 +120,15 @@ class _TokenRejected(Exception):
     """Telegram rejected the bot's token, so the bot can never work."""
 
 
-class _SecretFilter(logging.Filter):
-    """A filter that drops log records with the token."""
-
-    def __init__(self, secret: str) -> None:
-        super().__init__()
-        self._secret = secret
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record may be logged."""
-        return self._secret not in record.getMessage()
-
-
 class Telegram:
     """A Telegram bot as a channel."""
 
     name: Final = CHANNEL_NAME
-    limit: Final = int(MessageLimit.MAX_TEXT_LENGTH)
+    max_length: Final = int(MessageLimit.MAX_TEXT_LENGTH)
+    sends_replies: Final = True
 
     def __init__(
-        self,
-        settings: TelegramSettings,
-        token: str,
-        *,
-        claims: Claims,
-        pause: float = 2.0,
-        long_poll: int = _LONG_POLL_SECONDS,
+        self, settings: TelegramSettings, token: str, *, claims: Claims, pause: float = 2.0
     ) -> None:
         """Create the bot.
 
@@ -155,24 +139,22 @@ class Telegram:
         self._scope = settings.scope
         self._allowed = AllowList(settings.allow, setting="channels.telegram.allow")
         self._pause = pause
-        self._long_poll = long_poll
         bot_id = re.match(r"[0-9]+(?=:)", token)
-        self._claim = f"{CHANNEL_NAME}-{bot_id[0]}" if bot_id else CHANNEL_NAME
+        self._claim_name = f"{CHANNEL_NAME}-{bot_id[0]}" if bot_id else CHANNEL_NAME
         self._notice_tasks: set[asyncio.Task[bool]] = set()
         """Tasks that send a text that is not an answer."""
-        self._filter = _SecretFilter(token)
         for name in _URL_LOGGERS:
-            logging.getLogger(name).addFilter(self._filter)
+            logging.getLogger(name).addFilter(self._is_without_token)
         server_url = settings.base_url.rstrip("/") or _DEFAULT_SERVER_URL
         self._bot = Bot(
             token,
             base_url=f"{server_url}/bot",
             base_file_url=f"{server_url}/file/bot",
-            request=_make_request(server_url, connections=64),
-            get_updates_request=_make_request(server_url, connections=1),
+            request=_make_http_client(server_url, max_connections=64),
+            get_updates_request=_make_http_client(server_url, max_connections=1),
         )
 
-    # --- in ----------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------
 
     async def run(self, inbox: Inbox) -> None:
         """Receive messages until the task is cancelled or the token is rejected."""
@@ -193,57 +175,61 @@ class Telegram:
 
     async def _poll_if_unclaimed(self, inbox: Inbox) -> None:
         """Poll while this gateway holds the claim. Raises StoreBusy, _TokenRejected."""
-        polling: asyncio.Task[None] | None = None
+        polling_task: asyncio.Task[None] | None = None
 
         def on_lost() -> None:
-            if polling is not None:
-                polling.cancel()
+            if polling_task is not None:
+                polling_task.cancel()
 
-        async with self._claims.hold_claim(self._claim, wait=False, on_lost=on_lost):
-            polling = asyncio.create_task(self._poll(inbox))
+        async with self._claims.hold_claim(self._claim_name, wait=False, on_lost=on_lost):
+            polling_task = asyncio.create_task(self._poll(inbox))
             try:
-                await asyncio.wait([polling])
+                await asyncio.wait([polling_task])
             finally:
-                await cancel_and_wait([polling])
-            if not polling.cancelled():
-                polling.result()
+                await cancel_and_wait([polling_task])
+            if not polling_task.cancelled():
+                polling_task.result()
 
     async def _poll(self, inbox: Inbox) -> None:
         await self._call_with_retries(self._bot.initialize)
         inbox.recover_answers()
         settle_tasks: set[asyncio.Task[Any]] = set()
         try:
-            offsets = Offsets(known_below=await self._handled_below())
+            tracker = UpdateTracker(handled_below=await self._read_handled_below())
             while True:
                 await inbox.wait_for_capacity()
                 get_updates = partial(
                     self._bot.get_updates,
-                    offset=offsets.next,
-                    timeout=self._long_poll,
+                    offset=tracker.next_number,
+                    timeout=_LONG_POLL_SECONDS,
                     allowed_updates=["message"],
                 )
                 updates: Sequence[Update] = await self._call_with_retries(get_updates)
-                previous_number = offsets.next
-                new_numbers = set(offsets.add_updates(update.update_id for update in updates))
+                previous_number = tracker.next_number
+                new_numbers = set(tracker.add_updates(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new_numbers:
                         durable = self._accept_update(update, inbox)
-                        start_task(_settle(durable, update.update_id, offsets), settle_tasks)
+                        start_task(
+                            _settle_when_durable(durable, update.update_id, tracker), settle_tasks
+                        )
                 if settle_tasks:
                     # The wait is limited, because messages of other chats may arrive.
                     await asyncio.wait(settle_tasks, timeout=self._pause / 2)
-                if offsets.has_open_updates and not new_numbers:
+                if tracker.has_open_updates and not new_numbers:
                     # The server would return the unconfirmed updates immediately, so wait first.
                     await asyncio.sleep(self._pause)
-                if offsets.next != previous_number:
+                if tracker.next_number != previous_number:
                     with suppress(StenologError):
-                        await self._claims.save(self._claim, next=offsets.next, at=int(time.time()))
+                        await self._claims.save(
+                            self._claim_name, next=tracker.next_number, at=int(time.time())
+                        )
         finally:
             await cancel_and_wait(settle_tasks)
 
     async def _call_with_retries(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Retry a call until it succeeds. Raises _TokenRejected."""
-        pause, reported = self._pause, ""
+        pause, reported_text = self._pause, ""
         while True:
             try:
                 return await call()
@@ -252,11 +238,9 @@ class Telegram:
             except TelegramError as error:
                 error_text = self._error_text(error)
                 if isinstance(error, Conflict):
-                    error_text = (
-                        "another program receives the messages of this bot; waiting until it stops"
-                    )
-                if error_text != reported:
-                    reported = error_text
+                    error_text = _CONFLICT_TEXT
+                if error_text != reported_text:
+                    reported_text = error_text
                     _logger.warning("telegram: %s", error_text)
                 delay = _retry_after_seconds(error) if isinstance(error, RetryAfter) else pause
                 if not isinstance(error, Conflict):
@@ -276,11 +260,11 @@ class Telegram:
         if not self._allowed.allows(str(user.id), user.username or ""):
             return None
         text = message.text or message.caption or ""
-        command, at, bot = text.partition(" ")[0].partition("@")
-        if command.startswith("/") and at and bot.casefold() != self._bot.username.casefold():
+        command, at_sign, bot = text.partition(" ")[0].partition("@")
+        if command.startswith("/") and at_sign and bot.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            return start_task(_send_notice(inbox, _origin_of(message)), self._notice_tasks)
+            return start_task(_notify_text_only(inbox, _origin_of(message)), self._notice_tasks)
         if command == "/start":
             text = "/help"
         is_private = message.chat.type == ChatType.PRIVATE
@@ -293,19 +277,19 @@ class Telegram:
             thread=None if thread is None else str(thread),
             scope=self._scope,
             origin=_origin_of(message),
-            number=message.message_id,
+            message_number=message.message_id,
         )
         return inbox.accept(incoming).durable
 
-    async def _handled_below(self) -> int:
-        """Return the number below which an earlier process handled all updates, or 0."""
-        saved_data = await self._claims.read_saved(self._claim)
-        number, at = saved_data.get("next"), saved_data.get("at")
-        if not isinstance(number, int) or not isinstance(at, int | float):
+    async def _read_handled_below(self) -> int:
+        """Return the update number below which an earlier process handled all updates, or 0."""
+        saved_data = await self._claims.read_saved(self._claim_name)
+        number, saved_at = saved_data.get("next"), saved_data.get("at")
+        if not isinstance(number, int) or not isinstance(saved_at, int | float):
             return 0
-        return number if 0 <= time.time() - at < _OFFSET_VALID_SECONDS else 0
+        return number if 0 <= time.time() - saved_at < _OFFSET_VALID_SECONDS else 0
 
-    # --- out ---------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send one message. Raises NotSent, MaybeSent, Undeliverable."""
@@ -315,8 +299,8 @@ class Telegram:
             # A group that became a supergroup has a new id. The message was not sent.
             try:
                 await self._send(origin, error.new_chat_id, text)
-            except ChatMigrated as again:
-                raise Undeliverable(self._error_text(again)) from None
+            except ChatMigrated as second_error:
+                raise Undeliverable(self._error_text(second_error)) from None
 
     async def _send(self, origin: Destination, chat: Any, text: str) -> None:
         try:
@@ -354,7 +338,10 @@ class Telegram:
         await cancel_and_wait(self._notice_tasks)
         await self._bot.shutdown()
         for name in _URL_LOGGERS:
-            logging.getLogger(name).removeFilter(self._filter)
+            logging.getLogger(name).removeFilter(self._is_without_token)
+
+    def _is_without_token(self, record: logging.LogRecord) -> bool:
+        return self._token not in record.getMessage()
 
     def _error_text(self, error: Exception) -> str:
         return str(error).replace(self._token, "***")
@@ -364,9 +351,9 @@ _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolT
 """Errors that occur before the message is sent."""
 
 
-def _make_request(server_url: str, *, connections: int) -> HTTPXRequest:
+def _make_http_client(server_url: str, *, max_connections: int) -> HTTPXRequest:
     return HTTPXRequest(
-        connection_pool_size=connections,
+        connection_pool_size=max_connections,
         connect_timeout=10.0,
         read_timeout=30.0,
         write_timeout=30.0,
@@ -390,12 +377,14 @@ def _retry_after_seconds(error: RetryAfter) -> float:
     return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
 
 
-async def _send_notice(inbox: Inbox, origin: Destination) -> bool:
+async def _notify_text_only(inbox: Inbox, origin: Destination) -> bool:
     await inbox.send_notice(origin, _TEXT_ONLY_NOTICE)
     return True
 
 
-async def _settle(durable: asyncio.Future[bool] | None, number: int, offsets: Offsets) -> None:
+async def _settle_when_durable(
+    durable: asyncio.Future[bool] | None, update_number: int, tracker: UpdateTracker
+) -> None:
     """Wait for the result of an update, and record whether the update is durable."""
     # The wait is shielded: when polling stops, messages that have arrived are still processed.
-    offsets.settle_update(number, durable=durable is None or await asyncio.shield(durable))
+    tracker.settle_update(update_number, durable=durable is None or await asyncio.shield(durable))

@@ -39,7 +39,7 @@ from stenolog.sessions.keys import Scope
 from stenolog.settings.values import WebhookSettings
 
 # --- signing --------------------------------------------------------------------------------------
-# A signature authenticates the sender of a message and the time.
+# A signature authenticates the sender and the time of a message.
 
 
 SIGNATURE_HEADER: Final = "X-Steno-Signature"
@@ -48,13 +48,13 @@ MAX_SIGNATURE_AGE_SECONDS: Final = 300
 _SIGNATURE_PATTERN: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
-def signature(secret: str, body: bytes, *, at: int) -> str:
-    """Return the header value for a message that is sent at the Unix time `at`."""
-    return f"t={at},v1={_digest(secret, at, body)}"
+def make_signature(secret: str, body: bytes, *, signed_at: int) -> str:
+    """Return the value of the signature header for this body. `signed_at` is a Unix time."""
+    return f"t={signed_at},v1={_digest(secret, signed_at, body)}"
 
 
 def is_recent_signature(header: str, *, now: float) -> bool:
-    """Return whether the header has the format of a signature and its time is recent."""
+    """Return whether the header has the format of a signature, with a recent time."""
     match = _SIGNATURE_PATTERN.fullmatch(header)
     return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE_SECONDS
 
@@ -62,15 +62,15 @@ def is_recent_signature(header: str, *, now: float) -> bool:
 def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
     match = _SIGNATURE_PATTERN.fullmatch(header)
-    at, signature = (int(match[1]), match[2]) if match else (0, "")
+    signed_at, signature = (int(match[1]), match[2]) if match else (0, "")
     # Always compare the signature, so that the response time reveals nothing.
-    is_correct = hmac.compare_digest(_digest(secret, at, body), signature)
-    return is_correct and abs(now - at) <= MAX_SIGNATURE_AGE_SECONDS  # guard: signature-age
+    is_correct = hmac.compare_digest(_digest(secret, signed_at, body), signature)
+    return is_correct and abs(now - signed_at) <= MAX_SIGNATURE_AGE_SECONDS  # guard: signature-age
 
 
-def _digest(secret: str, at: int, body: bytes) -> str:
+def _digest(secret: str, signed_at: int, body: bytes) -> str:
     # guard: signature-covers-time
-    return hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
+    return hmac.new(secret.encode(), f"{signed_at}.".encode() + body, hashlib.sha256).hexdigest()
 
 
 # --- webhook --------------------------------------------------------------------------------------
@@ -78,9 +78,9 @@ def _digest(secret: str, at: int, body: bytes) -> str:
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_BODY_SECONDS: Final = 5.0
-"""Maximum seconds for receiving a message."""
+"""Maximum seconds for receiving the body of a message."""
 MAX_PENDING_BODIES: Final = 32
-"""Maximum number of messages that are being received at once, before their signature is checked."""
+"""Maximum number of messages that are received at once, before the signature check."""
 _SEND_TIMEOUT_SECONDS: Final = 10.0
 _MAX_MESSAGE_LENGTH: Final = 1_000_000
 _CHAT_PREFIX: Final = "#"
@@ -88,25 +88,25 @@ _CHAT_PREFIX: Final = "#"
 _ERROR_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _BAD_SIGNATURE_TEXT: Final = "the signature is missing, wrong or too old; sign the body again"
 
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class WebhookMessage(Struct, frozen=True, kw_only=True):
     """A message from a program."""
 
-    sender: Name
+    sender: ShortText
     text: Annotated[str, Meta(min_length=1)]
-    id: Name
-    chat: Name | None = None
+    id: ShortText
+    chat: ShortText | None = None
     """A group whose senders share one session."""
-    thread: Name | None = None
+    thread: ShortText | None = None
     """A thread of a sender. Each thread is a separate session."""
 
 
 class Webhook:
     """A webhook as a channel."""
 
-    limit: Final = _MAX_MESSAGE_LENGTH
+    max_length: Final = _MAX_MESSAGE_LENGTH
 
     def __init__(self, name: str, settings: WebhookSettings, secret: str) -> None:
         self.name = channel_name(name)
@@ -119,8 +119,7 @@ class Webhook:
 
     async def run(self, inbox: Inbox) -> None:
         """Recover undelivered answers. Messages arrive through the routes."""
-        if self.sends_replies:
-            inbox.recover_answers()
+        inbox.recover_answers()
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
@@ -128,7 +127,7 @@ class Webhook:
         body = msgspec.json.encode({**destination, "text": text})
         headers = {
             "Content-Type": "application/json",
-            SIGNATURE_HEADER: signature(self.secret, body, at=int(time.time())),
+            SIGNATURE_HEADER: make_signature(self.secret, body, signed_at=int(time.time())),
         }
         if self._client is None:
             self._client = httpx2.AsyncClient(
@@ -188,11 +187,11 @@ def channel_name(name: str) -> str:
     return f"webhook-{name}"
 
 
-def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
+def webhook_routes(webhooks_and_inboxes: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     """Return the route `/webhooks/NAME`, which receives the messages of these webhooks."""
-    if not hooks:
+    if not webhooks_and_inboxes:
         return []
-    webhooks_by_name = {hook.name: (hook, inbox) for hook, inbox in hooks}
+    webhooks_by_name = {hook.name: (hook, inbox) for hook, inbox in webhooks_and_inboxes}
     pending_bodies = PendingBodies()
 
     async def receive(request: Request) -> Response:
@@ -256,51 +255,45 @@ class BodyDropped(Exception):
 
 
 class PendingBodies:
-    """The bodies that are being received, limited in number and time.
+    """The message bodies that are being received, limited in number and time.
 
-    A signature cannot be checked before its body is complete. If too many bodies are being
+    A signature can be checked only when the body is complete. If too many bodies are being
     received, the oldest body is dropped, so that slow senders do not block other senders.
     """
 
     def __init__(self, limit: int = MAX_PENDING_BODIES, seconds: float = MAX_BODY_SECONDS) -> None:
         self._limit = limit
         self._seconds = seconds
-        self._limits: dict[asyncio.Timeout, None] = {}
+        self._timeouts: dict[asyncio.Timeout, None] = {}
 
     async def read_body(self, request: Request) -> bytes | None:
         """Return the body, or None if the body is too long. Raises TimeoutError, BodyDropped."""
         content_length = request.headers.get("Content-Length", "")
         if content_length.isdecimal() and int(content_length[:20]) > MAX_BODY_BYTES:
             return None
-        if len(self._limits) >= self._limit:  # guard: webhook-bodies-limited
-            oldest_timeout = next(iter(self._limits))
+        if len(self._timeouts) >= self._limit:  # guard: webhook-bodies-limited
+            oldest_timeout = next(iter(self._timeouts))
             if not oldest_timeout.expired():  # an expired body gives up its slot anyway
-                del self._limits[oldest_timeout]
+                del self._timeouts[oldest_timeout]
                 oldest_timeout.reschedule(asyncio.get_running_loop().time())
-        timeout = asyncio.timeout(self._seconds)
+        body, timeout = bytearray(), asyncio.timeout(self._seconds)
         try:
             async with timeout:
-                self._limits[timeout] = None
-                return await _read_body(request)
+                self._timeouts[timeout] = None
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        return None
+                return bytes(body)
         except TimeoutError:
-            raise (TimeoutError if timeout in self._limits else BodyDropped) from None
+            raise (TimeoutError if timeout in self._timeouts else BodyDropped) from None
         finally:
-            self._limits.pop(timeout, None)
-
-
-async def _read_body(request: Request) -> bytes | None:
-    """Return the body, or None if the body is too long."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
+            self._timeouts.pop(timeout, None)
 
 
 def _error(status: int, code: str, text: str) -> Response:
     """Return an error in the format of the gateway. After a 503, the sender should try again."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    default_type = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": text, "type": _ERROR_TYPES.get(status, default_type), "code": code}
     headers = {"Retry-After": "1"} if status == 503 else None
-    error = {"message": text, "type": kind, "code": code}
     return JSONResponse({"error": error}, status_code=status, headers=headers)

@@ -5,7 +5,9 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,13 +19,15 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
+from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.catalog.background_catalog import BackgroundCatalog, ReadHeads
-from stenolog.cli.config import Options, read_settings
+from stenolog.cli.config import AgentOptions, read_settings
 from stenolog.cli.output import error_sentence, one_line, plural
 from stenolog.cli.workspace import location_hint
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import locate_sessions, other_namespaces
+from stenolog.sessions.keys import cli_sender
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.conversion import CLI, IN_MEMORY, MAIN_AGENT, model_of, spec_of, specs_of
 from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
@@ -31,7 +35,7 @@ from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.combined_store import CombinedStore, StorePlace
+from stenolog.transfer.read_only_stores import CombinedStore, StorePlace
 from stenolog.transfer.viewed_places import ViewedPlace, open_unchanged, prepare_index_file
 
 T = TypeVar("T")
@@ -55,9 +59,20 @@ class OpenAgent(Struct, frozen=True, kw_only=True):
     agent: AgentInstance
     settings: Settings
 
+    async def handle(self, key: str, text: str, on_event: Callable[[Event], None]) -> Answer:
+        """Handle a text that the user entered in a chat. Commands may use all sessions."""
+        inbound = InboundMessage(key=key, content=text, sender=cli_sender(key))
+        return await self.loop.handle(
+            inbound, on_event=on_event, agent=self.agent.id, all_sessions=True
+        )
+
+    async def stop(self, key: str) -> bool:
+        """Stop the running turn of a session; return whether there was one."""
+        return await self.loop.stop(key, agent=self.agent.id)
+
 
 class _MissingModel:
-    """Model of an agent for which no model was found. Sessions can still choose a model."""
+    """Placeholder for the model of an agent if no model was found. Sessions can choose a model."""
 
     name = "no model"
 
@@ -65,15 +80,10 @@ class _MissingModel:
         self.problem = problem
 
     def stream(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        schema: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> AsyncGenerator[Delta, None]:
-        """Raise ModelRefused."""
-        del messages, tools, schema, max_tokens
+        """Always raises ModelRefused, because there is no model."""
+        del messages, options
         raise ModelRefused("no model was found; choose one for this session with /model NAME")
 
     async def close(self) -> None:
@@ -81,19 +91,19 @@ class _MissingModel:
 
 
 def open_agent(
-    options: Options, *, model_of_session: bool = False, read_only: bool = False
+    options: AgentOptions, *, allow_missing_model: bool = False, read_only: bool = False
 ) -> OpenAgent:
-    """Open the agent that the options select. Call this function inside an event loop.
+    """Open the agent that the options select. An event loop must be running.
 
-    With `model_of_session`, a missing model is not an error yet: `session_model` checks later
-    whether the session names a model. With `read_only` nothing is written and no old sessions are
+    With `allow_missing_model`, a missing model is not an error: `session_model` checks later
+    whether the session names a model. With `read_only`, nothing is written and no old sessions are
     imported. Raises ClickException, StenologError.
     """
     settings = read_settings(options.config)
-    spec = _agent_spec(settings, options)
+    spec = _select_spec(settings, options)
     model = _resolve_model(settings, spec.model)
     if isinstance(model, NoModel):
-        if not model_of_session:
+        if not allow_missing_model:
             raise click.ClickException(model.text)
         model = _MissingModel(model.text)
     agent = (_open_read_only if read_only else _open_instance)(settings, spec, model)
@@ -105,7 +115,7 @@ def open_agent(
     return OpenAgent(loop=loop, agent=agent, settings=settings)
 
 
-def open_agents(options: Options, settings: Settings, *, channel: str) -> list[AgentInstance]:
+def open_agents(options: AgentOptions, settings: Settings, *, channel: str) -> list[AgentInstance]:
     """Open all agents that the settings define, `[agent]` first. Raises the errors of open_agent.
 
     The options override the settings of each agent. If one agent cannot be opened, the others are
@@ -113,7 +123,9 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
     """
 
     def open_from_spec(spec: AgentSpec) -> AgentInstance:
-        model = _require_model(settings, options.model or spec.model)
+        model = _resolve_model(settings, options.model or spec.model)
+        if isinstance(model, NoModel):
+            raise click.ClickException(model.text)
         if options.workspace is not None and spec.sessions != IN_MEMORY:
             spec = replace(spec, sessions=options.workspace)
         return _open_instance(settings, spec, model)
@@ -152,8 +164,8 @@ def open_viewer(spec: AgentSpec, store: Store, *, heads: ReadHeads) -> AgentInst
     return agent
 
 
-def open_viewers(options: Options, settings: Settings, cache: Path) -> list[AgentInstance]:
-    """Open read-only the sessions of all agents that the settings define. Raises StenologError."""
+def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list[AgentInstance]:
+    """Open the sessions of all agents of the settings read-only. Raises StenologError."""
 
     def open_from_spec(spec: AgentSpec) -> AgentInstance:
         place = locate_sessions(options.workspace or spec.sessions, spec.id)
@@ -173,10 +185,10 @@ def open_viewers(options: Options, settings: Settings, cache: Path) -> list[Agen
     return _open_all_agents(specs_of(settings, channel=CHANNEL), open_from_spec)
 
 
-def session_model(opened: OpenAgent, key: str) -> ChatModel:
+def session_model(opened_agent: OpenAgent, key: str) -> ChatModel:
     """Return the model that answers in a session. Raises ClickException if there is no model."""
     problems: list[str] = []
-    model = opened.agent.model_of(opened.agent.resolve_key(key), problems.append)
+    model = opened_agent.agent.model_of(opened_agent.agent.resolve_key(key), problems.append)
     if isinstance(model, _MissingModel):
         raise click.ClickException("\n".join([*map(error_sentence, problems), model.problem]))
     return model
@@ -184,11 +196,9 @@ def session_model(opened: OpenAgent, key: str) -> ChatModel:
 
 def _open_instance(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
     if model.name == SCRIPTED:
-        # Answers of the scripted model are only for trying out and must not become notes.
+        # Answers of the scripted model are only examples and must not become notes.
         spec = replace(spec, consolidation=False)
-    return AgentInstance.open(
-        spec, model=model, open_model=lambda name: _resolve_named_model(settings, name)
-    )
+    return AgentInstance.open(spec, model=model, open_model=partial(_resolve_named_model, settings))
 
 
 def _open_read_only(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
@@ -198,11 +208,11 @@ def _open_read_only(settings: Settings, spec: AgentSpec, model: ChatModel) -> Ag
         replace(spec, memory=False),
         model=model,
         sessions=JSONLBackend(open_store(place.where, namespace=place.namespace, read_only=True)),
-        open_model=lambda name: _resolve_named_model(settings, name),
+        open_model=partial(_resolve_named_model, settings),
     )
 
 
-def _agent_spec(settings: Settings, options: Options) -> AgentSpec:
+def _select_spec(settings: Settings, options: AgentOptions) -> AgentSpec:
     name = None if options.agent == MAIN_AGENT else options.agent
     # An agent with sessions but without settings uses the settings of [agent].
     spec = spec_of(settings, name if name in settings.agents else None, channel=CHANNEL)
@@ -211,33 +221,16 @@ def _agent_spec(settings: Settings, options: Options) -> AgentSpec:
     if options.model is not None:
         spec = replace(spec, model=options.model)
     if spec.id != name:
-        names = sorted({*settings.agents, *_list_agents(spec.sessions)})
+        names = set(settings.agents)
+        with suppress(StenologError):  # the place of the sessions may be unreadable
+            names.update(other_namespaces(spec.sessions).agents)
         if name not in names:
-            known = f"known agents: {', '.join(names)}" if names else "no agents are configured"
+            names_text = f"known agents: {', '.join(sorted(names))}"
             raise UsageError(
-                f"there is no agent {name!r}; {known}. To create it, add [agents.{name}] to the "
-                "config file"
+                f"there is no agent {name!r}; {names_text if names else 'no agents are configured'}"
+                f". To create it, add [agents.{name}] to the config file"
             )
     return replace(spec, id=name)
-
-
-def _list_agents(sessions: str) -> Sequence[str]:
-    """Return the agents that have sessions in this place, or nothing if the place is unreadable."""
-    try:
-        return other_namespaces(sessions).agents
-    except StenologError:
-        return ()
-
-
-def _require_model(settings: Settings, name: str) -> ChatModel:
-    """Return the model with this name, or the first available model if the name is empty.
-
-    Raises ClickException, UsageError.
-    """
-    model = _resolve_model(settings, name)
-    if isinstance(model, NoModel):
-        raise click.ClickException(model.text)
-    return model
 
 
 def _resolve_named_model(settings: Settings, name: str) -> ChatModel:
@@ -249,31 +242,35 @@ def _resolve_named_model(settings: Settings, name: str) -> ChatModel:
 
 
 def _resolve_model(settings: Settings, name: str) -> ChatModel | NoModel:
-    """Return the model with this name, or NoModel if no model is available.
+    """Return the model with this name, or the first available model if the name is empty.
 
+    Returns NoModel if no model is available.
     Raises UsageError for an unknown name. The error suggests a similar name if there is one.
     """
     try:
         return model_of(settings, name)
     except UsageError as error:
-        similar_name = _similar_model(settings, name)
+        similar_name = _find_similar_name(settings, name)
         if not similar_name:
             raise
         raise UsageError(f"there is no model {name!r}; did you mean {similar_name!r}?") from error
 
 
-def _similar_model(settings: Settings, requested: str) -> str:
-    """Return a similar known name; empty if no name is similar, or if `requested` is known."""
-    first, slash, rest = requested.strip().partition("/")
+def _find_similar_name(settings: Settings, requested_name: str) -> str:
+    """Return a known model name that is similar to `requested_name`.
+
+    Empty if no name is similar, or if `requested_name` is known.
+    """
+    first_part, slash, rest = requested_name.strip().partition("/")
     servers = (OLLAMA, *(provider.name for provider in PROVIDERS))
-    exact_names = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
-    candidates = dict.fromkeys(servers) if slash else {**exact_names, **dict.fromkeys(servers)}
-    if first in (*servers, *exact_names.values()) or first.startswith(
+    names_by_casefold = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
+    candidates = servers if slash else (*names_by_casefold, *servers)
+    if first_part in (*servers, *names_by_casefold.values()) or first_part.startswith(
         (f"{LOCAL}:", "http:", "https:")
     ):
         return ""
-    matches = get_close_matches(first.casefold(), candidates, 1)
-    return f"{exact_names.get(matches[0], matches[0])}{slash}{rest}" if matches else ""
+    matches = get_close_matches(first_part.casefold(), candidates, 1)
+    return f"{names_by_casefold.get(matches[0], matches[0])}{slash}{rest}" if matches else ""
 
 
 # --- shutdown --------------------------------------------------------------------------------
@@ -306,17 +303,22 @@ class Signals:
     async def run_until_signal(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None if a signal cancelled `work`."""
         task = asyncio.create_task(work)
-        signal_wait = asyncio.create_task(self.received.wait())
-        tasks: set[asyncio.Task[Any]] = {task, signal_wait}
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self.wait_for_task_or_signal(task)
             if task.done():
                 return task.result()
         finally:
-            signal_wait.cancel()
             task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait({task})
         return None
+
+    async def wait_for_task_or_signal(self, task: asyncio.Task[Any]) -> None:
+        """Wait until the task has ended or the first signal arrives."""
+        signal_wait = asyncio.create_task(self.received.wait())
+        try:
+            await asyncio.wait({task, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            signal_wait.cancel()
 
     async def next_signal(self) -> None:
         """Wait for the next signal."""
@@ -329,41 +331,42 @@ class Signals:
         self._next_arrived.set()
 
 
-async def close_agent(opened: OpenAgent, signals: Signals, report: Callable[[str], Any]) -> int:
+async def close_agent(
+    opened_agent: OpenAgent, signals: Signals, print_notice: Callable[[str], Any]
+) -> int:
     """Let running turns finish, close everything and return the exit code.
 
-    `report` prints unfinished turns and unsaved messages. Another signal cancels the turns at once.
-    A turn that does not end is abandoned. All acknowledged messages are already in the log.
+    `print_notice` prints texts about unfinished turns and unsaved messages. Another signal cancels
+    the turns at once. A turn that does not end is abandoned.
     """
-    loop = opened.loop
+    loop = opened_agent.loop
     signals.watch(signal.SIGINT)
-    closings = [asyncio.create_task(loop.close(patience=SHUTDOWN_SECONDS))]
+    close_tasks = [asyncio.create_task(loop.close(patience=SHUTDOWN_SECONDS))]
     signal_wait = asyncio.create_task(signals.next_signal())
-    tasks: set[asyncio.Task[Any]] = {*closings, signal_wait}
-    finished, _ = await asyncio.wait(
+    tasks: set[asyncio.Task[Any]] = {*close_tasks, signal_wait}
+    finished_tasks, _ = await asyncio.wait(
         tasks, timeout=_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
     )
-    if not finished:
-        awaited = "the answer" if loop.busy else "a summary"
-        limit = f"{SHUTDOWN_SECONDS:.0f} s"
-        report(f"Waiting up to {limit} for {awaited} to finish. Press Ctrl-C to stop now.")
+    if not finished_tasks:
+        wait_text = f"Waiting up to {SHUTDOWN_SECONDS:.0f} s for"
+        awaited_work = "the answer" if loop.busy else "a summary"
+        print_notice(f"{wait_text} {awaited_work} to finish. Press Ctrl-C to stop now.")
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    if not closings[0].done():
+    if not close_tasks[0].done():
         unfinished_keys = tuple(sorted(loop.busy))
-        closings.append(asyncio.create_task(loop.close(patience=0)))
-        finished, _ = await asyncio.wait(closings, timeout=_CANCEL_SECONDS)
-        if len(finished) < len(closings):
-            report(
+        close_tasks.append(asyncio.create_task(loop.close(patience=0)))
+        finished_tasks, _ = await asyncio.wait(close_tasks, timeout=_CANCEL_SECONDS)
+        if len(finished_tasks) < len(close_tasks):
+            print_notice(
                 interruption_text(CloseReport(turns=unfinished_keys))
                 or "Stopped before all stores were closed."
             )
             os._exit(_signal_exit_code(signals))
     signal_wait.cancel()
     signals.restore_defaults()
-    close_report = [await closing for closing in closings][-1]
-    text = interruption_text(close_report)
-    if text:
-        report(text)
+    close_report = [await close_task for close_task in close_tasks][-1]
+    if text := interruption_text(close_report):
+        print_notice(text)
     if close_report.not_saved:
         return EXIT_NOT_SAVED
     return _signal_exit_code(signals) if close_report.turns else 0

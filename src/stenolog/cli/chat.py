@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stenolog.cli.config import Options, agent_options
-from stenolog.cli.options import json_option
-from stenolog.cli.output import is_interactive, json_text, print_notice, print_notices, sentence
+from stenolog.cli.config import AgentOptions, agent_options
+from stenolog.cli.output import (
+    attributes_of,
+    is_interactive,
+    json_text,
+    print_notice,
+    print_notices,
+    sentence,
+)
+from stenolog.cli.workspace import json_option
 from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
@@ -36,14 +43,16 @@ if TYPE_CHECKING:
 @click.option(
     "-r",
     "--resume",
-    "text",
+    "search",
     is_flag=False,
     flag_value="",
     metavar="[TEXT]",
     help="Choose a session; TEXT searches titles, keys and messages.",
 )
 @agent_options
-def chat_command(key: str | None, continue_last: bool, text: str | None, options: Options) -> int:
+def chat_command(
+    key: str | None, continue_last: bool, search: str | None, options: AgentOptions
+) -> int:
     """Talk to an agent, in a new session or in the session KEY.
 
     In a terminal, /help lists commands and keys. Without a terminal, each line of stdin is one
@@ -57,54 +66,56 @@ def chat_command(key: str | None, continue_last: bool, text: str | None, options
     Exit codes: 0 done, 1 failed (without a terminal also if an answer failed), 2 wrong usage,
     3 a message could not be saved, 128 + N ended by signal N.
     """
-    if sum((key is not None, continue_last, text is not None)) > 1:
+    if sum((key is not None, continue_last, search is not None)) > 1:
         raise click.UsageError("Select the session only once: with KEY, -c or -r.")
-    return asyncio.run(_chat(options, key=key, continue_last=continue_last, text=text))
+    return asyncio.run(_chat(options, key=key, continue_last=continue_last, search=search))
 
 
-async def _chat(options: Options, *, key: str | None, continue_last: bool, text: str | None) -> int:
+async def _chat(
+    options: AgentOptions, *, key: str | None, continue_last: bool, search: str | None
+) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.picker import find_start
 
-    is_existing = key is not None or continue_last or text is not None
-    opened = open_agent(options, model_of_session=is_existing)
+    is_existing = key is not None or continue_last or search is not None
+    opened_agent = open_agent(options, allow_missing_model=is_existing)
     signals = Signals()
     try:
         start = await signals.run_until_signal(
-            find_start(opened, key=key, continue_last=continue_last, text=text)
+            find_start(opened_agent, key=key, continue_last=continue_last, search_text=search)
         )
         if start is not None:
-            session_model(opened, start.key)
+            session_model(opened_agent, start.key)
     except BaseException:
-        await close_agent(opened, signals, print_notice)
+        await close_agent(opened_agent, signals, print_notice)
         raise
     if start is None:
-        return await close_agent(opened, signals, print_notice)
-    chat = (_terminal_chat if is_interactive() else _pipe_chat)(opened, start)
+        return await close_agent(opened_agent, signals, print_notice)
+    chat = (_make_terminal_chat if is_interactive() else _make_pipe_chat)(opened_agent, start)
     try:
         await chat.run(signals)
     finally:
-        exit_code = await close_agent(opened, signals, print_notice)
+        exit_code = await close_agent(opened_agent, signals, print_notice)
         await chat.wait_for_turns()
     return exit_code or chat.exit_code
 
 
-def _terminal_chat(opened: "OpenAgent", start: "ChatStart") -> "TerminalChat":
+def _make_terminal_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "TerminalChat":
     from stenolog.cli.chat_terminal import TerminalChat
 
-    chat = TerminalChat(opened, start.key)
+    chat = TerminalChat(opened_agent, start.key)
     chat.greet(start)
     return chat
 
 
-def _pipe_chat(opened: "OpenAgent", start: "ChatStart") -> "PipeChat":
+def _make_pipe_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "PipeChat":
     from stenolog.cli.chat_pipe import PipeChat
 
-    print_notices(map(sentence, opened.agent.problems))
+    print_notices(map(sentence, opened_agent.agent.problems))
     if start.description and sys.stdin is not None and sys.stdin.isatty():
         print_notice(start.description)
-    return PipeChat(opened, start.key)
+    return PipeChat(opened_agent, start.key)
 
 
 # --- ask ------------------------------------------------------------------------------------------
@@ -117,7 +128,7 @@ def _pipe_chat(opened: "OpenAgent", start: "ChatStart") -> "PipeChat":
 )
 @json_option()
 @agent_options
-def ask_command(question: str | None, key: str | None, as_json: bool, options: Options) -> int:
+def ask_command(question: str | None, key: str | None, as_json: bool, options: AgentOptions) -> int:
     """Ask an agent one question and print the answer.
 
     Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
@@ -133,11 +144,10 @@ def ask_command(question: str | None, key: str | None, as_json: bool, options: O
     Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
-    text = _question_text(question)
-    return asyncio.run(_ask(options, text, key=key, as_json=as_json))
+    return asyncio.run(_ask(options, _read_question(question), key=key, as_json=as_json))
 
 
-def _question_text(argument: str | None) -> str:
+def _read_question(argument: str | None) -> str:
     if argument is not None and argument != "-":
         piped_text = _read_piped_text()
         text = f"{argument}\n\n{piped_text}" if piped_text.strip() else argument
@@ -151,7 +161,7 @@ def _question_text(argument: str | None) -> str:
 
 
 def _read_piped_text() -> str:
-    """Return piped input that accompanies a question. Never waits for a terminal."""
+    """Return the text on stdin; empty if stdin is neither a pipe nor a file."""
     if sys.stdin is None:
         return ""
     try:
@@ -167,7 +177,7 @@ def _read_stdin() -> str:
     return sys.stdin.read()
 
 
-async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
+async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json: bool) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.agent.commands import new_key, parse_command
     from stenolog.agent.turn_events import InboundMessage
@@ -183,16 +193,16 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
     from stenolog.cli.chat_screen import StatusLine
 
-    opened = open_agent(options, model_of_session=key is not None)
+    opened_agent = open_agent(options, allow_missing_model=key is not None)
     signals = Signals()
     key = key or new_key(CHANNEL, SENDER)
     try:
-        model = session_model(opened, key)
+        model = session_model(opened_agent, key)
     except BaseException:
-        await close_agent(opened, signals, print_notice)
+        await close_agent(opened_agent, signals, print_notice)
         raise
     status = StatusLine(model.name)
-    print_notices(map(sentence, opened.agent.problems))
+    print_notices(map(sentence, opened_agent.agent.problems))
     # A question is never a command, even if it starts with a slash.
     content = question if parse_command(question) is None else f"/{question}"
     inbound = InboundMessage(key=key, content=content, sender=cli_sender(key))
@@ -200,13 +210,12 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     stop_tasks: list[asyncio.Task[bool]] = []
 
     def stop() -> None:
-        stop_tasks.append(asyncio.create_task(opened.loop.stop(key, agent=opened.agent.id)))
+        stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
 
-    printer = TurnPrinter(
-        status, verbose=sys.stderr.isatty(), quiet=as_json, is_last=True, on_closed=stop
-    )
+    is_verbose = sys.stderr.isatty()
+    printer = TurnPrinter(status, verbose=is_verbose, quiet=as_json, is_last=True, on_closed=stop)
 
-    def report(text: str) -> None:
+    def print_unreported(text: str) -> None:
         if not printer.has_reported_loss:
             print_notice(text)
 
@@ -214,26 +223,24 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
         loop.add_signal_handler(signal.SIGINT, stop)
         try:
-            answer = await opened.loop.handle(
-                inbound, on_event=printer.print_event, agent=opened.agent.id
+            answer = await opened_agent.loop.handle(
+                inbound, on_event=printer.print_event, agent=opened_agent.agent.id
             )
         finally:
             loop.remove_signal_handler(signal.SIGINT)
         printer.finish(answer)
         return answer
 
-    answering = asyncio.create_task(stream_answer())
-    signal_wait = asyncio.create_task(signals.received.wait())
+    answer_task = asyncio.create_task(stream_answer())
     try:
-        await asyncio.wait({answering, signal_wait}, return_when=asyncio.FIRST_COMPLETED)
+        await signals.wait_for_task_or_signal(answer_task)
     finally:
-        exit_code = await close_agent(opened, signals, report)
-        signal_wait.cancel()
-    answer = await answering
+        exit_code = await close_agent(opened_agent, signals, print_unreported)
+    answer = await answer_task
     if as_json:
         click.echo(json_text(_answer_fields(answer, printer, status)))
     answer_code = exit_code_of(answer)
-    # The exit code of the question takes precedence over EXIT_NOT_SAVED.
+    # If the answer has its own exit code, it takes precedence over EXIT_NOT_SAVED.
     return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)
 
 
@@ -244,15 +251,9 @@ def _answer_fields(
     fields = {
         "key": answer.key,
         "answer": "" if has_failed else answer.text,
-        "seq": answer.seq,
-        "outcome": answer.outcome,
-        "saved": answer.saved,
+        **attributes_of(answer, "seq", "outcome", "saved"),
         "model": status.model,
-        "usage": {
-            "input_tokens": status.input_tokens,
-            "output_tokens": status.output_tokens,
-            "cached_tokens": status.cached_tokens,
-        },
+        "usage": attributes_of(status, "input_tokens", "output_tokens", "cached_tokens"),
         "tools": printer.tools,
     }
     return {**fields, "error": answer.text} if has_failed else fields

@@ -9,8 +9,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from prompt_toolkit.application import Application
@@ -20,10 +22,11 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Thre
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import ANSI, AnyFormattedText, StyleAndTextTuples
-from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.layout import (
+    AnyContainer,
     BufferControl,
     ConditionalContainer,
     Dimension,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.output import Output
 
+    from stenolog.cli.chat_terminal import TerminalChat
 
 _STYLE: Final = {
     "prompt": "bold ansicyan",
@@ -57,15 +61,14 @@ _STYLE: Final = {
     "completion-menu.meta.completion": "ansibrightblack",
     "completion-menu.meta.completion.current": "reverse",
 }
-# Terminals that support these sequences paint the text between them in one step.
-# Other terminals ignore the sequences.
-_BEGIN_SYNC: Final = "\x1b[?2026h"
-_END_SYNC: Final = "\x1b[?2026l"
+# A terminal paints all text between these two sequences in one step, or ignores the sequences.
+_BEGIN_UPDATE: Final = "\x1b[?2026h"
+_END_UPDATE: Final = "\x1b[?2026l"
 _FRAME_SECONDS: Final = 0.08
 """Seconds between two repaints."""
 _DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
-_MENU_ROWS: Final = 8
+_COMPLETION_MENU_ROWS: Final = 8
 _MAX_INPUT_ROWS: Final = 10
 _LEAVE_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
 
@@ -77,44 +80,10 @@ class LeaveRequest(Struct, frozen=True):
 class ResumeRequest(Struct, frozen=True):
     """The user's request to choose another session."""
 
-    text: str = ""
+    search_text: str = ""
 
 
 ChatRequest = LeaveRequest | ResumeRequest
-
-
-class ChatHandler(Protocol):
-    """Methods of a chat that the input line calls."""
-
-    def send(self, text: str) -> ChatRequest | None:
-        """Handle a text that the user entered. If the result is a request, `InputLine.run` ends."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the current answer."""
-        ...
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an answer is being written."""
-        ...
-
-    def live_lines(self, rows: int) -> Sequence[str]:
-        """Return the text that is still changing, in at most `rows` lines."""
-        ...
-
-    def waiting_messages(self) -> Sequence[str]:
-        """Return the entered messages that are not being answered yet."""
-        ...
-
-    def status_text(self) -> str:
-        """Return the status line."""
-        ...
-
-    @property
-    def is_nearly_full(self) -> bool:
-        """Whether the context is nearly full, so that the status line is highlighted."""
-        ...
 
 
 class InputLine:
@@ -122,14 +91,14 @@ class InputLine:
 
     def __init__(
         self,
-        handler: ChatHandler,
+        chat: "TerminalChat",
         *,
-        history: History | None = None,
-        completer: Completer | None = None,
-        source: "Input | None" = None,
-        output: "Output | None" = None,
+        history: History,
+        completer: Completer,
+        source: "Input | None",
+        output: "Output | None",
     ) -> None:
-        self._handler = handler
+        self._chat = chat
         self._finished_lines: list[str] = []
         self._live_lines: Sequence[str] = ()
         self._needs_repaint = asyncio.Event()
@@ -137,14 +106,14 @@ class InputLine:
         self._interrupted_at = 0.0
         self._buffer = Buffer(
             multiline=True,
-            history=history or InMemoryHistory(),
-            completer=None if completer is None else ThreadedCompleter(completer),
+            history=history,
+            completer=ThreadedCompleter(completer),
             complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
         )
         self._buffer.on_text_changed += lambda _: self._clear_hint()
         self._app: Application[ChatRequest] = Application(
             layout=self._make_layout(),
-            key_bindings=self._key_bindings(),
+            key_bindings=self._make_key_bindings(),
             style=Style.from_dict(_STYLE),
             erase_when_done=True,
             input=source,
@@ -155,18 +124,18 @@ class InputLine:
 
     async def run(self) -> ChatRequest:
         """Read input until the user wants to leave or to choose a session."""
-        painting = asyncio.get_running_loop().create_task(self._paint())
-        painting.add_done_callback(self._on_painting_ended)
+        paint_task = asyncio.get_running_loop().create_task(self._paint())
+        paint_task.add_done_callback(self._on_paint_task_ended)
         try:
             return await self._app.run_async(handle_sigint=True)
         finally:
-            painting.cancel()
-            await asyncio.gather(painting, return_exceptions=True)
+            paint_task.cancel()
+            await asyncio.gather(paint_task, return_exceptions=True)
             self.flush()
 
-    def _on_painting_ended(self, painting: "asyncio.Task[None]") -> None:
-        """If painting failed, end the application with the error. A screen must not freeze."""
-        error = None if painting.cancelled() else painting.exception()
+    def _on_paint_task_ended(self, paint_task: "asyncio.Task[None]") -> None:
+        """If painting failed, exit with the error instead of freezing the screen."""
+        error = None if paint_task.cancelled() else paint_task.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
             self._app.exit(exception=error)
 
@@ -181,14 +150,12 @@ class InputLine:
 
     async def _paint(self) -> None:
         while True:
-            pause = _FRAME_SECONDS if self._handler.is_busy else None
-            try:
-                async with asyncio.timeout(pause):
+            max_wait = _FRAME_SECONDS if self._chat.is_busy else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max_wait):
                     await self._needs_repaint.wait()
-            except TimeoutError:
-                pass
             self._needs_repaint.clear()
-            self._update_live()
+            self._update_live_lines()
             self.flush()
             self._app.invalidate()
             await asyncio.sleep(_FRAME_SECONDS)
@@ -205,99 +172,82 @@ class InputLine:
             output.flush()
             return
         # The terminal erases and writes in one step. Otherwise the input line would flicker.
-        output.write_raw(_BEGIN_SYNC)
+        output.write_raw(_BEGIN_UPDATE)
         renderer.erase()
         output.write_raw(text)
         with set_app(self._app):
             renderer.render(self._app, self._app.layout)
-        output.write_raw(_END_SYNC)
+        output.write_raw(_END_UPDATE)
         output.flush()
 
     # --- layout ------------------------------------------------------------------------------
 
     def _make_layout(self) -> Layout:
         search = SearchToolbar()
-        entry = Window(
+        input_window = Window(
             BufferControl(self._buffer, search_buffer_control=search.control, preview_search=True),
             height=self._input_height,
             get_line_prefix=self._prompt_text,
             wrap_lines=True,
             dont_extend_height=True,
         )
-        return Layout(
-            HSplit(
-                [
-                    _conditional_window(self._live_text, lambda: bool(self._live_lines)),
-                    _conditional_window(
-                        self._waiting_text, lambda: bool(self._handler.waiting_messages())
-                    ),
-                    FloatContainer(
-                        entry,
-                        [
-                            Float(
-                                CompletionsMenu(max_height=_MENU_ROWS - 1, scroll_offset=1),
-                                xcursor=True,
-                                ycursor=True,
-                            )
-                        ],
-                    ),
-                    search,
-                    Window(FormattedTextControl(self._toolbar), height=1),
-                ]
-            ),
-            focused_element=entry,
-        )
+        menu = CompletionsMenu(max_height=_COMPLETION_MENU_ROWS - 1, scroll_offset=1)
+        windows: list[AnyContainer] = [
+            _conditional_window(self._live_text, lambda: bool(self._live_lines)),
+            _conditional_window(self._waiting_text, lambda: bool(self._chat.waiting_messages())),
+            FloatContainer(input_window, [Float(menu, xcursor=True, ycursor=True)]),
+            search,
+            Window(FormattedTextControl(self._toolbar_text), height=1),
+        ]
+        return Layout(HSplit(windows), focused_element=input_window)
 
     def _input_height(self) -> Dimension:
         if self._buffer.complete_state is not None:
-            return Dimension(min=_MENU_ROWS)
+            return Dimension(min=_COMPLETION_MENU_ROWS)
         return Dimension(min=1, max=_MAX_INPUT_ROWS)
 
     @staticmethod
     def _prompt_text(line: int, wrapped: int) -> StyleAndTextTuples:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
-    def _update_live(self) -> None:
+    def _update_live_lines(self) -> None:
         """Update the changing text, once per repaint, because laying out text is slow."""
         input_rows = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
-        other_rows = input_rows + len(self._handler.waiting_messages()) + 4
+        other_rows = input_rows + len(self._chat.waiting_messages()) + 4
         free_rows = self._app.output.get_size().rows - other_rows
-        self._live_lines = self._handler.live_lines(max(1, free_rows))
+        self._live_lines = self._chat.live_lines(max(1, free_rows))
 
     def _live_text(self) -> AnyFormattedText:
         return ANSI("\n".join([*self._live_lines, ""]))
 
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12
-        lines = [
-            f"… waiting: {one_line(printable(text))[:width]}"
-            for text in self._handler.waiting_messages()
-        ]
-        return [("class:dim", "\n".join(lines))]
+        texts = (one_line(printable(text))[:width] for text in self._chat.waiting_messages())
+        return [("class:dim", "\n".join(f"… waiting: {text}" for text in texts))]
 
-    def _toolbar(self) -> StyleAndTextTuples:
+    def _toolbar_text(self) -> StyleAndTextTuples:
         if self._hint:
             return [("class:full", self._hint)]
-        style = "class:full" if self._handler.is_nearly_full else "class:toolbar"
-        key_hint = "Ctrl-C to stop" if self._handler.is_busy else "/help"
-        return [(style, f"{self._handler.status_text()} · {key_hint}")]
+        style = "class:full" if self._chat.status.is_nearly_full else "class:toolbar"
+        key_hint = "Ctrl-C to stop" if self._chat.is_busy else "/help"
+        return [(style, f"{self._chat.status.text()} · {key_hint}")]
 
     def _clear_hint(self) -> None:
         self._hint = ""
 
     # --- keys --------------------------------------------------------------------------------
 
-    def _key_bindings(self) -> KeyBindings:
+    def _make_key_bindings(self) -> KeyBindings:
         keys = KeyBindings()
-        is_typing = has_focus(self._buffer)
+        has_input_focus = has_focus(self._buffer)
 
-        keys.add("enter", filter=is_typing)(self._on_enter)
+        keys.add("enter", filter=has_input_focus)(self._on_enter)
         keys.add("c-c")(self._on_ctrl_c)
         keys.add("<sigint>")(self._on_ctrl_c)
         for names in (("escape", "enter"), ("c-j",)):
-            keys.add(*names, filter=is_typing)(lambda _: self._buffer.insert_text("\n"))
+            keys.add(*names, filter=has_input_focus)(lambda _: self._buffer.insert_text("\n"))
 
-        @keys.add("c-d", filter=is_typing & Condition(lambda: not self._buffer.text))
+        @keys.add("c-d", filter=has_input_focus & Condition(lambda: not self._buffer.text))
         def leave_chat(press: KeyPressEvent) -> None:
             press.app.exit(result=LeaveRequest())
 
@@ -319,13 +269,13 @@ class InputLine:
             return
         buffer.append_to_history()
         buffer.reset()
-        request = self._handler.send(text.strip("\n"))
+        request = self._chat.send(text.strip("\n"))
         if request is not None:
             press.app.exit(result=request)
 
     def _on_ctrl_c(self, press: KeyPressEvent) -> None:
-        if self._handler.is_busy:
-            self._handler.stop()
+        if self._chat.is_busy:
+            self._chat.stop()
         elif self._buffer.text:
             # The arrow-up key brings the text back.
             self._buffer.append_to_history()
@@ -338,10 +288,10 @@ class InputLine:
 
 
 def _conditional_window(
-    text: Callable[[], AnyFormattedText], is_visible: Callable[[], bool]
+    get_text: Callable[[], AnyFormattedText], is_visible: Callable[[], bool]
 ) -> ConditionalContainer:
     return ConditionalContainer(
-        Window(FormattedTextControl(text), dont_extend_height=True), Condition(is_visible)
+        Window(FormattedTextControl(get_text), dont_extend_height=True), Condition(is_visible)
     )
 
 
@@ -351,15 +301,15 @@ class CommandCompleter(Completer):
     def __init__(
         self,
         commands: Sequence[tuple[str, str, str]],
-        sessions: Callable[[str], Iterable[tuple[str, str]]],
+        find_sessions: Callable[[str], Iterable[tuple[str, str]]],
     ) -> None:
         """Store the sources of completions.
 
-        `commands` are tuples of name, arguments and help. `sessions` returns key and title of the
-        sessions that match a text.
+        `commands` are tuples of name, arguments and help. `find_sessions` returns key and title
+        of the sessions that match a text.
         """
         self._commands = commands
-        self._sessions = sessions
+        self._find_sessions = find_sessions
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
@@ -376,35 +326,34 @@ class CommandCompleter(Completer):
                     usage = f"{name} {arguments}".rstrip()
                     yield Completion(name, -len(command), display=usage, display_meta=help_text)
         elif command == "/resume":
-            for key, title in self._sessions(rest):
-                yield Completion(
-                    key, -len(rest), display=one_line(key), display_meta=one_line(title)
-                )
+            for key, title in self._find_sessions(rest):
+                name, details = one_line(key), one_line(title)
+                yield Completion(key, -len(rest), display=name, display_meta=details)
 
 
 # --- input history --------------------------------------------------------------------------------
 
 
 _MAX_HISTORY_BYTES: Final = 1 << 20
-"""Maximum size of the history file in bytes. A larger file loses its older half."""
+"""Maximum size of the input history file in bytes. The older half of a larger file is removed."""
 
 
 def history_file() -> Path:
-    """Return the path of the history in the user's state folder, outside any workspace."""
+    """Return the path of the input history in the user's state folder, outside any workspace."""
     from platformdirs import user_state_path
 
     return user_state_path("stenolog", appauthor=False) / "chat-history.jsonl"
 
 
 class InputHistory(History):
-    """Persistent input history. Errors of the disk are ignored, so that the chat still works."""
+    """Persistent input history. Disk errors are ignored, so that the chat still works."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self._file = file
 
     def load_history_strings(self) -> Iterable[str]:
-        """Return the entries, newest first."""
+        """Return the texts that the user entered, newest first."""
         try:
             self._drop_older_half()
             text = self._file.read_text(encoding="utf-8")
@@ -413,17 +362,12 @@ class InputHistory(History):
         return list(_parse_entries(text))[::-1]
 
     def store_string(self, string: str) -> None:
-        """Append an entry."""
-        line = f"{json.dumps(string)}\n".encode()
-        try:
+        """Append a text that the user entered."""
+        with suppress(OSError):
             create_private_folder(self._file.parent)
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return
+            with os.fdopen(descriptor, "ab", buffering=0) as file:
+                file.write(f"{json.dumps(string)}\n".encode())
 
     def _drop_older_half(self) -> None:
         if self._file.stat().st_size <= _MAX_HISTORY_BYTES:
@@ -436,19 +380,22 @@ class InputHistory(History):
         new_file.replace(self._file)
 
 
-def remove_entries(file: Path, messages: Collection[str]) -> int:
-    """Overwrite the entries of these messages with spaces; return their number. Raises OSError."""
+def remove_history_entries(file: Path, messages: Collection[str]) -> int:
+    """Overwrite the entries of these messages with spaces; return the number of entries.
 
-    def without_message(line: bytes) -> bytes:
+    Raises OSError.
+    """
+
+    def blank_if_matching(line: bytes) -> bytes:
         entries = _parse_entries(line.decode("utf-8", "replace"))
-        sent = (message for entry in entries for message in _messages_sent_as(entry))
-        return b" " * len(line) if any(message in messages for message in sent) else line
+        sent_messages = chain.from_iterable(map(_possible_messages, entries))
+        return b" " * len(line) if any(message in messages for message in sent_messages) else line
 
-    return overwrite_lines(file, without_message)
+    return overwrite_lines(file, blank_if_matching)
 
 
-def _messages_sent_as(history_entry: str) -> Iterator[str]:
-    """Yield the messages that a chat may have sent for an entry of the input history."""
+def _possible_messages(history_entry: str) -> Iterator[str]:
+    """Yield the messages that a chat may have sent for this entry of the input history."""
     text = history_entry.strip()
     yield text
     yield text.removeprefix("/edit").strip()
@@ -456,11 +403,11 @@ def _messages_sent_as(history_entry: str) -> Iterator[str]:
     yield text.removeprefix("/")
 
 
-def _parse_entries(text: str) -> Iterator[str]:
-    for line in text.splitlines():
+def _parse_entries(history_lines: str) -> Iterator[str]:
+    for line in history_lines.splitlines():
         try:
-            entry = json.loads(line)
+            history_entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, str):
-            yield entry
+        if isinstance(history_entry, str):
+            yield history_entry

@@ -18,7 +18,6 @@ from stenolog.agent.turn_events import (
     RETRY_HINT,
     Answer,
     Event,
-    InboundMessage,
     Notice,
     SaveFailed,
     SaveRecovered,
@@ -32,26 +31,25 @@ from stenolog.cli.chat_screen import (
     PROMPT,
     StatusLine,
     UnsavedReport,
-    compaction_text,
+    duration_text,
     first_line,
     is_interruption_notice,
-    is_unanswered_and_lost,
+    is_question_unsaved,
+    new_summary_text,
     outcome_text,
     saved_text,
-    short_call,
-    short_time,
+    tool_call_text,
 )
-from stenolog.cli.output import error_sentence, printable, sentence
+from stenolog.cli.output import EXIT_CTRL_C, error_sentence, printable, sentence
 from stenolog.errors import StenologError
-from stenolog.sessions.keys import cli_sender
 
 _CONTROL_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
-_MAX_HELD_LENGTH: Final = 256
-"""Maximum number of characters held back as a control sequence that may be incomplete."""
+_MAX_HELD_CHARACTERS: Final = 256
+"""Maximum length of a possibly incomplete control sequence that is held back."""
 _BACKQUOTED_TEXT: Final = re.compile(r"`([^`\n]+)`")
 
 
-class SafeStream:
+class ControlSequenceFilter:
     """Filter for streamed text that removes terminal control sequences."""
 
     def __init__(self) -> None:
@@ -69,7 +67,7 @@ class SafeStream:
             start = match.start()
             line_end = text.find("\n", start)
             if line_end < 0:
-                if len(text) - start < _MAX_HELD_LENGTH:
+                if len(text) - start < _MAX_HELD_CHARACTERS:
                     text, self._held_text = text[:start], text[start:]
                 break
             printable_lines.append(printable(text[position : line_end + 1]))
@@ -85,7 +83,7 @@ class SafeStream:
 class TurnPrinter:
     """Printer of one turn. The answer is streamed to stdout; everything else goes to stderr.
 
-    With `verbose`, tool calls and the status line are printed too, for a person who watches.
+    With `verbose`, tool calls and the status line are printed too.
     """
 
     def __init__(
@@ -110,13 +108,13 @@ class TurnPrinter:
         self._is_last = is_last
         self.has_reported_loss = False
         self._interruption_reported = False
-        self._safe_stream = SafeStream()
+        self._output_filter = ControlSequenceFilter()
         self._unsaved = UnsavedReport()
         self._call_arguments: dict[str, str] = {}
         self._last_output = ""
-        self._needs_gap = False
+        self._needs_empty_line = False
         self.tools: list[dict[str, Any]] = []
-        """The tools that ran: name, arguments, seconds, and whether they failed."""
+        """Finished tool calls: name, arguments, seconds, and whether the call failed."""
         status.start_turn()
 
     def print_event(self, event: Event) -> None:
@@ -124,23 +122,21 @@ class TurnPrinter:
         self._status.count_event(event)
         match event:
             case TextDelta():
-                self._print_text(self._safe_stream.add(event.text))
+                self._print_text(self._output_filter.add(event.text))
             case ToolStarted():
-                self._needs_gap = bool(self._last_output)
+                self._needs_empty_line = bool(self._last_output)
                 self._call_arguments[event.id] = event.arguments
             case ToolFinished():
                 self._print_tool(event)
             case SummaryCreated():
-                self._print_notice(compaction_text(event.report))
+                self._print_notice(new_summary_text(event.report))
             case SaveFailed():
                 self._print_notice(self._unsaved.describe(event))
             case SaveRecovered():
                 self._unsaved.mark_saved()
                 self._print_notice(saved_text(event))
             case Notice():
-                self._interruption_reported = self._interruption_reported or is_interruption_notice(
-                    event
-                )
+                self._interruption_reported |= is_interruption_notice(event)
                 # After the last message the user cannot type a command, so none is suggested.
                 text = event.text.removesuffix(RETRY_HINT) if self._is_last else event.text
                 self._print_notice(sentence(text))
@@ -149,22 +145,20 @@ class TurnPrinter:
 
     def finish(self, answer: Answer) -> None:
         """End the answer and report an outcome other than success. Raises OSError of stdout."""
-        self._print_text(self._safe_stream.end())
+        self._print_text(self._output_filter.end())
         if not self._last_output and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
-            self._print_text(
-                _BACKQUOTED_TEXT.sub(r"\1", text) if answer.outcome == "command" else text
-            )
+            is_command = answer.outcome == "command"
+            self._print_text(_BACKQUOTED_TEXT.sub(r"\1", text) if is_command else text)
         if self._last_output and not self._last_output.endswith("\n"):
             self._print_text("\n")
         if self._output_error is not None:
             raise self._output_error
-        self._print_notice(
-            outcome_text(answer, is_reported=self._interruption_reported, is_last=self._is_last)
-        )
+        is_reported = self._interruption_reported
+        self._print_notice(outcome_text(answer, is_reported=is_reported, is_last=self._is_last))
         if not self._is_last:  # `close_agent` reports the unsaved messages of the last turn
             self._print_notice(self._unsaved.describe_unreported())
-        self.has_reported_loss = is_unanswered_and_lost(answer)
+        self.has_reported_loss = is_question_unsaved(answer)
         if self._verbose and answer.outcome in ("answered", "interrupted"):
             self._print_notice(self._status.text())
 
@@ -179,16 +173,16 @@ class TurnPrinter:
             }
         )
         if self._verbose:
-            mark = "✗" if event.failed else "✓"
-            duration = short_time(event.seconds)
-            call = short_call(event.name, arguments)
-            self._print_notice(f"{mark} {call} · {duration} · {first_line(event.text)}")
+            outcome_mark = "✗" if event.failed else "✓"
+            duration = duration_text(event.seconds)
+            call = tool_call_text(event.name, arguments)
+            self._print_notice(f"{outcome_mark} {call} · {duration} · {first_line(event.text)}")
 
     def _print_text(self, text: str) -> None:
         if self._quiet or not text or self._output_error is not None:
             return
-        if self._needs_gap:
-            self._needs_gap, text = False, f"\n\n{text}"
+        if self._needs_empty_line:
+            self._needs_empty_line, text = False, f"\n\n{text}"
         self._last_output = text
         try:
             click.echo(text, nl=False)
@@ -207,7 +201,7 @@ class TurnPrinter:
 
 
 async def read_messages() -> AsyncIterator[str]:
-    """Yield the messages on stdin, one per line. A line that ends with a backslash continues."""
+    """Yield the messages on stdin, one per line. A backslash joins a line with the next line."""
     text = ""
     async for line in _read_lines():
         text += line
@@ -248,46 +242,47 @@ async def _read_lines() -> AsyncIterator[str]:
 
 async def _wait_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
+    is_readable = asyncio.Event()
     try:
-        loop.add_reader(descriptor, ready.set)
+        loop.add_reader(descriptor, is_readable.set)
     except PermissionError:
         return  # stdin is a file or /dev/null: reading never blocks
     try:
-        await ready.wait()
+        await is_readable.wait()
     finally:
         loop.remove_reader(descriptor)
 
 
-# --- chat pipe ------------------------------------------------------------------------------------
+# --- pipe chat ------------------------------------------------------------------------------------
 
 
 QUIT_COMMANDS: Final = ("/quit", "/exit")
-_EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 class PipeChat:
     """Chat that answers the lines of stdin in order."""
 
-    def __init__(self, opened: OpenAgent, key: str) -> None:
+    def __init__(self, opened_agent: OpenAgent, key: str) -> None:
         self.key = key
         self.exit_code = 0
         """Exit code of the first message that failed, otherwise 0."""
-        self._opened = opened
-        self._status = StatusLine(opened.agent.model_of(key).name)
+        self._opened_agent = opened_agent
+        self._status = StatusLine(opened_agent.agent.model_of(key).name)
         self._answer_task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[bool] | None = None
-        self._input_lines = read_messages()
+        self._messages = read_messages()
 
     async def run(self, signals: Signals) -> None:
         """Run until the input ends or a signal arrives. Raises OSError of stdout."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt, signals)
+        shows_prompt = sys.stdin is not None and sys.stdin.isatty()
         try:
             while not signals.received.is_set():
-                self._print_prompt()
-                line = await signals.run_until_signal(self._next_line())
-                if line is None and sys.stdin is not None and sys.stdin.isatty():
+                if shows_prompt:
+                    click.echo(PROMPT, nl=False, err=True)
+                line = await signals.run_until_signal(self._next_message())
+                if line is None and shows_prompt:
                     click.echo(err=True)  # Ctrl-D leaves the cursor after the prompt
                 if line is None or line.strip() in QUIT_COMMANDS:
                     return
@@ -297,11 +292,11 @@ class PipeChat:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
-    async def _next_line(self) -> str | None:
-        return await anext(self._input_lines, None)
+    async def _next_message(self) -> str | None:
+        return await anext(self._messages, None)
 
     async def wait_for_turns(self) -> None:
-        """After the loop was closed, wait for the last answer. Raises OSError of stdout."""
+        """Wait for the last answer. Raises OSError of stdout."""
         if self._answer_task is not None:
             await asyncio.wait({self._answer_task})
             self._answer_task.result()
@@ -309,12 +304,7 @@ class PipeChat:
     async def _answer_line(self, text: str) -> None:
         printer = TurnPrinter(self._status, verbose=sys.stderr.isatty(), on_closed=self._stop)
         try:
-            answer = await self._opened.loop.handle(
-                InboundMessage(key=self.key, content=text, sender=cli_sender(self.key)),
-                on_event=printer.print_event,
-                agent=self._opened.agent.id,
-                all_sessions=True,
-            )
+            answer = await self._opened_agent.handle(self.key, text, printer.print_event)
         except StenologError as error:
             click.echo(error_sentence(error), err=True)
             self.exit_code = self.exit_code or 1
@@ -327,22 +317,17 @@ class PipeChat:
         if self._answer_task is not None and not self._answer_task.done():
             self._stop()
         else:
-            self.exit_code = _EXIT_INTERRUPTED
+            self.exit_code = EXIT_CTRL_C
             signals.received.set()
 
     def _stop(self) -> None:
-        stopping = self._opened.loop.stop(self.key, agent=self._opened.agent.id)
-        self._stop_task = asyncio.create_task(stopping)
-
-    def _print_prompt(self) -> None:
-        if sys.stdin is not None and sys.stdin.isatty():
-            click.echo(PROMPT, nl=False, err=True)
+        self._stop_task = asyncio.create_task(self._opened_agent.stop(self.key))
 
 
 def exit_code_of(answer: Answer) -> int:
-    """Return the exit code for the outcome of a message."""
+    """Return the exit code for the outcome of an answer."""
     if answer.outcome == "interrupted":
-        return _EXIT_INTERRUPTED
+        return EXIT_CTRL_C
     if answer.outcome == "failed" or (answer.outcome == "elsewhere" and answer.seq is None):
         return 1
     return 0 if answer.saved else EXIT_NOT_SAVED

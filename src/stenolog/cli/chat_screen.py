@@ -1,6 +1,6 @@
 """Render a turn as terminal lines: finished lines, and lines that still change.
 
-Finished lines are passed on once and scroll away like any output; changing lines are requested at
+Finished lines are shown once and scroll away like any output; changing lines are rendered again at
 each repaint. This module does not write to the terminal.
 """
 
@@ -35,6 +35,7 @@ from stenolog.cli.output import (
     printable,
     render_lines,
     sentence,
+    shorten,
     styled_lines,
 )
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
@@ -56,27 +57,23 @@ _MAX_VALUE_LENGTH: Final = 40
 _MAX_CALL_LENGTH: Final = 100
 
 
-def short_call(name: str, arguments: str) -> str:
+def tool_call_text(name: str, arguments: str) -> str:
     """Return a tool call in one line: `recall(question="the bike")`."""
     try:
-        values = json.loads(arguments) if arguments.strip() else {}
+        argument_values = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
-        values = None
-    if isinstance(values, dict):
+        argument_values = None
+    if isinstance(argument_values, dict):
         arguments_text = ", ".join(
-            f"{key}={_shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE_LENGTH)}"
-            for key, value in values.items()
+            f"{key}={shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE_LENGTH)}"
+            for key, value in argument_values.items()
         )
     else:
-        arguments_text = _shorten(one_line(printable(arguments)), _MAX_VALUE_LENGTH)
-    return _shorten(one_line(printable(f"{name}({arguments_text})")), _MAX_CALL_LENGTH)
+        arguments_text = shorten(one_line(printable(arguments)), _MAX_VALUE_LENGTH)
+    return shorten(one_line(printable(f"{name}({arguments_text})")), _MAX_CALL_LENGTH)
 
 
-def _shorten(text: str, max_length: int) -> str:
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
-
-
-def short_time(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration: `0.3 s`, `12 s`, `3 min 5 s`."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
@@ -85,17 +82,17 @@ def short_time(seconds: float) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first non-empty line of a text, and the number of further non-empty lines."""
+    """Return the first non-empty line, and the number of further lines: `3 notes (+2 lines)`."""
     lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
     if not lines:
         return ""
-    line_count = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-    return _shorten(one_line(lines[0]), 160) + line_count
+    further_count_text = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+    return shorten(one_line(lines[0]), 160) + further_count_text
 
 
-def compaction_text(compaction: SummaryReport) -> str:
-    """Describe a summary that was made, and how to undo the summary."""
-    summary_text = str(compaction).removesuffix(UNDO_HINT)
+def new_summary_text(report: SummaryReport) -> str:
+    """Describe a new summary, and how to undo the summary."""
+    summary_text = str(report).removesuffix(UNDO_HINT)
     return f"{summary_text}. Use /undo to restore them."
 
 
@@ -120,7 +117,7 @@ class UnsavedReport:
         self._reported_problem, self._reported_count, self._unsaved_count = "", 0, 0
 
     def describe_unreported(self) -> str:
-        """Return the number of unsaved messages; empty if the number was already reported."""
+        """Return the number of unsaved messages as text; empty if it was already reported."""
         if self._unsaved_count == self._reported_count:
             return ""
         self._reported_count = self._unsaved_count
@@ -141,8 +138,8 @@ def is_interruption_notice(event: Notice) -> bool:
     return TEXT_KEPT in event.text
 
 
-def is_unanswered_and_lost(answer: Answer) -> bool:
-    """Whether the store could not save the message, which `SaveFailed` has already reported."""
+def is_question_unsaved(answer: Answer) -> bool:
+    """Whether the user's message could not be saved. `SaveFailed` has already reported this."""
     return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
@@ -164,12 +161,11 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
             return "Stopped. The answer so far is saved; /retry asks for another answer."
         case "failed" if isinstance(answer.error, NoSuchSession):
             return "This session was deleted by another process, and your message with it."
-        case "failed" if is_last and is_unanswered_and_lost(answer):
+        case "failed" if is_last and is_question_unsaved(answer):
             return "Your question was not answered. Ask again when the problem is fixed."
         case "failed" if not answer.saved:
-            advice = (
-                "Your question was not saved; ask again." if is_last else "Use /retry to try again."
-            )
+            last_advice = "Your question was not saved; ask again."
+            advice = last_advice if is_last else "Use /retry to try again."
             return f"{error_sentence(answer.text)} {advice}"
         case "failed" if is_last:
             return f"{error_sentence(answer.text)} Your question is saved; try again with {chat}."
@@ -196,7 +192,7 @@ class StatusLine:
 
     def __init__(self, model: str = "") -> None:
         self.model = model
-        self._tokens = 0
+        self._used_tokens = 0
         self._budget = 0
         self.input_tokens = 0
         """Input tokens of this turn, over all its requests."""
@@ -206,7 +202,7 @@ class StatusLine:
 
     def reset(self) -> None:
         """Reset everything for another session."""
-        self._tokens = self._budget = 0
+        self._used_tokens = self._budget = 0
         self.start_turn()
 
     def start_turn(self) -> None:
@@ -218,21 +214,21 @@ class StatusLine:
         match event:
             case ModelCalled():
                 self.model = event.model
-                self._tokens, self._budget = event.tokens, event.budget
+                self._used_tokens, self._budget = event.tokens, event.budget
                 self._recalled_count = max(self._recalled_count, event.recalled)
             case UsageReported():
                 self.input_tokens += event.usage.prompt
                 self.output_tokens += event.usage.answer
                 self.cached_tokens += event.usage.cached
             case SummaryCreated():
-                self._tokens = event.report.tokens_after
+                self._used_tokens = event.report.tokens_after
             case _:
                 pass
 
     @property
     def percent(self) -> int:
         """Return the percentage of the context budget that the last request used."""
-        return round(100 * self._tokens / self._budget) if self._budget else 0
+        return round(100 * self._used_tokens / self._budget) if self._budget else 0
 
     @property
     def is_nearly_full(self) -> bool:
@@ -243,7 +239,7 @@ class StatusLine:
         """Return the status line."""
         parts = [printable(model_label(self.model))]
         if self._budget:
-            parts.append(f"context {self.percent}% (≈{self._tokens:,} of {self._budget:,})")
+            parts.append(f"context {self.percent}% (≈{self._used_tokens:,} of {self._budget:,})")
         if self.input_tokens or self.output_tokens:
             parts.append(f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out")
         if self._recalled_count:
@@ -258,8 +254,8 @@ class _RunningTool(Struct, frozen=True, kw_only=True):
     started_at: float
 
 
-class _PlainLines:
-    """Streamed text split into lines, without Markdown."""
+class _PlainTextStream:
+    """Streamed text, split into one block per line."""
 
     def __init__(self) -> None:
         self._last_line = ""
@@ -279,7 +275,7 @@ class _PlainLines:
 
 
 class TurnScreen:
-    """The lines that one turn shows.
+    """Lines on the screen that show one turn.
 
     `show` receives finished lines with the console's colour codes. With `reasoning`, the thinking
     of the model is shown dimmed. With `markdown`, answers are laid out as Markdown.
@@ -309,10 +305,10 @@ class TurnScreen:
         self._running_tools: dict[str, _RunningTool] = {}
         self._waiting_text = ""
         self._has_answer_text = False
-        self._last_kind = ""
+        self._last_line_kind = ""
         self._is_finished = False
         self._unsaved = UnsavedReport()
-        self._has_compacted = False
+        self._has_summarized = False
         self._interruption_reported = False
         self._counts_this_turn = False
 
@@ -334,14 +330,14 @@ class TurnScreen:
             case ModelCalled():
                 self._waiting_text = f"waiting for {printable(model_label(event.model))}"
             case ToolStarted():
-                self._end_text()
-                call = short_call(event.name, event.arguments)
+                self._end_streamed_text()
+                call = tool_call_text(event.name, event.arguments)
                 self._running_tools[event.id] = _RunningTool(call=call, started_at=self._clock())
             case ToolFinished():
                 self._show_tool_result(event)
             case SummaryCreated():
-                self._has_compacted = True
-                self._show_notice(f"⊟ {compaction_text(event.report)}", "cyan")
+                self._has_summarized = True
+                self._show_notice(f"⊟ {new_summary_text(event.report)}", "cyan")
             case SaveFailed():
                 if text := self._unsaved.describe(event):
                     self._show_notice(f"! {text}", _ERROR_STYLE)
@@ -349,9 +345,7 @@ class TurnScreen:
                 self._unsaved.mark_saved()
                 self._show_notice(f"✓ {saved_text(event)}", "green")
             case Notice():
-                self._interruption_reported = self._interruption_reported or is_interruption_notice(
-                    event
-                )
+                self._interruption_reported |= is_interruption_notice(event)
                 self._show_notice(f"! {sentence(event.text)}", _WARNING_STYLE)
             case UsageReported():
                 pass
@@ -363,11 +357,12 @@ class TurnScreen:
 
     def finish(self, answer: Answer) -> None:
         """Show the end of the turn."""
-        self._end_text()
+        self._end_streamed_text()
         self._running_tools.clear()
         self._waiting_text = ""
-        is_shown = self._has_compacted if answer.outcome == "command" else self._has_answer_text
-        if not is_shown and answer.outcome != "failed":
+        is_command = answer.outcome == "command"
+        is_answer_shown = self._has_summarized if is_command else self._has_answer_text
+        if not is_answer_shown and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
         if text := outcome_text(answer, is_reported=self._interruption_reported):
@@ -375,33 +370,31 @@ class TurnScreen:
         if unsaved := self._unsaved.describe_unreported():
             self._show_notice(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
-            turn_time = short_time(self._clock() - self._started_at)
-            self._show_lines(
-                "status", self._format_lines(f"{self._status.text()} · {turn_time}", "dim")
-            )
+            turn_time = duration_text(self._clock() - self._started_at)
+            text = f"{self._status.text()} · {turn_time}"
+            self._show_lines("status", self._format_lines(text, "dim"))
         self._show([""])
         self._is_finished = True
 
-    def live_lines(self, rows: int) -> list[str]:
-        """Return the text that is still changing: the last lines, at most `rows`."""
+    def live_lines(self, max_rows: int) -> list[str]:
+        """Return the text that is still changing: the last lines, at most `max_rows`."""
         lines: list[str] = []
         budget = self._colour_budget.copy()
         for block in self._stream.unfinished:
             lines += self._separator("text") * (not lines) + self._render_block(block, budget)
         if self._is_thinking and self._show_reasoning and self._thinking_line:
-            lines += self._separator("thought") + self._format_lines(
-                self._thinking_line, _THINKING_STYLE
-            )
+            lines += self._separator("thought")
+            lines += self._format_lines(self._thinking_line, _THINKING_STYLE)
         spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
         if self._is_thinking and not self._show_reasoning:
             lines += self._format_line(f"{spinner} thinking", "dim")
         for tool in self._running_tools.values():
-            elapsed = short_time(self._clock() - tool.started_at)
-            lines += self._format_line(f"{spinner} {tool.call} · {elapsed}", "cyan")
+            elapsed_text = duration_text(self._clock() - tool.started_at)
+            lines += self._format_line(f"{spinner} {tool.call} · {elapsed_text}", "cyan")
         if self._waiting_text:
-            elapsed = short_time(self._clock() - self._started_at)
-            lines += self._format_line(f"{spinner} {self._waiting_text} · {elapsed}", "dim")
-        return lines[-rows:] if rows > 0 else []
+            elapsed_text = duration_text(self._clock() - self._started_at)
+            lines += self._format_line(f"{spinner} {self._waiting_text} · {elapsed_text}", "dim")
+        return lines[-max_rows:] if max_rows > 0 else []
 
     def _show_thinking(self, text: str) -> None:
         self._is_thinking = True
@@ -417,23 +410,22 @@ class TurnScreen:
             self._show_lines("thought", self._format_lines(self._thinking_line, _THINKING_STYLE))
         self._is_thinking, self._thinking_line = False, ""
 
-    def _end_text(self) -> None:
+    def _end_streamed_text(self) -> None:
         self._end_thinking()
         self._print_blocks(self._stream.end())
 
     def _show_tool_result(self, event: ToolFinished) -> None:
-        self._end_text()
+        self._end_streamed_text()
         running_tool = self._running_tools.pop(event.id, None)
-        call = running_tool.call if running_tool is not None else short_call(event.name, "")
-        mark, style = ("✗", "red") if event.failed else ("✓", "green")
-        self._show_lines(
-            "tool", self._format_line(f"{mark} {call} · {short_time(event.seconds)}", style)
-        )
+        call = running_tool.call if running_tool is not None else tool_call_text(event.name, "")
+        outcome_mark, style = ("✗", "red") if event.failed else ("✓", "green")
+        line = f"{outcome_mark} {call} · {duration_text(event.seconds)}"
+        self._show_lines("tool", self._format_line(line, style))
         if output := first_line(event.text):
             self._show_lines("tool", self._format_line(f"  {output}", "dim"))
 
     def _show_notice(self, text: str, style: str) -> None:
-        self._end_text()
+        self._end_streamed_text()
         self._show_lines("notice", self._format_lines(text, style))
         if self._is_finished:
             self._show([""])
@@ -442,22 +434,22 @@ class TurnScreen:
         for block in blocks:
             self._show_lines("text", self._render_block(block, self._colour_budget))
 
-    def _render_block(self, block: Block, budget: ColourBudget) -> list[str]:
+    def _render_block(self, block: Block, colour_budget: ColourBudget) -> list[str]:
         if self._use_markdown:
-            return render_block(block, self._console, budget=budget)
+            return render_block(block, self._console, colour_budget=colour_budget)
         return self._format_lines(block.source, "")
 
-    def _new_stream(self) -> "MarkdownStream | _PlainLines":
-        return MarkdownStream() if self._use_markdown else _PlainLines()
+    def _new_stream(self) -> "MarkdownStream | _PlainTextStream":
+        return MarkdownStream() if self._use_markdown else _PlainTextStream()
 
-    def _show_lines(self, kind: str, lines: Sequence[str]) -> None:
-        """Show finished lines. An empty line separates them from previous lines of another kind."""
+    def _show_lines(self, line_kind: str, lines: Sequence[str]) -> None:
+        """Show finished lines. An empty line separates lines of different kinds."""
         if lines:
-            self._show([*self._separator(kind), *lines])
-            self._last_kind = kind
+            self._show([*self._separator(line_kind), *lines])
+            self._last_line_kind = line_kind
 
-    def _separator(self, kind: str) -> list[str]:
-        return [] if self._is_finished or self._last_kind in (kind, "") else [""]
+    def _separator(self, line_kind: str) -> list[str]:
+        return [] if self._is_finished or self._last_line_kind in (line_kind, "") else [""]
 
     def _format_line(self, line: str, style: str) -> list[str]:
         """Return one line, shortened to the width of the console."""

@@ -8,15 +8,15 @@ its last colon.
 import os
 import re
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import (
     CompletionItem,
-    FishComplete,
     ShellComplete,
-    ZshComplete,
     add_completion_class,
+    get_completion_class,
     split_arg_string,
 )
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from stenolog.stores.base import Store
 
 COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
-"""Environment variable that requests completions. Click derives its name from `steno`."""
-_PROGRAM: Final = "steno"
+"""Environment variable with which a shell requests completions. Click defines its name."""
+_PROGRAM_NAME: Final = "steno"
 _MAX_KEYS: Final = 200
 """Maximum number of keys offered as completions."""
 _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
@@ -38,50 +38,45 @@ _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\
 
 
 def complete_session_key(
-    ctx: click.Context, param: click.Parameter, incomplete: str
+    ctx: click.Context, param: click.Parameter, incomplete: str, *, deleted: bool = False
 ) -> list[CompletionItem[str]]:
-    """Return the session keys with this prefix, or an empty list if they cannot be read."""
+    """Return the keys of sessions, or of deleted sessions, with this prefix.
+
+    Return an empty list if the sessions cannot be read.
+    """
     del param
-    return _key_items(ctx, incomplete, deleted=False)
-
-
-def complete_deleted_key(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
-    """Return the keys in the trash with this prefix, or an empty list if they cannot be read."""
-    del param
-    return _key_items(ctx, incomplete, deleted=True)
-
-
-def _key_items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[CompletionItem[str]]:
     # Errors must not print anything into the line that the user is typing.
     with suppress(StenologError, click.ClickException, OSError):
         with _open_store(ctx) as store:
             if deleted:
-                trash = [session.key for session in store.list_trash()]
-                keys = sorted({key for key in trash if key.startswith(incomplete)})[:_MAX_KEYS]
+                deleted_keys = {session.key for session in store.list_trash()}
+                keys = sorted(key for key in deleted_keys if key.startswith(incomplete))[:_MAX_KEYS]
             else:
                 keys = store.list_sessions(prefix=incomplete, limit=_MAX_KEYS)
         return [CompletionItem(key) for key in keys if _UNQUOTED_KEY.fullmatch(key)]
     return []
 
 
+complete_deleted_key: Final = partial(complete_session_key, deleted=True)
+
+
 def _open_store(ctx: click.Context) -> "Store":
-    """Open the store named on the command line or in the settings.
+    """Open the store that the command line or the settings name.
 
     Raises StenologError, ClickException.
     """
     # This import is only needed to complete keys.
-    from stenolog.cli.workspace import Location, open_read_only
+    from stenolog.cli.workspace import (
+        Location,
+        is_on_command_line,
+        open_read_only,
+        workspace_in_settings,
+    )
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")
     workspace = ctx.params.get("workspace")
-    is_given = ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE
-    if workspace is None or not is_given:
-        from stenolog.cli.config import read_settings
-
-        settings = read_settings(None)
-        workspace = settings.agents.get(agent or "", settings.agent).sessions
+    if workspace is None or not is_on_command_line(ctx, "workspace"):
+        workspace = workspace_in_settings(agent)
     return open_read_only(Location(workspace=workspace, agent=agent, namespace=namespace))
 
 
@@ -116,8 +111,9 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
+@add_completion_class
 class BashCompletion(ShellComplete):
-    """Completion for bash. Bash splits words at colons, but session keys contain colons."""
+    """Completion for bash, which splits words at the colons of session keys."""
 
     name = "bash"
     source_template = _BASH_SCRIPT
@@ -136,26 +132,11 @@ class BashCompletion(ShellComplete):
         # Bash also splits words at `=` and replaces only the part after the `=`.
         word_breaks = [char for char in ":=" if char in os.environ.get("COMP_BREAKS", ":=")]
         start = max((incomplete.rfind(char) + 1 for char in word_breaks), default=0)
-        value = item.value
-        if value.startswith(incomplete[:start]):
-            value = value[start:]
-        return f"{item.type},{value}"
-
-
-_SHELLS: Final[dict[str, type[ShellComplete]]] = {
-    "bash": BashCompletion,
-    "zsh": ZshComplete,
-    "fish": FishComplete,
-}
-
-
-def register() -> None:
-    """Register the completion for bash with click."""
-    add_completion_class(BashCompletion)
+        return f"{item.type},{item.value.removeprefix(incomplete[:start])}"
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:
     """Print a shell script that completes commands, options and session keys.
@@ -167,6 +148,9 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 
     Exit codes: 0 done, 2 wrong usage.
     """  # noqa: D301 -- click knows a block by this character
-    completion = _SHELLS[shell](ctx.find_root().command, {}, _PROGRAM, COMPLETION_VARIABLE)
+    steno = ctx.find_root().command
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None, "click knows all shells of the argument"
+    completion = completion_class(steno, {}, _PROGRAM_NAME, COMPLETION_VARIABLE)
     # Click's method `source()` is not used, because it starts bash to check the version of bash.
     click.echo(completion.source_template % completion.source_vars(), nl=False)

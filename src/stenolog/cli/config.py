@@ -6,35 +6,29 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 from msgspec import Struct
 
-from stenolog.cli.options import json_option
 from stenolog.cli.output import json_text, one_line, print_notice, print_notices, sentence
-from stenolog.cli.workspace import WORKSPACE_HELP
+from stenolog.cli.workspace import WORKSPACE_HELP, json_option
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import commented_file, to_toml
 from stenolog.settings.file import config_path
-from stenolog.settings.loading import FLAGS_SOURCE, EffectiveSettings, load_effective
+from stenolog.settings.loading import FLAGS_SOURCE, EffectiveSettings, load_effective_settings
 from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
 
 _MAX_VALUE_LENGTH: Final = 200
 """Maximum number of characters printed of a value. --json prints complete values."""
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def config_option(command: _Command) -> _Command:
-    """Add `--config` to a command."""
-    return click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Config file.  [default: $STENO_CONFIG, then ~/.config/stenolog/config.toml]",
-    )(command)
+config_option: Final = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Config file.  [default: $STENO_CONFIG, then ~/.config/stenolog/config.toml]",
+)
 
 
 def read_settings(
@@ -42,26 +36,26 @@ def read_settings(
 ) -> Settings:
     """Read the settings of a command; warnings go to stderr.
 
-    `flags` are the command's options by dotted name; the value of an omitted option is None. Raises
-    ClickException that lists all wrong settings.
+    `flags` are the command's options by the dotted name of the setting, such as `gateway.port`; an
+    omitted option is None. Raises ClickException that lists all wrong settings.
     """
     return _load_settings(config, flags).settings
 
 
 def _load_settings(config: Path | None, flags: Mapping[str, object]) -> EffectiveSettings:
     try:
-        loaded = load_effective(config=config, flags=flags)
+        effective_settings = load_effective_settings(config=config, flags=flags)
     except WrongSettings as error:
         lines = [sentence(_problem_text(problem)) for problem in error.problems]
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
-    print_notices(f"Warning: {sentence(warning)}" for warning in loaded.warnings)
-    return loaded
+    print_notices(f"Warning: {sentence(warning)}" for warning in effective_settings.warnings)
+    return effective_settings
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """Options of a command. An omitted option is None."""
+class AgentOptions(Struct, frozen=True, kw_only=True):
+    """Options of a command that opens an agent. An omitted option is None."""
 
     config: Path | None = None
     workspace: str | None = None
@@ -70,7 +64,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--model`, `--agent`, `--workspace` and `--config` to a command, passed as Options."""
+    """Add `--model`, `--agent`, `--workspace` and `--config` to a command, as AgentOptions."""
 
     @click.option(
         "-m",
@@ -91,14 +85,14 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         model: str | None,
         **others: Any,
     ) -> Any:
-        options = Options(config=config, workspace=workspace, agent=agent, model=model)
+        options = AgentOptions(config=config, workspace=workspace, agent=agent, model=model)
         return command(*arguments, options=options, **others)
 
     return with_options
 
 
 def _problem_text(problem: Problem) -> str:
-    """Return a wrong setting as text. An option, such as `--port`, has the name of its setting."""
+    """Describe a wrong setting. If it comes from the command line, name the option: `--port`."""
     if problem.source != FLAGS_SOURCE:
         return str(problem)
     return f"--{problem.field.rpartition('.')[2]}: {problem.reason}"
@@ -170,24 +164,24 @@ def show_command(as_json: bool, config: Path | None) -> None:
 
     Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """
-    loaded = _load_settings(config, {})
-    keys = sorted(loaded.settings.keys)
+    effective_settings = _load_settings(config, {})
+    keys = sorted(effective_settings.settings.keys)
     if as_json:
         settings = {
             name: {"value": setting.value, "source": setting.source}
-            for name, setting in loaded.values.items()
+            for name, setting in effective_settings.values.items()
         }
-        fields = {"file": str(loaded.file), "found": loaded.file_exists}
+        fields = {"file": str(effective_settings.file), "found": effective_settings.file_exists}
         click.echo(json_text({**fields, "settings": settings, "keys": keys}, indent=2))
         return
-    for name, setting in loaded.values.items():
+    for name, setting in effective_settings.values.items():
         value = setting.value
         if isinstance(value, str) and len(value) > _MAX_VALUE_LENGTH:
             value = f"{value[:_MAX_VALUE_LENGTH]}…"
         click.echo(f"{name} = {to_toml(value)}  # {one_line(setting.source)}")
-    file = one_line(str(loaded.file))
-    not_found = f"No config file at {file}; defaults are used."
-    print_notice(f"Config file: {file}" if loaded.file_exists else not_found)
+    file = one_line(str(effective_settings.file))
+    missing_file_text = f"No config file at {file}; defaults are used."
+    print_notice(f"Config file: {file}" if effective_settings.file_exists else missing_file_text)
     if keys:
         print_notice(f"API keys in the environment: {one_line(', '.join(keys))}")
 

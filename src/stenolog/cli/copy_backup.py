@@ -4,13 +4,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
+from msgspec import to_builtins
 
-from stenolog.cli.options import dry_run_option, json_option
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     json_text,
     one_line,
     plural,
@@ -19,14 +20,20 @@ from stenolog.cli.output import (
     progress_bar,
     sentence,
 )
-from stenolog.cli.workspace import check_exists, display_name, workspace_option
+from stenolog.cli.workspace import (
+    check_workspace_exists,
+    display_name,
+    dry_run_option,
+    json_option,
+    workspace_option,
+)
 from stenolog.stores.open_store import parse_address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import CopiedSession, CopyStep
 from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
 _json_option: Final = json_option("the report as a JSON object")
-_PHASES: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
+_PHASE_LABELS: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
 
 
 @click.command("copy")
@@ -70,14 +77,6 @@ def _print_lines(lines: Iterable[str]) -> None:
         click.echo(line)
 
 
-class _CopyPass(NamedTuple):
-    """A pass over the sessions of a namespace: its phase, and its number, starting with 1."""
-
-    namespace: str
-    phase: str
-    number: int
-
-
 @contextmanager
 def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
     """Show progress: a bar in a terminal, otherwise one line per pass."""
@@ -85,17 +84,17 @@ def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
         yield None
         return
     if not sys.stderr.isatty():
-        last_pass: _CopyPass | None = None
+        last_pass: tuple[str, str, int] | None = None
 
-        def print_pass(namespace: str, step: CopyStep) -> None:
+        def print_new_pass(namespace: str, step: CopyStep) -> None:
             nonlocal last_pass
-            this_pass = _CopyPass(namespace, step.phase, step.number)
+            this_pass = (namespace, step.phase, step.number)
             if step.total and this_pass != last_pass:
                 last_pass = this_pass
                 sessions = plural(step.total, "session")
-                print_notice(f"{_PHASES[step.phase]}: {one_line(namespace)}, {sessions}")
+                print_notice(f"{_PHASE_LABELS[step.phase]}: {one_line(namespace)}, {sessions}")
 
-        yield print_pass
+        yield print_new_pass
         return
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
@@ -103,7 +102,7 @@ def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
         def update_bar(namespace: str, step: CopyStep) -> None:
             progress.update(
                 task,
-                description=f"{_PHASES[step.phase]} {one_line(namespace)}",
+                description=f"{_PHASE_LABELS[step.phase]} {one_line(namespace)}",
                 completed=step.done,
                 total=step.total,
                 messages=step.messages,
@@ -118,16 +117,10 @@ def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
 def report_fields(report: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
-        "sessions": report.sessions,
-        "deleted": report.deleted,
-        "written": report.written,
-        "messages": report.messages,
+        **attributes_of(report, "sessions", "deleted", "written", "messages"),
         "seconds": round(report.seconds, 3),
         "messages_per_second": _messages_per_second(report),
-        "digest": report.digest,
-        "dry_run": report.dry_run,
-        "not_compared": report.not_compared,
-        "unlocked": report.unlocked,
+        **attributes_of(report, "digest", "dry_run", "not_compared", "unlocked"),
         "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
@@ -135,7 +128,7 @@ def report_fields(report: CopyReport) -> dict[str, Any]:
                 "messages": result.messages,
                 "digest": result.digest(name),
                 "problems": [
-                    {field: getattr(problem, field) for field in ("key", "uid", "reason", "newer")}
+                    attributes_of(problem, "key", "uid", "reason", "newer")
                     for problem in result.problems
                 ],
                 "only_there": result.only_in_target,
@@ -148,8 +141,8 @@ def report_fields(report: CopyReport) -> dict[str, Any]:
 def problem_lines(report: CopyReport, *, include_newer: bool = True) -> Iterator[str]:
     """Yield a line for each session that could not be copied.
 
-    Without `include_newer`, sessions that are newer in the destination are skipped. A line without
-    a key is about a namespace.
+    Without `include_newer`, sessions that are newer in the destination are left out. A line without
+    a key is about a whole namespace.
     """
     for name, result in report.namespaces.items():
         for problem in result.problems:
@@ -159,23 +152,21 @@ def problem_lines(report: CopyReport, *, include_newer: bool = True) -> Iterator
 
 
 def report_lines(report: CopyReport, verb: str) -> Iterator[str]:
-    """Yield the summary of the report as sentences."""
-    messages = plural(report.messages, "message")
+    """Yield sentences that summarize the report."""
     if not report.sessions and not report.deleted and not report.problems:
         yield "There are no sessions to copy."
         return
+    messages = plural(report.messages, "message")
+    written_text = f"{verb} {plural(report.written, 'session')}, {messages}"
     if report.dry_run:
-        current = report.sessions + report.deleted - report.written
-        yield f"{verb} {plural(report.written, 'session')}, {messages}; {current:,} are up to date."
+        unchanged_count = report.sessions + report.deleted - report.written
+        yield f"{written_text}; {unchanged_count:,} are up to date."
         return
     compared_count = report.sessions + report.deleted - report.not_compared
     if compared_count or not report.not_compared:
-        trash = f" ({report.deleted:,} in the trash)" if report.deleted else ""
-        yield (
-            f"{verb} {plural(report.written, 'session')}, {messages} "
-            f"({_messages_per_second(report):,} per second)."
-        )
-        yield f"Verified {plural(compared_count, 'session')}{trash}: identical on both sides."
+        trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
+        yield f"{written_text} ({_messages_per_second(report):,} per second)."
+        yield f"Verified {plural(compared_count, 'session')}{trash_text}: identical on both sides."
     if report.not_compared:
         sessions = plural(report.not_compared, "session")
         yield f"{sessions} unchanged since last time, not read again."
@@ -244,7 +235,7 @@ def backup_command(
 
 
 def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
-    check_exists(workspace)
+    check_workspace_exists(workspace)
     with _show_copy_progress() as on_progress:
         report = back_up(workspace, folder, on_progress=on_progress)
     if as_json:
@@ -261,13 +252,14 @@ def _verify_backup(folder: str, *, as_json: bool) -> int:
     with _show_copy_progress() as on_progress:
         check = verify(folder, on_progress=on_progress)
     if as_json:
-        click.echo(json_text(_backup_check_fields(check), indent=2))
+        click.echo(json_text(to_builtins(check), indent=2))
     else:
         _print_lines(_finding_lines(check))
         status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
         text = f"Verified {plural(check.sessions, 'session')}, {plural(check.messages, 'message')}"
-        problems = f": {plural(len(check.findings), 'problem')} found" if check.findings else ""
-        print_notice(f"{text}{problems}. The last backup was {status}.")
+        if check.findings:
+            text += f": {plural(len(check.findings), 'problem')} found"
+        print_notice(f"{text}. The last backup was {status}.")
     return 1 if check.findings else 0
 
 
@@ -277,11 +269,7 @@ def _restore_backup(folder: str, workspace: str, *, as_json: bool) -> int:
     problems = chain.from_iterable(result.problems for result in report.namespaces.values())
     newer_count = sum(problem.newer for problem in problems)
     if as_json:
-        fields = {
-            **report_fields(report),
-            "newer": newer_count,
-            "backup": _backup_check_fields(check),
-        }
+        fields = {**report_fields(report), "newer": newer_count, "backup": to_builtins(check)}
         click.echo(json_text(fields, indent=2))
     else:
         _print_lines(_finding_lines(check))
@@ -298,15 +286,3 @@ def _finding_lines(check: BackupCheck) -> list[str]:
         f"{one_line(finding.namespace)}\t{one_line(finding.key)}\t{sentence(finding.reason)}"
         for finding in check.findings
     ]
-
-
-def _backup_check_fields(check: BackupCheck) -> dict[str, Any]:
-    return {
-        "sessions": check.sessions,
-        "messages": check.messages,
-        "taken": check.taken,
-        "findings": [
-            {field: getattr(finding, field) for field in ("namespace", "key", "uid", "reason")}
-            for finding in check.findings
-        ],
-    }

@@ -4,48 +4,42 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from stenolog.cli.completion import complete_deleted_key
-from stenolog.cli.options import (
-    complete_key,
-    dry_run_option,
-    json_option,
-    require_terminal,
-    yes_option,
-)
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     error_sentence,
     format_age,
     format_time,
     json_text,
     one_line,
     plural,
+    print_first_lines,
     print_notice,
-    print_notices,
     print_result,
     print_rows,
     print_table,
     terminal_console,
-    uses_color,
 )
 from stenolog.cli.workspace import (
     Location,
+    complete_key,
+    dry_run_option,
     find_session,
+    json_option,
     location_hint,
     location_options,
     open_read_only,
     open_writable,
+    require_terminal,
+    yes_option,
 )
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.records import Trashed
-
-_MAX_LINES_LISTED: Final = 20
-"""Maximum number of sessions listed before the user is asked to confirm."""
-
+from stenolog.records import TrashedSession
 
 # --- delete ----------------------------------------------------------------------------------
 
@@ -57,7 +51,7 @@ _MAX_LINES_LISTED: Final = 20
 @json_option("one JSON object per session")
 @location_options
 def delete_command(
-    keys: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, where: Location
+    keys: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, location: Location
 ) -> int:
     """Move sessions to the trash.
 
@@ -69,7 +63,7 @@ def delete_command(
     Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
     deleted.
     """
-    with (open_read_only if dry_run else open_writable)(where) as store:
+    with (open_read_only if dry_run else open_writable)(location) as store:
         infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
         lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
         if dry_run:
@@ -92,31 +86,19 @@ def delete_command(
                 exit_code = EXIT_PARTIAL
                 print_notice(error_sentence(error))
                 continue
-            restore = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
-            text = f"Moved {one_line(info.key)} to the trash. {restore} brings it back."
+            command = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
+            text = f"Moved {one_line(info.key)} to the trash. {command} brings it back."
             print_result({**_trash_fields(session), "dry_run": False}, text, as_json=as_json)
     return exit_code
 
 
-def _trash_fields(session: Trashed) -> dict[str, Any]:
-    return {
-        "key": session.key,
-        "uid": session.uid,
-        "messages": session.count,
-        "deleted": session.deleted,
-    }
+def _trash_fields(session: TrashedSession) -> dict[str, Any]:
+    fields = attributes_of(session, "key", "uid")
+    return {**fields, "messages": session.count, "deleted": session.deleted}
 
 
-def _trash_cells(session: Trashed) -> Sequence[object]:
+def _trash_cells(session: TrashedSession) -> Sequence[object]:
     return session.key, session.uid, session.count, format_time(session.deleted)
-
-
-def print_first_lines(head: str, lines: Sequence[str]) -> None:
-    """Print the first lines, and the number of lines that are left out."""
-    print_notice(head)
-    print_notices(f"  {line}" for line in lines[:_MAX_LINES_LISTED])
-    if len(lines) > _MAX_LINES_LISTED:
-        print_notice(f"  … and {len(lines) - _MAX_LINES_LISTED:,} more")
 
 
 # --- restore ---------------------------------------------------------------------------------
@@ -135,7 +117,7 @@ def restore_command(
     uid: str | None,
     as_key: str | None,
     as_json: bool,
-    where: Location,
+    location: Location,
 ) -> None:
     """Restore the session KEY from the trash.
 
@@ -150,29 +132,26 @@ def restore_command(
     if listing:
         if uid is not None or as_key is not None:
             raise click.UsageError("--list cannot be combined with --uid or --as.")
-        _print_trash(key, as_json=as_json, where=where)
+        _print_trash(key, as_json=as_json, location=location)
         return
+    hint = "`steno restore --list` lists the sessions in"
     if key is None:
-        raise click.UsageError(
-            "KEY is missing. `steno restore --list` lists the sessions in the trash."
-        )
-    with open_writable(where) as store:
+        raise click.UsageError(f"KEY is missing. {hint} the trash.")
+    with open_writable(location) as store:
         try:
             store.restore(key, uid=uid, as_key=as_key)
         except NoSuchSession:
-            raise click.ClickException(
-                f"There is no session {one_line(key)!r}"
-                + (f" with uid {one_line(uid)}" if uid is not None else "")
-                + " in the trash. `steno restore --list` lists the sessions in it."
-            ) from None
+            name = f"{one_line(key)!r}" + (f" with uid {one_line(uid)}" if uid is not None else "")
+            text = f"There is no session {name} in the trash. {hint} it."
+            raise click.ClickException(text) from None
         info = store.info(as_key or key)
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
     text = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
     print_result(fields, text, as_json=as_json)
 
 
-def _print_trash(key: str | None, *, as_json: bool, where: Location) -> None:
-    with open_read_only(where) as store:
+def _print_trash(key: str | None, *, as_json: bool, location: Location) -> None:
+    with open_read_only(location) as store:
         sessions = [session for session in store.list_trash() if key in (None, session.key)]
     if not sessions:
         print_notice(
@@ -181,16 +160,11 @@ def _print_trash(key: str | None, *, as_json: bool, where: Location) -> None:
     elif not as_json and sys.stdout.isatty():
         _print_trash_table(sessions)
     else:
-        print_rows(
-            sessions,
-            fields=_trash_fields,
-            cells=_trash_cells,
-            as_json=as_json,
-        )
+        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, as_json=as_json)
 
 
-def _print_trash_table(sessions: Sequence[Trashed]) -> None:
-    console = terminal_console(styled=uses_color())
+def _print_trash_table(sessions: Sequence[TrashedSession]) -> None:
+    console = terminal_console()
     number_style = {"justify": "right", "no_wrap": True}
     # Users copy key and uid: both are wrapped, never shortened.
     columns = {
@@ -200,13 +174,9 @@ def _print_trash_table(sessions: Sequence[Trashed]) -> None:
         "deleted": number_style,
     }
     now = datetime.now(UTC)
-    rows = (
-        (
-            (one_line(session.key), "cyan"),
-            session.uid,
-            f"{session.count:,}",
-            (format_age(session.deleted, now), "dim"),
-        )
-        for session in sessions
-    )
-    print_table(columns, rows, console=console)
+
+    def trash_row(session: TrashedSession) -> Sequence[object]:
+        age = format_age(session.deleted, now)
+        return (one_line(session.key), "cyan"), session.uid, f"{session.count:,}", (age, "dim")
+
+    print_table(columns, map(trash_row, sessions), console=console)

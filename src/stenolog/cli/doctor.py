@@ -15,12 +15,12 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.options import json_option
 from stenolog.cli.output import error_sentence, json_text, one_line, plural, print_notice
 from stenolog.cli.workspace import (
     Location,
-    check_exists,
+    check_workspace_exists,
     choose_workspace,
+    json_option,
     open_existing,
     transcripts_hint,
     workspace_option,
@@ -28,22 +28,24 @@ from stenolog.cli.workspace import (
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
-    check_notes,
-    low_disk,
-    purged_but_in_fallback,
-    unindexed_sessions,
+    check_disk_space,
+    check_fallback_purges,
+    check_indexing,
+    list_notes,
 )
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
-from stenolog.sessions.folders import NAMESPACE, other_namespaces
+from stenolog.sessions.folders import NAMESPACE, NOTES, other_namespaces
 from stenolog.stores.findings import Finding, RepairResult, Report
-from stenolog.stores.open_store import parse_address
+from stenolog.stores.open_store import open_store, parse_address
 
 if TYPE_CHECKING:
+    from stenolog.memory.notes import Note
+    from stenolog.memory.scopes import Scope
     from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
 
 WARNING_DAYS: Final = 7
-"""The doctor warns of transcripts that will be deleted within this number of days."""
+"""The doctor warns this many days before a transcript is deleted."""
 
 
 class CheckFailed(click.ClickException):
@@ -95,19 +97,19 @@ def doctor_command(
     place = choose_workspace(directory, workspace)
     repairs: list[RepairResult] = []
     try:
-        check_exists(place)
+        check_workspace_exists(place)
         if accepting:
             repairs += accept(place)
         if repairing:
             repairs += repair(place)
         report = examine(place)
-        findings = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
+        findings = (*check_indexing(place), *check_fallback_purges(place), *check_disk_space(place))
         report = replace(report, findings=(*report.findings, *findings))
         notes = []
         if verbose or (sys.stderr.isatty() and not as_json):
             notes = [
-                *check_notes(place),
-                *_hints_about_mixed_notes(place),
+                *list_notes(place),
+                *_hints_about_unrecalled_notes(place),
                 *_hints_about_expiring_transcripts(place),
             ]
     except (StenologError, OSError) as error:
@@ -125,59 +127,76 @@ def doctor_command(
         for note in notes:
             text = one_line(f"{note.meaning} {note.advice}".strip())
             print_notice(_wrap_line(f"{note.kind}: {text}", sys.stderr))
-        print_notice(_wrap_line(_summary(report, repairs), sys.stderr))
+        print_notice(_wrap_line(_summary_text(report, repairs), sys.stderr))
     return 1 if report.findings else 0
 
 
-def _hints_about_mixed_notes(place: str) -> list[CheckNote]:
-    """Return hints about notes that an older version made and that no session recalls."""
-    # This import is only needed if hints are printed.
-    from stenolog.memory.mixed_scopes import mixed_scopes
+def _hints_about_unrecalled_notes(place: str) -> list[CheckNote]:
+    """Return hints about notes that older versions made in scopes shared by several sessions.
 
-    return [
-        CheckNote(
-            kind="mixed notes",
-            meaning=(
-                f"An older version made {plural(mixed.notes, 'note')} of {mixed.scope.name} from "
-                f"several sessions ({', '.join(mixed.sessions[:5])}), possibly of different users. "
-                "These notes are not recalled."
-            ),
-            advice=(
-                f"`steno memory list --all --who {shlex.quote(mixed.scope.name)}` lists them, "
-                "`steno memory forget ID` removes one."
-            ),
-        )
-        for mixed in mixed_scopes(place)
-    ]
+    These mixed notes are never recalled.
+    """
+    # These imports are only needed if hints are printed.
+    from stenolog.memory.notes import Notes
+    from stenolog.transfer.copy_all import list_namespaces
+
+    try:
+        if NOTES not in list_namespaces(place):
+            return []
+        with open_store(place, namespace=NOTES, read_only=True) as store:
+            notes = Notes(store)
+            return [
+                _mixed_notes_hint(scope, mixed_notes)
+                for scope in notes.scopes()
+                if (mixed_notes := [note for note in notes.list(scope, full=True) if note.mixed])
+            ]
+    except StenologError:
+        return []  # the report has the reason
+
+
+def _mixed_notes_hint(scope: "Scope", mixed_notes: Sequence["Note"]) -> CheckNote:
+    sessions = list(dict.fromkeys(note.session for note in mixed_notes if note.session))
+    return CheckNote(
+        kind="mixed notes",
+        meaning=(
+            f"An older version made {plural(len(mixed_notes), 'note')} of {scope.name} from "
+            f"several sessions ({', '.join(sessions[:5])}), possibly of different users. "
+            "These notes are not recalled."
+        ),
+        advice=(
+            f"`steno memory list --all --who {shlex.quote(scope.name)}` lists them, "
+            "`steno memory forget ID` removes one."
+        ),
+    )
 
 
 def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
-    """Return a hint about transcripts that Claude Code deletes soon and that are not imported."""
+    """Return a hint if Claude Code will soon delete transcripts that are not imported yet."""
     # These imports are only needed if hints are printed.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.claude_settings import (
-        cleanup_days,
-        expiring_transcripts,
+        find_expiring_transcripts,
         has_hook,
+        read_cleanup_days,
         settings_file,
     )
     from stenolog.transfer.transcripts.transcript_import import is_imported
 
     reader = ClaudeCode()
     now = datetime.now(UTC)
-    expiring = expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
+    expiring = find_expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
     agents = other_namespaces(place).agents if expiring else ()
     for agent in (None, *agents):
         with (
             suppress(StenologError),
             open_existing(Location(workspace=place, agent=agent), read_only=True) as store,
         ):
-            expiring = [(end, file) for end, file in expiring if not is_imported(file, store)]
-    expiring = [(end, file) for end, file in expiring if _has_messages(reader, file)]
+            expiring = [entry for entry in expiring if not is_imported(entry[1], store)]
+    expiring = [entry for entry in expiring if _has_messages(reader, entry[1])]
     if not expiring:
         return []
-    end, oldest = expiring[0]
-    deletion_time = "when Claude Code starts" if end <= now else f"on {end:%Y-%m-%d}"
+    deleted_at, first_file = expiring[0]
+    deletion_text = "when Claude Code starts" if deleted_at <= now else f"on {deleted_at:%Y-%m-%d}"
     verb = "is" if len(expiring) == 1 else "are"
     hook_text = " `steno hook install claude-code` imports new sessions when they end."
     return [
@@ -185,9 +204,9 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
             kind="transcripts",
             meaning=(
                 f"{plural(len(expiring), 'transcript')} of Claude Code {verb} not imported and "
-                f"will be deleted within {WARNING_DAYS} days. The oldest is {oldest.paths[0]}, "
-                f"to be deleted {deletion_time}. Claude Code keeps transcripts for "
-                f"{plural(cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
+                f"will be deleted within {WARNING_DAYS} days. The oldest is {first_file.paths[0]}, "
+                f"to be deleted {deletion_text}. Claude Code keeps transcripts for "
+                f"{plural(read_cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
             ),
             advice=f"`steno import claude-code` imports them.{'' if has_hook() else hook_text}",
         )
@@ -197,7 +216,7 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
 def _has_messages(reader: "TranscriptReader", file: "TranscriptFile") -> bool:
     """Return whether a transcript has messages. Some files contain only a title."""
     try:
-        return bool(reader.read(file, is_complete=False).messages)
+        return bool(reader.read(file, include_copies=False).messages)
     except OSError:
         return False  # the file was deleted meanwhile
 
@@ -217,9 +236,8 @@ def _path_prefix(place: str) -> str:
 
 
 def _print_finding(finding: Finding, folder: str) -> None:
-    session = "" if finding.key is None else f" · {one_line(finding.key)}"
     click.secho(finding.kind, bold=True, nl=False)
-    click.echo(session)
+    click.echo("" if finding.key is None else f" · {one_line(finding.key)}")
     path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
@@ -227,7 +245,7 @@ def _print_finding(finding: Finding, folder: str) -> None:
 
 
 def _wrap_line(line: str, stream: TextIO) -> str:
-    """Return a line unchanged, or wrapped at words in a terminal."""
+    """Return a line, wrapped at words if the stream is a terminal."""
     if not stream.isatty():
         return line
     width = max(20, shutil.get_terminal_size().columns)
@@ -237,17 +255,17 @@ def _wrap_line(line: str, stream: TextIO) -> str:
     )
 
 
-def _summary(report: Report, repairs: Sequence[RepairResult]) -> str:
-    log_count = plural(report.sessions, "log")
+def _summary_text(report: Report, repairs: Sequence[RepairResult]) -> str:
+    if not (report.findings or report.sessions or repairs):
+        hint = transcripts_hint(report.workspace)
+        text = f"There are no sessions in {report.workspace} yet."
+        return f"{text} {error_sentence(hint)}" if hint else text
+    text = f"Checked {plural(report.sessions, 'log')}:"
     if not report.findings:
-        if not report.sessions and not repairs:
-            hint = transcripts_hint(report.workspace)
-            text = f"There are no sessions in {report.workspace} yet."
-            return f"{text} {error_sentence(hint)}" if hint else text
-        return f"Checked {log_count}: no problems found."
-    text = f"Checked {log_count}: {plural(len(report.findings), 'problem')} found"
-    repairable = sum(finding.repairable for finding in report.findings)
-    if not repairable:
+        return f"{text} no problems found."
+    text += f" {plural(len(report.findings), 'problem')} found"
+    repairable_count = sum(finding.repairable for finding in report.findings)
+    if not repairable_count:
         return f"{text}."
     command = one_line(f"steno doctor {shlex.quote(report.workspace)} --repair")
-    return f"{text}, {repairable:,} repairable with `{command}`."
+    return f"{text}, {repairable_count:,} repairable with `{command}`."

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec.structs import asdict
 
-from stenolog.cli.config import Options, agent_options
-from stenolog.cli.options import dry_run_option, json_option, key_argument, optional_key_argument
+from stenolog.cli.config import AgentOptions, agent_options, read_settings
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     error_sentence,
     json_text,
     one_line,
@@ -26,16 +26,20 @@ from stenolog.cli.output import (
 from stenolog.cli.workspace import (
     Location,
     check_store_exists,
+    dry_run_option,
     find_session,
+    json_option,
+    key_argument,
     location_hint,
     location_options,
-    messages_are,
+    messages_with_verb,
     open_read_only,
     open_writable,
+    optional_key_argument,
 )
 from stenolog.errors import StenologError
-from stenolog.records import SessionInfo, Undone
-from stenolog.sessions.undoing import undo_last
+from stenolog.records import UndoResult
+from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl.scan import batch_position
 
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from stenolog.context.summarize import SummaryPlan, SummaryReport
 
 
-_OPERATIONS: Final = {
+_OPERATION_NAMES: Final = {
     "truncate": "hiding of messages",
     "clear": "/clear",
     "hide": "hiding of messages",
@@ -63,7 +67,7 @@ _OPERATIONS: Final = {
 @click.argument("title")
 @json_option()
 @location_options
-def rename_command(key: str, title: str, as_json: bool, where: Location) -> None:
+def rename_command(key: str, title: str, as_json: bool, location: Location) -> None:
     """Set the title of the session KEY.
 
     Lists show the title instead of the first prompt. An empty TITLE removes the title. The key does
@@ -74,18 +78,19 @@ def rename_command(key: str, title: str, as_json: bool, where: Location) -> None
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     title = " ".join(title.split())
-    with open_writable(where) as store:
+    with open_writable(location) as store:
         info = find_session(store, key)
         store.set_meta(info.key, title=title or None)
-    was = info.meta.get("title")
-    fields = {"key": info.key, "title": title or None, "was": was if isinstance(was, str) else None}
+    old_title = info.meta.get("title")
+    was = old_title if isinstance(old_title, str) else None
+    fields = {"key": info.key, "title": title or None, "was": was}
     name = one_line(info.key)
     text = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
     print_result(fields, text, as_json=as_json)
 
 
-_REMOVAL_MARK: Final = "\0"
-"""Prefix added to a -TAG so that click does not read -TAG as options."""
+_REMOVAL_PREFIX: Final = "\0"
+"""Prefix that is added to -TAG, so that click does not read -TAG as options."""
 
 
 class _TagCommand(click.Command):
@@ -96,17 +101,15 @@ class _TagCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError."""
-        end = args.index("--") if "--" in args else len(args)
+        options_end = args.index("--") if "--" in args else len(args)
         option_names = {name for param in self.get_params(ctx) for name in param.opts}
-        words = [
-            f"{_REMOVAL_MARK}{word}" if _is_tag_removal(word) and word not in option_names else word
-            for word in args[:end]
-        ]
-        return super().parse_args(ctx, words + args[end:])
 
+        def hide_from_click(word: str) -> str:
+            is_removal = len(word) > 1 and word[0] == "-" and word[1] != "-"
+            return f"{_REMOVAL_PREFIX}{word}" if is_removal and word not in option_names else word
 
-def _is_tag_removal(word: str) -> bool:
-    return len(word) > 1 and word[0] == "-" and word[1] != "-"
+        words = [*map(hide_from_click, args[:options_end]), *args[options_end:]]
+        return super().parse_args(ctx, words)
 
 
 @click.command("tag", cls=_TagCommand)
@@ -114,7 +117,7 @@ def _is_tag_removal(word: str) -> bool:
 @click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
 @json_option()
 @location_options
-def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
+def tag_command(key: str, changes: tuple[str, ...], as_json: bool, location: Location) -> None:
     """Add, remove or list tags of the session KEY.
 
     TAG or +TAG adds a tag, -TAG removes it. Without TAG, all tags are printed, one per line.
@@ -125,11 +128,12 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Locati
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    tag_changes = [_tag_change(word.removeprefix(_REMOVAL_MARK)) for word in changes]
+    tag_changes = [_parse_tag_change(word.removeprefix(_REMOVAL_PREFIX)) for word in changes]
     # Listing the tags must not need permission to write.
-    with (open_writable if tag_changes else open_read_only)(where) as store:
+    with (open_writable if tag_changes else open_read_only)(location) as store:
         info = find_session(store, key)
-        old_tags = tags_of(info)
+        tags = info.meta.get("tags")
+        old_tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
         new_tags = _apply_tag_changes(old_tags, tag_changes)
         if new_tags != old_tags:
             store.set_meta(info.key, tags=new_tags or None)
@@ -141,12 +145,12 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Locati
         if not new_tags:
             print_notice(f"{one_line(info.key)} has no tags.")
     else:
-        tags = ", ".join(map(one_line, new_tags)) if new_tags else "none"
-        print_notice(f"Tags of {one_line(info.key)}: {tags}.")
+        tags_text = ", ".join(map(one_line, new_tags)) or "none"
+        print_notice(f"Tags of {one_line(info.key)}: {tags_text}.")
 
 
-def _tag_change(word: str) -> tuple[str, str]:
-    """Return the sign and the tag of a change. Raises UsageError."""
+def _parse_tag_change(word: str) -> tuple[str, str]:
+    """Return the sign, `+` or `-`, and the tag. Raises UsageError."""
     sign, tag = (word[0], word[1:].strip()) if word[:1] in ("+", "-") else ("+", word.strip())
     if not tag:
         raise click.UsageError(f"{one_line(word)!r}: write +TAG to add a tag or -TAG to remove it.")
@@ -164,12 +168,6 @@ def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) 
     return new_tags
 
 
-def tags_of(info: SessionInfo) -> list[str]:
-    """Return the tags in a session's meta."""
-    tags = info.meta.get("tags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
 # --- visibility ------------------------------------------------------------------------------
 
 
@@ -184,7 +182,7 @@ def tags_of(info: SessionInfo) -> list[str]:
 )
 @json_option()
 @location_options
-def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Location) -> None:
+def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
 
     Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
@@ -193,7 +191,7 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: L
 
     Exit codes: 0 done, 1 failed, for example because NEW_KEY exists, 2 wrong usage.
     """
-    with open_writable(where) as store:
+    with open_writable(location) as store:
         source = find_session(store, key)
         store.fork(source.key, new_key, at=at)
         fork = store.info(new_key)
@@ -215,7 +213,7 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: L
 @key_argument
 @json_option()
 @location_options
-def undo_command(key: str, as_json: bool, where: Location) -> None:
+def undo_command(key: str, as_json: bool, location: Location) -> None:
     """Undo the last operation that hid messages of the session KEY or changed its summary.
 
     These operations are a summary, a truncation, /clear, /retry and /edit. Messages that were added
@@ -224,23 +222,24 @@ def undo_command(key: str, as_json: bool, where: Location) -> None:
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with open_writable(where) as store:
+    with open_writable(location) as store:
         key = find_session(store, key).key
-        undone = undo_last(store, key)
-        undo_count = store.info(key).undoable
+        undo_result = undo_last(store, key)
+        undoable_count = store.info(key).undoable
         has_summary = bool(store.get_summary(key))
-    undo_text = f"{undo_count:,} more can be undone." if undo_count else "Nothing more to undo."
-    fields = {"key": key, **asdict(undone), "left": undo_count}
-    print_result(fields, f"{_undo_text(undone, has_summary)} {undo_text}", as_json=as_json)
+    count_text = f"{undoable_count:,} more can be undone."
+    undoable_text = count_text if undoable_count else "Nothing more to undo."
+    fields = {"key": key, **asdict(undo_result), "left": undoable_count}
+    print_result(fields, f"{_undo_text(undo_result, has_summary)} {undoable_text}", as_json=as_json)
 
 
-def _undo_text(undone: Undone, has_summary: bool) -> str:
-    effects = [f"{messages_are(undone.shown)} visible again"] if undone.shown else []
-    effects += [f"{messages_are(undone.hid)} hidden"] if undone.hid else []
-    if undone.summary_restored:
-        previous = "the previous summary is restored" if has_summary else "the summary is removed"
-        effects.append(previous)
-    operation = _OPERATIONS.get(undone.op, one_line(undone.op))
+def _undo_text(result: UndoResult, has_summary: bool) -> str:
+    effects = [f"{messages_with_verb(result.shown)} visible again"] if result.shown else []
+    effects += [f"{messages_with_verb(result.hid)} hidden"] if result.hid else []
+    if result.summary_restored:
+        restored_text = "the previous summary is restored"
+        effects.append(restored_text if has_summary else "the summary is removed")
+    operation = _OPERATION_NAMES.get(result.op, one_line(result.op))
     return f"Undid the last {operation}: {', '.join(effects) or 'no visible change'}."
 
 
@@ -252,7 +251,7 @@ def _undo_text(undone: Undone, has_summary: bool) -> str:
 @dry_run_option
 @json_option()
 @agent_options
-def summarize_command(key: str, dry_run: bool, as_json: bool, options: Options) -> int:
+def summarize_command(key: str, dry_run: bool, as_json: bool, options: AgentOptions) -> int:
     """Summarize all but the last turns of the session KEY.
 
     The model writes the summary, like the chat command /compact. Later requests contain the summary
@@ -263,56 +262,52 @@ def summarize_command(key: str, dry_run: bool, as_json: bool, options: Options) 
 
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    fields, text, exit_code = asyncio.run(_summarize(options, key, dry_run=dry_run))
-    print_result(fields, text, as_json=as_json)
-    return exit_code
+    return asyncio.run(_summarize(options, key, dry_run=dry_run, as_json=as_json))
 
 
-async def _summarize(
-    options: Options, key: str, *, dry_run: bool
-) -> tuple[dict[str, Any], str, int]:
-    """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
+async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json: bool) -> int:
+    """Summarize a session, print the result, and return the exit code."""
     # These imports are slow and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
-    from stenolog.cli.config import read_settings
 
     settings = read_settings(options.config)
     agent_settings = settings.agents.get(options.agent or "", settings.agent)
     check_store_exists(options.workspace or agent_settings.sessions)
-    opened = open_agent(options, model_of_session=True, read_only=dry_run)
+    opened_agent = open_agent(options, allow_missing_model=True, read_only=dry_run)
     signals = Signals()
     try:
-        key = find_session(opened.agent.store, key).key
+        key = find_session(opened_agent.agent.store, key).key
         if dry_run:
-            plan = await opened.loop.run(_plan_summary, opened, key)
+            plan = await opened_agent.loop.run(_plan_summary, opened_agent, key)
             fields, text = _plan_report(key, plan)
         else:
-            session_model(opened, key)
-            report = await signals.run_until_signal(_make_summary(opened, key))
+            session_model(opened_agent, key)
+            report = await signals.run_until_signal(_make_summary(opened_agent, key))
             fields, text = _summary_report(key, report)
     except SessionBusy:
         raise click.ClickException(
             f"An answer is being written in {one_line(key)}. Try again when it is finished."
         ) from None
     finally:
-        exit_code = await close_agent(opened, signals, print_notice)
-    return fields, text, exit_code
+        exit_code = await close_agent(opened_agent, signals, print_notice)
+    print_result(fields, text, as_json=as_json)
+    return exit_code
 
 
-async def _make_summary(opened: "OpenAgent", key: str) -> "SummaryReport | None":
-    async def change(_: object) -> "SummaryReport | None":
-        model = await opened.loop.run(opened.agent.model_of, key)
-        return await opened.loop.run_model(opened.agent.context(model).summarize, key)
+async def _make_summary(opened_agent: "OpenAgent", key: str) -> "SummaryReport | None":
+    async def summarize(_: object) -> "SummaryReport | None":
+        model = await opened_agent.loop.run(opened_agent.agent.model_of, key)
+        return await opened_agent.loop.run_model(opened_agent.agent.context(model).summarize, key)
 
-    return await opened.loop.change(key, change, agent=opened.agent.id)
+    return await opened_agent.loop.change(key, summarize, agent=opened_agent.agent.id)
 
 
-def _plan_summary(opened: "OpenAgent", key: str) -> "SummaryPlan | None":
+def _plan_summary(opened_agent: "OpenAgent", key: str) -> "SummaryPlan | None":
     """Return the plan for a summary of the session, or None if there is nothing to summarize."""
     from stenolog.context.context import plan_manual_summary
 
-    agent = opened.agent
+    agent = opened_agent.agent
     return plan_manual_summary(agent.context(agent.model_of(key)), key)
 
 
@@ -337,42 +332,35 @@ def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str,
     # This import is only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 
-    fields = _summary_fields(
-        key,
-        dry_run=False,
-        hidden=report.count,
-        first=report.first,
-        last=report.last,
-        tokens_before=report.tokens_before,
-        tokens_after=report.tokens_after,
-        fallback=report.fallback or None,
-    )
+    values = attributes_of(report, "first", "last", "tokens_before", "tokens_after")
+    values |= {"hidden": report.count, "fallback": report.fallback or None}
+    fields = _summary_fields(key, dry_run=False, **values)
     problem = f" {error_sentence(report.fallback)}" if report.fallback else ""
     undo_hint = one_line(f"`steno undo {shlex.quote(key)}{location_hint()}`")
     return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint} restores them.{problem}"
 
 
 def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **values: Any) -> dict[str, Any]:
-    names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    fields = {name: values.get(name) for name in names}
+    field_names = ("first", "last", "tokens_before", "tokens_after", "fallback")
+    fields = {name: values.get(name) for name in field_names}
     return {"key": key, "hidden": hidden, **fields, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------
 
 
-_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
-"""JSON fields of an archived session that are also columns."""
+_ARCHIVE_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
+"""JSON fields of an archived session that are also printed as columns."""
 
 
 @click.command("archive")
 @optional_key_argument
-@click.option("--all", "every", is_flag=True, help="Archive all sessions.")
+@click.option("--all", "all_sessions", is_flag=True, help="Archive all sessions.")
 @dry_run_option
 @json_option("one JSON object per session")
 @location_options
 def archive_command(
-    key: str | None, every: bool, dry_run: bool, as_json: bool, where: Location
+    key: str | None, all_sessions: bool, dry_run: bool, as_json: bool, location: Location
 ) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
@@ -384,38 +372,40 @@ def archive_command(
 
     Exit codes: 0 done, or nothing to archive, 1 failed, 2 wrong usage, 3 some sessions failed.
     """
-    if (key is not None) == every:
+    if (key is not None) == all_sessions:
         raise click.UsageError("Give a KEY or --all.")
-    with open_writable(where) as store:
+    with open_writable(location) as store:
         keys = [find_session(store, key).key] if key is not None else store.list_sessions()
-        results: list[dict[str, Any]] = []
-        with show_progress("Archiving", len(keys), enabled=every) as step:
+        results = []
+        with show_progress("Archiving", len(keys), enabled=all_sessions) as advance:
             for name in keys:
-                results.append(_archive_session(store, name, dry_run=dry_run, is_only=not every))
-                step()
+                results.append(_archive_session(store, name, dry_run, not all_sessions))
+                advance()
     print_rows(
         [result for result in results if as_json or result["archived"]],
         fields=lambda result: result,
-        cells=lambda result: ("-" if result[name] is None else result[name] for name in _COLUMNS),
+        cells=lambda result: (
+            "-" if result[name] is None else result[name] for name in _ARCHIVE_COLUMNS
+        ),
         as_json=as_json,
     )
-    print_notices(_archive_report(results, dry_run=dry_run))
+    print_notices(_archive_report_lines(results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result["problem"] for result in results) else 0
 
 
-def _archive_session(store: Store, key: str, *, dry_run: bool, is_only: bool) -> dict[str, Any]:
-    result: dict[str, Any] = dict.fromkeys(_COLUMNS) | {"key": key, "archived": 0}
+def _archive_session(store: Store, key: str, dry_run: bool, raise_errors: bool) -> dict[str, Any]:
+    result: dict[str, Any] = dict.fromkeys(_ARCHIVE_COLUMNS) | {"key": key, "archived": 0}
     problem = None
     try:
         if dry_run:
             result["archived"] = _count_archivable_messages(store, key)
         else:
             report = store.compact(key)
-            result |= {name: getattr(report, name) for name in _COLUMNS[1:]}
+            result |= attributes_of(report, *_ARCHIVE_COLUMNS[1:])
     except StenologError as error:
-        if is_only:
+        if raise_errors:
             raise
-        # A damaged session must not prevent archiving the others.
+        # A damaged session must not prevent archiving the other sessions.
         problem = str(error)
     return {**result, "dry_run": dry_run, "problem": problem}
 
@@ -425,21 +415,21 @@ def _count_archivable_messages(store: Store, key: str) -> int:
     if info.floor <= info.archived:
         return 0
     messages = store.get_history(key, after=info.archived, full=True)
-    hidden = [message for message in messages if message.seq <= info.floor]
+    hidden_messages = [message for message in messages if message.seq <= info.floor]
     # A batch is archived completely or not at all.
-    while hidden and (place := batch_position(hidden[-1])) is not None and place[0] != place[1]:
-        hidden.pop()
-    return len(hidden)
+    while hidden_messages:
+        number, size = batch_position(hidden_messages[-1]) or (1, 1)
+        if number == size:
+            break
+        hidden_messages.pop()
+    return len(hidden_messages)
 
 
-def _archive_report(results: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
+def _archive_report_lines(results: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
     for result in results:
         if result["problem"]:
             yield f"{one_line(result['key'])}: {sentence(result['problem'])}"
-    messages = sum(result["archived"] for result in results)
-    sessions = sum(bool(result["archived"]) for result in results)
-    if not messages:
-        yield "There is nothing to archive."
-    else:
-        verb = "Would archive" if dry_run else "Archived"
-        yield f"{verb} {plural(messages, 'message')} of {plural(sessions, 'session')}."
+    counts = [result["archived"] for result in results if result["archived"]]
+    verb = "Would archive" if dry_run else "Archived"
+    totals_text = f"{plural(sum(counts), 'message')} of {plural(len(counts), 'session')}"
+    yield f"{verb} {totals_text}." if counts else "There is nothing to archive."

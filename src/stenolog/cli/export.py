@@ -5,7 +5,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from stenolog.cli.options import json_option, optional_key_argument
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
@@ -24,18 +22,19 @@ from stenolog.cli.output import (
     print_notices,
     printable,
     sentence,
-    show_progress,
 )
 from stenolog.cli.workspace import (
     Location,
     damage_lines,
     find_session,
     find_session_to_read,
+    json_option,
     location_options,
-    messages_are,
+    messages_with_verb,
     open_read_only,
+    optional_key_argument,
+    read_each_session,
 )
-from stenolog.errors import ForeignLog, NoSuchSession, StenologError
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.base import Store
@@ -43,10 +42,10 @@ from stenolog.transfer.export.formats import (
     DOCUMENT_FORMATS,
     ExportFormat,
     document_title,
-    text_export_pieces,
+    export_as_text,
 )
 
-_FORMATS: Final[dict[str, ExportFormat]] = {
+_FORMAT_BY_SUFFIX: Final[dict[str, ExportFormat]] = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".html": "html",
@@ -54,34 +53,34 @@ _FORMATS: Final[dict[str, ExportFormat]] = {
     ".jsonl": "jsonl",
 }
 """Format by file suffix, used if no format is given."""
-_SUFFIXES: Final = {"jsonl": "jsonl", "openai": "jsonl", "markdown": "md", "html": "html"}
+_SUFFIX_BY_FORMAT: Final = {"jsonl": "jsonl", "openai": "jsonl", "markdown": "md", "html": "html"}
 """File suffix by format, used if all sessions are exported."""
 _MAX_TITLE_LENGTH: Final = 60
 """Maximum number of characters of the title in a file name."""
 _INDEX_NAME: Final = "index.html"
 _GENERATOR_TAG: Final = b'<meta name="generator" content="stenolog">'
-"""HTML tag in an index that this command wrote."""
+"""HTML tag by which an index.html of this command is recognized."""
 
 
 class _FormatType(click.Choice[str]):
-    """The type of `--format`: a format or its file suffix."""
+    """Click type of `--format`: the name of a format or its file suffix."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        format_name = _FORMATS.get(f".{value}", value) if isinstance(value, str) else value
+        format_name = _FORMAT_BY_SUFFIX.get(f".{value}", value) if isinstance(value, str) else value
         return super().convert(format_name, param, ctx)
 
 
 class _ExportCommand(click.Command):
-    """The command `export`. It suggests `--format html` if the user types `--html`."""
+    """The command `export`. If the user types `--html`, the error suggests `--format html`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = error.option_name.removeprefix("--")
-            if f".{name}" not in _FORMATS and name not in _SUFFIXES:
+            option_name = error.option_name.removeprefix("--")
+            if f".{option_name}" not in _FORMAT_BY_SUFFIX and option_name not in _SUFFIX_BY_FORMAT:
                 raise
-            options = [f"--format {name}"]
+            options = [f"--format {option_name}"]
             raise click.NoSuchOption(error.option_name, possibilities=options, ctx=ctx) from error
 
 
@@ -89,15 +88,15 @@ class _ExportCommand(click.Command):
 @optional_key_argument
 @click.option(
     "--all/--visible-only",
-    "full",
+    "include_hidden",
     default=None,
     help="With KEY: include all hidden and archived messages, or none. Without KEY, --all exports "
     "all sessions, with their hidden messages.",
 )
 @click.option(
     "--format",
-    "form",
-    type=_FormatType(["jsonl", "openai", "markdown", "html"]),
+    "export_format",
+    type=_FormatType(list(_SUFFIX_BY_FORMAT)),
     help="Output format.  [default: by the suffix of FILE, otherwise jsonl]",
 )
 @click.option(
@@ -119,15 +118,15 @@ class _ExportCommand(click.Command):
 @location_options
 def export_command(
     key: str | None,
-    full: bool | None,
-    form: ExportFormat | None,
+    include_hidden: bool | None,
+    export_format: ExportFormat | None,
     output: str | None,
     since: datetime | None,
     prefix: str,
     force: bool,
     redact: bool | None,
     as_json: bool,
-    where: Location,
+    location: Location,
 ) -> int:
     """Export the messages of the session KEY to stdout or a file, or all sessions to a folder.
 
@@ -156,7 +155,7 @@ def export_command(
     """  # noqa: D301 -- click knows a block by this character
     output = None if output == "-" else output
     if key is None:
-        if not full:
+        if not include_hidden:
             raise click.UsageError(
                 "Missing argument 'KEY'. To export all sessions, use --all with -o FOLDER."
             )
@@ -172,76 +171,79 @@ def export_command(
         raise click.UsageError(f"{one_line(output)} is a folder. Name a file.")
     if as_json and output is None:
         raise click.UsageError("--json requires a file: add -o FILE.")
-    form = _choose_format(output, form) if key is not None else form or "jsonl"
+    export_format = export_format or ("jsonl" if key is None else _format_of_file(output))
     # guard: export-redacted
-    redactor = SharingRedactor(enabled=form != "jsonl" if redact is None else redact)
+    redactor = SharingRedactor(enabled=export_format != "jsonl" if redact is None else redact)
     if key is None:
         folder = str(output)
-        with open_read_only(where) as store:
-            _prepare_folder(Path(folder), form, force=force)
-            problems = _export_all(store, folder, form, redactor, since, prefix, as_json=as_json)
-        return EXIT_PARTIAL if problems else 0
+        with open_read_only(location) as store:
+            _prepare_folder(Path(folder), export_format, force=force)
+            return _export_all(
+                store, folder, export_format, redactor, since, prefix, as_json=as_json
+            )
     if output is not None and not force and os.path.lexists(output):
         raise _file_exists_error(output)
-    with open_read_only(where) as store:
+    with open_read_only(location) as store:
         info = find_session_to_read(store, key)
-        if form == "html" and full is None:
+        if export_format == "html" and include_hidden is None:
             # This import is slow and only needed for pages.
             from stenolog.gateway.viewer.export_page import read_shared_messages
 
             messages = read_shared_messages(store, info)
         else:
-            messages = store.get_history(info.key, full=bool(full))
-        pieces = _render_pieces(form, info, messages, redactor)
+            messages = store.get_history(info.key, full=bool(include_hidden))
+        chunks = _render_chunks(export_format, info, messages, redactor)
         if output is None:
-            _print_pieces(pieces)
+            for chunk in chunks:
+                click.echo(printable(chunk.decode()) if sys.stdout.isatty() else chunk, nl=False)
         else:
-            _write_file(Path(output), pieces)
+            _write_file(Path(output), chunks)
             print_notice(f"Wrote {plural(len(messages), 'message')} to {one_line(output)}.")
         if as_json:
-            fields: dict[str, Any] = {"key": info.key, "file": output, "format": form}
+            fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
             fields |= {"messages": len(messages), "redacted": redactor.count}
             click.echo(json_text(fields))
-        _print_redactions(form, redactor, "file", "it")
-        if form in DOCUMENT_FORMATS and not full and info.count > len(messages):
-            hidden = messages_are(info.count - len(messages))
-            print_notice(f"{hidden} hidden. Use --all to include them.")
-        print_notices(damage_lines(find_session(store, info.key), where.workspace))
+        _print_redaction_notice(export_format, redactor, "file", "it")
+        if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
+            hidden_text = messages_with_verb(info.count - len(messages))
+            print_notice(f"{hidden_text} hidden. Use --all to include them.")
+        print_notices(damage_lines(find_session(store, info.key), location.workspace))
     return 0
 
 
-def _choose_format(output: str | None, form: ExportFormat | None) -> ExportFormat:
-    """Return the format to write. Raises UsageError if the file suffix is unknown."""
+def _format_of_file(output: str | None) -> ExportFormat:
+    """Return the format by the file suffix. Raises UsageError if the suffix is unknown."""
     suffix = Path(output or "").suffix.lower()
-    if form is not None:
-        return form
-    if suffix and suffix not in _FORMATS:
-        suffixes = ", ".join(_FORMATS)
+    if suffix and suffix not in _FORMAT_BY_SUFFIX:
+        suffixes = ", ".join(_FORMAT_BY_SUFFIX)
         raise click.UsageError(
             f"The format of {one_line(str(output))} is unknown. Known suffixes: {suffixes}. "
             "Otherwise use --format."
         )
-    return _FORMATS.get(suffix, "jsonl")
+    return _FORMAT_BY_SUFFIX.get(suffix, "jsonl")
 
 
-def _render_pieces(
-    form: ExportFormat, info: SessionInfo, messages: Sequence[Message], redactor: SharingRedactor
+def _render_chunks(
+    export_format: ExportFormat,
+    info: SessionInfo,
+    messages: Sequence[Message],
+    redactor: SharingRedactor,
 ) -> Iterator[bytes]:
-    if form != "html":
-        return text_export_pieces(form, info, messages, redactor)
+    if export_format != "html":
+        return export_as_text(export_format, info, messages, redactor)
     # This import is slow and only needed for pages.
     from stenolog.gateway.viewer.export_page import export_pieces
 
-    return export_pieces(form, info, messages, redactor)
+    return export_pieces(export_format, info, messages, redactor)
 
 
-def _print_redactions(
-    form: ExportFormat, redactor: SharingRedactor, files: str, pronoun: str
+def _print_redaction_notice(
+    export_format: ExportFormat, redactor: SharingRedactor, noun: str, pronoun: str
 ) -> None:
     if redactor.enabled and redactor.count:
         print_notice(f"Replaced {plural(redactor.count, 'secret')}. Use --no-redact to keep them.")
-    elif redactor.enabled and form in DOCUMENT_FORMATS:
-        advice = f"Read the {files} before you share {pronoun}."
+    elif redactor.enabled and export_format in DOCUMENT_FORMATS:
+        advice = f"Read the {noun} before you share {pronoun}."
         print_notice(f"No known forms of secrets found. {advice}")
 
 
@@ -249,7 +251,7 @@ def _print_redactions(
 
 
 class _ExportedSession(NamedTuple):
-    """A session in the index of an export."""
+    """An exported session, as listed in index.html."""
 
     title: str
     key: str
@@ -261,56 +263,51 @@ class _ExportedSession(NamedTuple):
 def _export_all(
     store: Store,
     folder: str,
-    form: ExportFormat,
+    export_format: ExportFormat,
     redactor: SharingRedactor,
     since: datetime | None,
     prefix: str,
     *,
     as_json: bool,
-) -> dict[str, str]:
-    """Write each session to a separate file, and print a report.
-
-    Return the keys of the sessions that cannot be read, each with the reason.
-    """
+) -> int:
+    """Write each session to a separate file, print a report, and return the exit code."""
     exported: list[_ExportedSession] = []
-    problems: dict[str, str] = {}
-    keys = store.list_sessions(prefix=prefix)
-    with show_progress("Exporting", len(keys), enabled=len(keys) > 1) as step:
-        for key in keys:
-            try:
-                info = store.info(key)
-                messages = store.get_history(key, full=True)
-                if messages and (since is None or messages[-1].at >= since):
-                    session = _describe_session(info, messages, form, redactor)
-                    path = Path(folder, session.file)
-                    _remove_link(path)
-                    _write_file(path, _render_pieces(form, info, messages, redactor))
-                    exported.append(session)
-            except (NoSuchSession, ForeignLog):
-                pass  # The session was just deleted, or the file belongs to another program.
-            except StenologError as error:
-                problems[key] = str(error)
-            step()
-    if form == "html":
-        _write_file(Path(folder, _INDEX_NAME), _render_index(exported))
+
+    def export_session(key: str) -> None:
+        info = store.info(key)
+        messages = store.get_history(key, full=True)
+        if messages and (since is None or messages[-1].at >= since):
+            session = _describe_session(info, messages, export_format, redactor)
+            path = Path(folder, session.file)
+            _remove_link(path)
+            _write_file(path, _render_chunks(export_format, info, messages, redactor))
+            exported.append(session)
+
+    problems = read_each_session("Exporting", store.list_sessions(prefix=prefix), export_session)
+    if export_format == "html":
+        # This import is slow and only needed for pages.
+        from stenolog.gateway.viewer.export_page import index_page
+
+        exported.sort(key=lambda session: session.last, reverse=True)
+        _write_file(Path(folder, _INDEX_NAME), [index_page(exported)])
     print_notices(f"{one_line(key)}: {sentence(problem)}" for key, problem in problems.items())
     message_count = sum(session.messages for session in exported)
     exported_text = f"{plural(len(exported), 'session')} with {plural(message_count, 'message')}"
     print_notice(f"Wrote {exported_text} to {one_line(folder)}.")
     if as_json:
-        fields: dict[str, Any] = {"folder": folder, "format": form, "messages": message_count}
-        fields |= {"sessions": len(exported), "redacted": redactor.count, "problems": problems}
-        click.echo(json_text(fields))
-    _print_redactions(form, redactor, "files", "them")
-    return problems
+        fields: dict[str, Any] = {"folder": folder, "format": export_format}
+        fields |= {"messages": message_count, "sessions": len(exported)}
+        click.echo(json_text({**fields, "redacted": redactor.count, "problems": problems}))
+    _print_redaction_notice(export_format, redactor, "files", "them")
+    return EXIT_PARTIAL if problems else 0
 
 
-def _prepare_folder(folder: Path, form: ExportFormat, *, force: bool) -> None:
-    """Create the folder. Raises ClickException if it contains the index of another program."""
+def _prepare_folder(folder: Path, export_format: ExportFormat, *, force: bool) -> None:
+    """Create the folder. Raises ClickException if its index.html is from another program."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         index = folder / _INDEX_NAME
-        if form == "html" and not force and os.path.lexists(index):
+        if export_format == "html" and not force and os.path.lexists(index):
             with index.open("rb") as file:
                 if _GENERATOR_TAG not in file.read(2_000):
                     raise _file_exists_error(str(index))
@@ -328,7 +325,10 @@ def _remove_link(path: Path) -> None:
 
 
 def _describe_session(
-    info: SessionInfo, messages: Sequence[Message], form: ExportFormat, redactor: SharingRedactor
+    info: SessionInfo,
+    messages: Sequence[Message],
+    export_format: ExportFormat,
+    redactor: SharingRedactor,
 ) -> _ExportedSession:
     # `redactor` counts secrets when the document is written.
     # A second redactor for title and key avoids counting the same secret twice.
@@ -337,25 +337,18 @@ def _describe_session(
     return _ExportedSession(
         title=title,
         key=name_redactor(info.key) if redactor.enabled else info.key,
-        file=_file_name(title, info.key, _SUFFIXES[form]),
+        file=_file_name(title, info.key, _SUFFIX_BY_FORMAT[export_format]),
         messages=len(messages),
         last=messages[-1].at,
     )
 
 
 def _file_name(title: str, key: str, suffix: str) -> str:
-    """Return a safe file name that is unique for the key: words of the title, and a digest."""
+    """Return a file name from words of the title and a digest of the key."""
     ascii_title = title.encode("ascii", "ignore").decode()
-    words = re.sub(r"[^\w]+", "-", ascii_title)[:_MAX_TITLE_LENGTH].strip("-_")
+    title_words = re.sub(r"[^\w]+", "-", ascii_title)[:_MAX_TITLE_LENGTH].strip("-_")
     digest = sha256(key.encode(errors="surrogatepass")).hexdigest()[:10]
-    return f"{words.lower() or 'session'}-{digest}.{suffix}"
-
-
-def _render_index(sessions: Sequence[_ExportedSession]) -> Iterator[bytes]:
-    # This import is slow and only needed for pages.
-    from stenolog.gateway.viewer.export_page import index_page
-
-    yield index_page(sorted(sessions, key=lambda session: session.last, reverse=True))
+    return f"{title_words.lower() or 'session'}-{digest}.{suffix}"
 
 
 # --- output ----------------------------------------------------------------------------------
@@ -365,45 +358,28 @@ def _file_exists_error(path: str) -> click.ClickException:
     return click.ClickException(f"{one_line(path)} exists already. Use --force to overwrite it.")
 
 
-def _write_error(place: str, error: OSError) -> click.ClickException:
-    return click.ClickException(f"Cannot write {one_line(place)}: {error.strerror}")
+def _write_error(target: str, error: OSError) -> click.ClickException:
+    return click.ClickException(f"Cannot write {one_line(target)}: {error.strerror}")
 
 
-def _print_pieces(pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        if sys.stdout.isatty():
-            click.echo(printable(piece.decode()), nl=False)
-        else:
-            click.echo(piece, nl=False)
-
-
-def _write_file(path: Path, pieces: Iterable[bytes]) -> None:
+def _write_file(path: Path, chunks: Iterable[bytes]) -> None:
     if path.exists() and not path.is_file():
         # Write to an existing pipe or device; do not replace the pipe or device by a file.
         with path.open("wb") as file:
-            file.writelines(pieces)
+            file.writelines(chunks)
         return
     # Replace the target of a symbolic link, not the link.
-    with (
-        _new_file(path.resolve()) as descriptor,
-        os.fdopen(descriptor, "wb", closefd=False) as file,
-    ):
-        file.writelines(pieces)
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[int]:
-    """Create a file that only its owner can read, and give it its name when it is complete."""
+    path = path.resolve()
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        descriptor, temporary_name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise _write_error(str(path), error) from error
     try:
-        yield descriptor
-        os.fsync(descriptor)
-        Path(name).replace(path)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(descriptor)
+        Path(temporary_name).replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        Path(temporary_name).unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from stenolog.cli.output import format_time, one_line, sentence
-from stenolog.cli.workspace import Location, location_options
+from stenolog.cli.workspace import Location, display_name, location_options
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.transcripts.claude_settings import (
     HOOK_ARGUMENTS,
@@ -26,7 +26,7 @@ from stenolog.transfer.transcripts.transcript import as_dict, as_text, parse_jso
 MAX_INPUT_BYTES: Final = 16 * 1024 * 1024
 """Maximum number of bytes that are read from the program that calls the hook."""
 MAX_LOG_BYTES: Final = 1024 * 1024
-"""Maximum size in bytes of the log of failed imports. A larger log is emptied."""
+"""Maximum size of the log of failed imports, in bytes. A larger log is emptied."""
 _program_argument: Final = click.argument("program", type=click.Choice(["claude-code"]))
 
 
@@ -39,7 +39,7 @@ def hook_command() -> None:
 @_program_argument
 @click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
 @location_options
-def install_command(program: str, dry_run: bool, where: Location) -> None:
+def install_command(program: str, dry_run: bool, location: Location) -> None:
     """Import each session of PROGRAM when it ends.
 
     Adds a SessionEnd hook to Claude Code's settings.json in $CLAUDE_CONFIG_DIR or ~/.claude; other
@@ -62,24 +62,26 @@ def install_command(program: str, dry_run: bool, where: Location) -> None:
             f"There is no folder {one_line(str(path.parent))}. Start Claude Code once, or set "
             "CLAUDE_CONFIG_DIR."
         )
-    if where.display_name != where.workspace:
+    if display_name(location.workspace) != location.workspace:
         raise click.ClickException(
             "The address of the workspace has a password, which would be written to "
             f"{one_line(str(path))}. Remove it from the address, and put it into ~/.pgpass."
         )
     old_content = _read_settings(path)
-    command = _command_line(where)
-    if not _is_utf8(command):
+    command = shlex.join(_hook_words(location))
+    workspace = one_line(_absolute_address(location.workspace))
+    try:
+        command.encode()
+    except UnicodeEncodeError:
         raise click.ClickException(
-            f"The path {one_line(_absolute_address(where.workspace))} is not UTF-8, so it cannot "
-            f"be written to {one_line(str(path))}."
-        )
-    text = add_hook(_decode_settings(old_content, path), command, path)
-    if _write_settings(path, old_content, text, dry_run=dry_run):
+            f"The path {workspace} is not UTF-8, so it cannot be written to {one_line(str(path))}."
+        ) from None
+    new_text = add_hook(_decode_settings(old_content, path), command, path)
+    if _write_settings(path, old_content, new_text, dry_run=dry_run):
         verb = "Would install" if dry_run else "Installed"
         click.echo(
             f"{verb} the hook in {one_line(str(path))}. New sessions of Claude Code are imported "
-            f"into {one_line(_absolute_address(where.workspace))} when they end.",
+            f"into {workspace} when they end.",
             err=True,
         )
     else:
@@ -97,8 +99,8 @@ def remove_command(program: str, dry_run: bool) -> None:
     del program
     path = settings_file()
     old_content = _read_settings(path)
-    text = "" if old_content is None else remove_hook(_decode_settings(old_content, path), path)
-    if old_content is not None and _write_settings(path, old_content, text, dry_run=dry_run):
+    new_text = "" if old_content is None else remove_hook(_decode_settings(old_content, path), path)
+    if old_content is not None and _write_settings(path, old_content, new_text, dry_run=dry_run):
         verb = "Would remove" if dry_run else "Removed"
         click.echo(f"{verb} the hook from {one_line(str(path))}.", err=True)
     else:
@@ -109,7 +111,7 @@ def remove_command(program: str, dry_run: bool) -> None:
 @_program_argument
 @click.option("--file", type=click.Path(path_type=Path), help="Import this transcript and wait.")
 @location_options
-def run_command(program: str, file: Path | None, where: Location) -> None:
+def run_command(program: str, file: Path | None, location: Location) -> None:
     """Import the session that ended. Claude Code passes the session as JSON on stdin.
 
     Prints nothing, so that a failed import does not disturb Claude Code.
@@ -119,22 +121,22 @@ def run_command(program: str, file: Path | None, where: Location) -> None:
     del program
     try:
         if file is None:
-            text = sys.stdin.buffer.read(MAX_INPUT_BYTES)
-            transcript = as_text(as_dict(parse_json(text)).get("transcript_path"))
+            hook_input = sys.stdin.buffer.read(MAX_INPUT_BYTES)
+            transcript = as_text(as_dict(parse_json(hook_input)).get("transcript_path"))
             if not transcript:
                 _write_log("the hook was called without a transcript_path")
                 return
-            _start_import(Path(transcript).expanduser(), where)
+            _start_import(Path(transcript).expanduser(), location)
         else:
-            _import_transcript(file, where)
+            _import_transcript(file, location)
     except Exception as error:  # noqa: BLE001 -- an error must not fail the session
         _write_log(f"{'the session' if file is None else file} was not imported: {error}")
 
 
-def _start_import(path: Path, where: Location) -> None:
-    """Import in a separate process, because Claude Code ends hooks that run for several seconds."""
+def _start_import(path: Path, location: Location) -> None:
+    """Start a process that imports, because Claude Code ends hooks that run for several seconds."""
     subprocess.Popen(
-        [*_program_command(), *_hook_arguments(where), "--file", str(path)],
+        [*_hook_words(location), "--file", str(path)],
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -143,7 +145,7 @@ def _start_import(path: Path, where: Location) -> None:
     )
 
 
-def _import_transcript(path: Path, where: Location) -> None:
+def _import_transcript(path: Path, location: Location) -> None:
     """Import a session and its subagents. Raises OSError and the errors of the store."""
     # The process that Claude Code waits for does not need these imports.
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
@@ -151,11 +153,10 @@ def _import_transcript(path: Path, where: Location) -> None:
 
     path.stat()
     reader = ClaudeCode()
-    place = where.place
+    place = location.place
+    subagents = path.with_suffix("") / "subagents"
     with open_store(place.where, namespace=place.namespace) as store:
-        for source in (path, path.with_suffix("") / "subagents"):
-            if source != path and not source.is_dir():
-                continue
+        for source in (path, subagents) if subagents.is_dir() else (path,):
             for file in reader.find(source):
                 for problem in import_transcript(reader, file, store).problems:
                     _write_log(f"{file.key}: {problem}")
@@ -164,31 +165,16 @@ def _import_transcript(path: Path, where: Location) -> None:
 # --- the command line of the hook ---------------------------------------------------------------
 
 
-def _command_line(where: Location) -> str:
-    """Return the command that runs the hook from any folder."""
-    return shlex.join([*_program_command(), *_hook_arguments(where)])
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _program_command() -> list[str]:
+def _hook_words(location: Location) -> list[str]:
+    """Return the words of the command that runs the hook from any folder."""
     script = Path(sys.argv[0]).absolute()
-    if script.name in ("steno", "stenolog") and os.access(script, os.X_OK):
-        return [str(script)]
     # With -P, Python does not import a folder named stenolog in the current folder.
-    return [sys.executable, "-P", "-m", "stenolog"]
-
-
-def _hook_arguments(where: Location) -> list[str]:
-    options = [] if where.agent is None else ["--agent", where.agent]
-    options += [] if where.namespace is None else ["--namespace", where.namespace]
-    return [*HOOK_ARGUMENTS.split(), "-w", _absolute_address(where.workspace), *options]
+    words = [sys.executable, "-P", "-m", "stenolog"]
+    if script.name in ("steno", "stenolog") and os.access(script, os.X_OK):
+        words = [str(script)]
+    words += [*HOOK_ARGUMENTS.split(), "-w", _absolute_address(location.workspace)]
+    words += [] if location.agent is None else ["--agent", location.agent]
+    return words + ([] if location.namespace is None else ["--namespace", location.namespace])
 
 
 def _absolute_address(workspace: str) -> str:
@@ -215,41 +201,39 @@ def _decode_settings(content: bytes | None, path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        text = sentence(f"{path} is not UTF-8, so it was not changed")
-        raise click.ClickException(text) from error
+        error_text = sentence(f"{path} is not UTF-8, so it was not changed")
+        raise click.ClickException(error_text) from error
 
 
-def _write_settings(path: Path, old_content: bytes | None, text: str, *, dry_run: bool) -> bool:
-    """Write the settings if they differ, or print the difference. Return whether they differ."""
-    if old_content is not None and text.encode() == old_content:
+def _write_settings(path: Path, old_content: bytes | None, new_text: str, *, dry_run: bool) -> bool:
+    """Write the new settings; with `dry_run`, print the difference. Return whether they differ."""
+    if new_text.encode() == old_content:
         return False
     if dry_run:
-        old_text = "" if old_content is None else old_content.decode()
+        old_lines, new_lines = (old_content or b"").decode().splitlines(), new_text.splitlines()
         name = str(path)
-        lines = difflib.unified_diff(
-            old_text.splitlines(), text.splitlines(), name, name, lineterm="", n=2
-        )
-        for line in lines:
+        for line in difflib.unified_diff(old_lines, new_lines, name, name, lineterm="", n=2):
             click.echo(one_line(line))
     else:
-        replace_settings(path, old_content, text)
+        replace_settings(path, old_content, new_text)
     return True
 
 
 def log_file() -> Path:
     """Return the path of the log of failed imports."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "stenolog" / "hook.log"
+    state_folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state_folder, "stenolog", "hook.log")
 
 
 def _write_log(text: str) -> None:
-    """Write a line to the log. Errors are ignored, because nobody would see them."""
+    """Write a line to the log of failed imports. Errors are ignored."""
     path = log_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_full = path.exists() and path.stat().st_size > MAX_LOG_BYTES
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_full else os.O_APPEND)
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as log:
-            log.write(f"{format_time(datetime.now(UTC))} {one_line(text)}\n")
+        open_flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_full else os.O_APPEND)
+        line = f"{format_time(datetime.now(UTC))} {one_line(text)}\n"
+        with os.fdopen(os.open(path, open_flags, 0o600), "wb") as log:
+            log.write(line.encode(errors="replace"))
     except OSError:
         pass

@@ -13,9 +13,9 @@ from typing import Any, Final
 import click
 from msgspec.structs import replace
 
-from stenolog.cli.options import dry_run_option, json_option
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     one_line,
     plural,
     print_notices,
@@ -24,9 +24,14 @@ from stenolog.cli.output import (
     sentence,
     show_import_progress,
     terminal_console,
-    uses_color,
 )
-from stenolog.cli.workspace import Location, location_options, open_read_only
+from stenolog.cli.workspace import (
+    Location,
+    dry_run_option,
+    json_option,
+    location_options,
+    open_read_only,
+)
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -72,8 +77,8 @@ NEEDED_PATHS: Final = {
     "open-webui": "JSON file of the export",
     "aider": "folder of a project",
 }
-"""Path that the user must give for each program whose files have no usual place."""
-_MAX_ECHOED_CHARS: Final = 200
+"""Kind of path that the user must give, by program. Other programs have a usual place."""
+_MAX_ECHOED_CHARACTERS: Final = 200
 
 
 class _SourceType(click.Path):
@@ -81,9 +86,6 @@ class _SourceType(click.Path):
 
     Addresses of stenolog stores are rejected.
     """
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         is_missing = not os.path.lexists(value)  # This is also True if the name is too long.
@@ -95,15 +97,16 @@ class _SourceType(click.Path):
         if _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
         if is_missing:
-            names = get_close_matches(value.casefold(), [*TRANSCRIPT_PROGRAMS, *PROGRAMS], 1)
-            hint = f" Did you mean {names[0]}?" if names else ""
-            text = f"{one_line(value)[:_MAX_ECHOED_CHARS]}: there is no such file or folder.{hint}"
+            text = f"{one_line(value)[:_MAX_ECHOED_CHARACTERS]}: there is no such file or folder."
+            names = (*TRANSCRIPT_PROGRAMS, *PROGRAMS)
+            for similar_name in get_close_matches(value.casefold(), names, 1):
+                text += f" Did you mean {similar_name}?"
             self.fail(f"{text} Known programs: {', '.join(TRANSCRIPT_PROGRAMS)}.", param, ctx)
         return super().convert(value, param, ctx)
 
 
 @click.command("import")
-@click.argument("source", type=_SourceType())
+@click.argument("source", type=_SourceType(exists=True, path_type=Path))
 @click.option(
     "--from",
     "program",
@@ -112,7 +115,7 @@ class _SourceType(click.Path):
 )
 @click.option(
     "--map",
-    "pairs",
+    "key_pairs",
     multiple=True,
     metavar="OLD=NEW",
     help="Import session OLD as NEW; a * in both stands for the same text. Repeatable.",
@@ -143,7 +146,7 @@ class _SourceType(click.Path):
 def import_command(
     source: Path | str,
     program: str | None,
-    pairs: tuple[str, ...],
+    key_pairs: tuple[str, ...],
     map_file: Path | None,
     aliases: bool | None,
     recursive: bool,
@@ -151,7 +154,7 @@ def import_command(
     watch: bool,
     dry_run: bool,
     as_json: bool,
-    where: Location,
+    location: Location,
 ) -> int:
     """Import sessions of other programs from SOURCE.
 
@@ -219,47 +222,47 @@ def import_command(
         raise click.UsageError(f"SOURCE is {source}, but --from is {program}.")
     transcripts = _find_transcripts(source, program)
     if transcripts is not None:
-        if pairs or map_file is not None or aliases is not None or time_field:
+        if key_pairs or map_file is not None or aliases is not None or time_field:
             raise click.UsageError(
                 "--map, --map-file, --aliases and --time-field do not apply to transcripts."
             )
         return _import_transcripts(
-            *transcripts, where, watch=watch, dry_run=dry_run, as_json=as_json
+            *transcripts, location, watch=watch, dry_run=dry_run, as_json=as_json
         )
     if watch:
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
-    folder, file_name = _source_folder(source)
+    folder, file_name = _split_source(source)
+    folders: list[Path] = []
     if recursive and file_name is None:
-        folder = source
+        folder, folders = source, _find_subfolders(source)
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
-    folders = _subfolders(folder) if recursive and file_name is None else []
     import_all = partial(
         _import_folders, folder, folders, only=file_name, layouts=layouts, time_field=time_field
     )
-    keys = _key_map(pairs, map_file, import_all)
+    key_map = _make_key_map(key_pairs, map_file, import_all)
     report = ImportReport()
-    store_exists = _store_exists(where)
+    store_exists = _store_exists(location)
     if not store_exists:
         # Create a workspace only if there is a session to import.
-        report = import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=keys)
+        report = import_all(store=InMemoryStore(), dry_run=True, map_key=key_map)
     if store_exists or report.imported:
-        with (_open_read_only if dry_run else _open_writable)(where) as store:
-            is_in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-            byte_count = 0 if dry_run else _import_size([folder, *folders], file_name)
+        with (_open_read_only if dry_run else _open_writable)(location) as store:
+            is_session_folder = isinstance(store, JSONLStore) and store.folder.samefile(folder)
+            byte_count = 0 if dry_run else _count_import_bytes([folder, *folders], file_name)
             with show_import_progress(byte_count) as progress:
                 report = import_all(
                     store=store,
-                    rename_files=is_in_place,
-                    is_own=is_in_place,
-                    aliases=bool(aliases),
+                    rename_files=is_session_folder,
+                    is_own=is_session_folder,
+                    accept_aliases=bool(aliases),
                     dry_run=dry_run,
-                    map_key=keys,
+                    map_key=key_map,
                     progress=progress,
                 )
             if _confirm_aliases(report, aliases, dry_run=dry_run):
-                second = import_all(store=store, rename_files=False, aliases=True, map_key=keys)
-                report = _with_aliases(report, second)
+                alias_report = import_all(store=store, accept_aliases=True, map_key=key_map)
+                report = _with_aliases(report, alias_report)
     if sys.stdout.isatty() and report.imported and not as_json:
         _print_table(report)
     else:
@@ -271,8 +274,8 @@ def import_command(
         )
     problems = list(_problem_lines(report))
     print_notices(problems)
-    print_notices(_note_lines(report))
-    print_notices(_alias_report(report, dry_run=dry_run))
+    print_notices(_conversion_lines(report))
+    print_notices(_alias_lines(report, dry_run=dry_run))
     print_notices(_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
     if not report.imported and not report.migrated:
         return 1
@@ -280,7 +283,7 @@ def import_command(
 
 
 def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
-    """Ask in a terminal whether to accept the aliases that were found."""
+    """Return whether the user accepts the aliases that were found. Asks only in a terminal."""
     lines = list(_unaccepted_alias_lines(report))
     if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
@@ -289,11 +292,11 @@ def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: boo
 
 
 def _with_aliases(report: ImportReport, second_report: ImportReport) -> ImportReport:
-    """Return the first report with the aliases that the second import added."""
-    repeated = {(session.file, session.key): session for session in second_report.imported}
+    """Return `report` with the aliases that the second import added."""
+    second_sessions = {(session.file, session.key): session for session in second_report.imported}
     imported = []
     for session in report.imported:
-        second_session = repeated.get((session.file, session.key))
+        second_session = second_sessions.get((session.file, session.key))
         if second_session is not None and session.unaccepted_aliases:
             problems = tuple(dict.fromkeys((*session.problems, *second_session.problems)))
             session = replace(
@@ -303,35 +306,34 @@ def _with_aliases(report: ImportReport, second_report: ImportReport) -> ImportRe
     return replace(report, imported=tuple(imported))
 
 
-def _alias_report(report: ImportReport, *, dry_run: bool) -> Iterator[str]:
+def _alias_lines(report: ImportReport, *, dry_run: bool) -> Iterator[str]:
     verb = "would have" if dry_run else "now has"
     for session in report.imported:
         if session.aliases:
-            names = ", ".join(map(one_line, session.aliases))
-            yield f"{one_line(session.key)} {verb} the aliases: {names}."
-    unaccepted = list(_unaccepted_alias_lines(report))
-    yield from unaccepted
-    if unaccepted:
+            names_text = ", ".join(map(one_line, session.aliases))
+            yield f"{one_line(session.key)} {verb} the aliases: {names_text}."
+    if any(session.unaccepted_aliases for session in report.imported):
+        yield from _unaccepted_alias_lines(report)
         yield "These aliases were not accepted. To accept them, import again with --aliases."
 
 
 def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
     for session in report.imported:
         if session.unaccepted_aliases:
-            names = ", ".join(map(one_line, session.unaccepted_aliases))
-            yield f"The file names aliases of {one_line(session.key)}: {names}."
+            names_text = ", ".join(map(one_line, session.unaccepted_aliases))
+            yield f"The file names aliases of {one_line(session.key)}: {names_text}."
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
-    """Return program and path of the transcripts in SOURCE; None if it has other sessions."""
+    """Return the program and path of the transcripts; None if SOURCE has other sessions."""
     if program in PROGRAMS:
         return None
     # These imports load the readers of all programs.
-    from stenolog.cli.import_transcripts import default_place
+    from stenolog.cli.import_transcripts import find_transcripts_place
     from stenolog.transfer.transcripts.programs import detect_program
 
     if isinstance(source, str):
-        return source, default_place(source)
+        return source, find_transcripts_place(source)
     if program is not None:
         return program, source
     program = detect_program(source)
@@ -345,7 +347,7 @@ def _has_other_sessions(source: Path) -> bool:
     """Return whether a folder with transcripts also has sessions of other programs."""
     if not source.is_dir():
         return False
-    folder, name = _source_folder(source)
+    folder, name = _split_source(source)
     report = import_folder(
         folder, InMemoryStore(), only=name, layouts=ALL_LAYOUTS, rename_files=False, dry_run=True
     )
@@ -353,16 +355,15 @@ def _has_other_sessions(source: Path) -> bool:
 
 
 def _import_transcripts(
-    program: str, path: Path, where: Location, *, watch: bool, dry_run: bool, as_json: bool
+    program: str, path: Path, location: Location, *, watch: bool, dry_run: bool, as_json: bool
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
     from stenolog.cli.import_transcripts import TranscriptsCommand
 
-    if not (watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()):
-        # Use a store in memory, so that no workspace is created without transcripts.
-        command = TranscriptsCommand(program, path, InMemoryStore())
-        return command.run(as_json=as_json, dry_run=dry_run)
-    with (_open_read_only if dry_run else _open_writable)(where) as store:
+    has_files = watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()
+    open_location = _open_read_only if dry_run else _open_writable
+    # Use a store in memory, so that no workspace is created without transcripts.
+    with open_location(location) if has_files else InMemoryStore() as store:
         command = TranscriptsCommand(program, path, store)
         exit_code = command.run(as_json=as_json, dry_run=dry_run)
         if watch:
@@ -370,20 +371,20 @@ def _import_transcripts(
     return exit_code
 
 
-def _key_map(
-    pairs: Sequence[str], file: Path | None, import_all: Callable[..., ImportReport]
+def _make_key_map(
+    key_pairs: Sequence[str], map_file: Path | None, import_all: Callable[..., ImportReport]
 ) -> KeyMap:
-    """Return the mapping from old to new keys. Raises UsageError for wrong pairs."""
+    """Return the map from old to new keys. Raises UsageError for a wrong OLD=NEW pair."""
     try:
-        option_map = KeyMap(tuple(map(parse_pair, pairs)))
-        text = "" if file is None else file.read_text("utf-8-sig")
-        keys = KeyMap(option_map.pairs + parse_pairs(text))
+        option_key_map = KeyMap(tuple(map(parse_pair, key_pairs)))
+        text = "" if map_file is None else map_file.read_text("utf-8-sig")
+        key_map = KeyMap(option_key_map.pairs + parse_pairs(text))
     except UsageError as error:
         raise click.UsageError(f"--map: {one_line(str(error))}") from error
     except (OSError, ValueError) as error:
         raise click.UsageError(f"--map-file cannot be read: {error}") from error
-    if not keys.pairs:
-        return keys
+    if not key_map.pairs:
+        return key_map
     source_keys: list[str] = []
 
     def collect_key(key: str) -> str:
@@ -391,30 +392,22 @@ def _key_map(
         return key
 
     # Check the keys before writing: a typing error would create sessions with wrong keys.
-    import_all(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect_key)
-    for pair in option_map.unmatched(source_keys):
-        names = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
+    import_all(store=InMemoryStore(), dry_run=True, map_key=collect_key)
+    for pair in option_key_map.unmatched(source_keys):
+        names_text = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
         more = ", …" if len(source_keys) > MAX_LISTED_KEYS else ""
-        known_text = f"; known keys: {names}{more}" if source_keys else ""
-        raise click.UsageError(
-            f"--map {one_line(str(pair))}: SOURCE has no session with that key{known_text}"
-        )
-    for key in keys.duplicates(source_keys):
+        known_text = f"; known keys: {names_text}{more}" if source_keys else ""
+        text = f"--map {one_line(str(pair))}: SOURCE has no session with that key"
+        raise click.UsageError(f"{text}{known_text}")
+    for key in key_map.duplicates(source_keys):
         raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
-    return keys
+    return key_map
 
 
 def _session_fields(imported: ImportedSession) -> dict[str, Any]:
     return {
-        "key": imported.key,
-        "added": imported.added,
-        "messages": imported.messages,
-        "dropped": imported.dropped,
-        "layout": imported.layout,
-        "file": imported.file,
-        "problems": imported.problems,
-        "notes": imported.notes,
-        "aliases": imported.aliases,
+        **attributes_of(imported, "key", "added", "messages", "dropped", "layout", "file"),
+        **attributes_of(imported, "problems", "notes", "aliases"),
         "aliases_left": imported.unaccepted_aliases,
     }
 
@@ -423,14 +416,14 @@ def _session_cells(imported: ImportedSession) -> Sequence[object]:
     return imported.key, imported.added, imported.messages, imported.layout, imported.file
 
 
-_MIN_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
-"""Minimum width of the terminal for each column after the key."""
+_MIN_TERMINAL_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
+"""Minimum width of the terminal, in characters, by column after the key."""
 
 
 def _print_table(report: ImportReport) -> None:
-    console = terminal_console(styled=uses_color())
+    console = terminal_console()
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
-    for name, width in _MIN_WIDTHS.items():
+    for name, width in _MIN_TERMINAL_WIDTHS.items():
         if console.width >= width:
             justify = "right" if name in ("added", "messages") else "left"
             columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
@@ -448,7 +441,7 @@ def _print_table(report: ImportReport) -> None:
     print_table(columns, rows, console=console)
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def _find_subfolders(folder: Path) -> list[Path]:
     """Return the subfolders that --recursive searches, without hidden folders and links.
 
     Stenolog logs in the subfolders are recognized by their content and not imported.
@@ -456,7 +449,7 @@ def _subfolders(folder: Path) -> list[Path]:
     folders = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            folders += [] if _is_searched_folder(path) else [path, *_subfolders(path)]
+            folders += [] if _is_searched_folder(path) else [path, *_find_subfolders(path)]
     return folders
 
 
@@ -465,25 +458,24 @@ def _import_folders(
     subfolders: Sequence[Path],
     store: Store,
     *,
-    map_key: Callable[[str], str] | None = None,
+    map_key: Callable[[str], str],
     rename_files: bool = False,
     **options: Any,
 ) -> ImportReport:
-    """Import a folder and its subfolders. Keys of sessions in a subfolder begin with its path."""
-    total = import_folder(folder, store, map_key=map_key, rename_files=rename_files, **options)
+    """Import a folder and its subfolders. Keys from a subfolder start with the subfolder's path."""
+    report = import_folder(folder, store, map_key=map_key, rename_files=rename_files, **options)
     for path in subfolders:
-        prefix = path.relative_to(folder).as_posix()
 
-        def add_prefix(key: str, prefix: str = prefix) -> str:
-            key = f"{prefix}/{key}"
-            return key if map_key is None else map_key(key)
+        def map_with_prefix(key: str, prefix: str = path.relative_to(folder).as_posix()) -> str:
+            return map_key(f"{prefix}/{key}")
 
-        result = import_folder(path, store, map_key=add_prefix, rename_files=False, **options)
-        total = total.combined_with(result)
-    return total
+        report = report.combined_with(
+            import_folder(path, store, map_key=map_with_prefix, rename_files=False, **options)
+        )
+    return report
 
 
-def _source_folder(source: Path) -> tuple[Path, str | None]:
+def _split_source(source: Path) -> tuple[Path, str | None]:
     """Return the folder to search, and the file name if SOURCE is a file."""
     if source.is_dir():
         sessions_folder = source / "sessions"
@@ -494,8 +486,8 @@ def _source_folder(source: Path) -> tuple[Path, str | None]:
     return source.parent, name
 
 
-def _store_exists(where: Location) -> bool:
-    place = where.place
+def _store_exists(location: Location) -> bool:
+    place = location.place
     address = parse_address(place.where)
     if address.engine == "postgresql":
         return True
@@ -503,41 +495,35 @@ def _store_exists(where: Location) -> bool:
     return (path / place.namespace if address.engine == "jsonl" else path).exists()
 
 
-def _open_writable(where: Location) -> Store:
-    place = where.place
+def _open_writable(location: Location) -> Store:
+    place = location.place
     return open_store(place.where, namespace=place.namespace)
 
 
-def _open_read_only(where: Location) -> Store:
+def _open_read_only(location: Location) -> Store:
     """Open the store read-only. If the store does not exist yet, return an empty store."""
-    address = parse_address(where.workspace)
+    address = parse_address(location.workspace)
     exists = address.engine == "postgresql" or Path(address.path).exists()
-    return open_read_only(where) if exists else InMemoryStore()
+    return open_read_only(location) if exists else InMemoryStore()
 
 
-def _import_size(folders: Sequence[Path], file_name: str | None) -> int:
+def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:
     """Return the number of bytes in the files to import."""
-    if file_name is not None:
-        files = [folders[0] / file_name]
-    else:
-        files = [path for folder in folders for path in _files_to_import(folder)]
+    files: list[Path] = [] if file_name is None else [folders[0] / file_name]
+    for folder in folders if file_name is None else ():
+        for path in folder.iterdir():
+            if not path.is_dir():
+                files.append(path)
+            elif _is_searched_folder(path):
+                files += path.rglob("*")
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def _files_to_import(folder: Path) -> Iterator[Path]:
-    """Yield all files that the import reads."""
-    for path in folder.iterdir():
-        if not path.is_dir():
-            yield path
-        elif _is_searched_folder(path):
-            yield from path.rglob("*")
-
-
 def _is_searched_folder(folder: Path) -> bool:
-    # This import loads SQLite, which no other command needs.
-    from stenolog.transfer.importers.framework_tables import is_searched
+    # This import loads SQLite, which is only needed here.
+    from stenolog.transfer.importers.framework_tables import is_source_folder
 
-    return is_searched(folder)
+    return is_source_folder(folder)
 
 
 def _problem_lines(report: ImportReport) -> Iterator[str]:
@@ -548,16 +534,16 @@ def _problem_lines(report: ImportReport) -> Iterator[str]:
         yield f"{one_line(skipped.file)} was skipped: {sentence(skipped.reason)}"
 
 
-def _note_lines(report: ImportReport) -> Iterator[str]:
-    """Yield a line for each kind of conversion, with the number of messages in all sessions."""
+def _conversion_lines(report: ImportReport) -> Iterator[str]:
+    """Yield a line for each kind of conversion, with the number of converted messages."""
     message_counts: Counter[str] = Counter()
     for session in report.imported:
         if not session.already_imported:
             for note in session.notes:
                 text, _, count = note.rpartition(" in ")
                 message_counts[text] += int(count.split()[0].replace(",", ""))
-    for text, number in message_counts.most_common():
-        yield f"Note: {one_line(text)} in {plural(number, 'message')}."
+    for text, message_count in message_counts.most_common():
+        yield f"Note: {one_line(text)} in {plural(message_count, 'message')}."
 
 
 def _report_lines(
@@ -568,13 +554,13 @@ def _report_lines(
     if report.imported or report.skipped:
         yield _total_line(report, dry_run=dry_run)
     if not (report.imported or report.migrated or report.skipped):
-        sought = "session files of a known program" if program is None else f"sessions of {program}"
+        sought_text = f"sessions of {program}" if program else "session files of a known program"
         place = one_line(str(source))
-        yield f"No {sought} in {place}. `steno import --help` lists the programs."
-    entries = source.iterdir() if source.is_dir() and not recursive else ()
+        yield f"No {sought_text} in {place}. `steno import --help` lists the programs."
+    paths = source.iterdir() if source.is_dir() and not recursive else ()
     folder_count = sum(
         path.is_dir() and path.name not in _STORE_FOLDERS and not _is_searched_folder(path)
-        for path in entries
+        for path in paths
     )
     if folder_count:
         yield f"{plural(folder_count, 'subfolder')} not searched. Use --recursive to search them."
@@ -583,14 +569,14 @@ def _report_lines(
 def _total_line(report: ImportReport, *, dry_run: bool) -> str:
     verb = "Would import" if dry_run else "Imported"
     parts = [f"{verb} {plural(report.sessions, 'session')}, {plural(report.messages, 'message')}"]
-    earlier = [session for session in report.imported if session.already_imported]
-    dropped_before = sum(session.dropped for session in earlier)
-    if earlier:
-        parts.append(f"{plural(len(earlier), 'session')} already imported")
-    if dropped_before:
-        parts[-1] += f", except {plural(dropped_before, 'message')} that could not be imported"
+    already_imported = [session for session in report.imported if session.already_imported]
+    earlier_dropped = sum(session.dropped for session in already_imported)
+    if already_imported:
+        parts.append(f"{plural(len(already_imported), 'session')} already imported")
+    if earlier_dropped:
+        parts[-1] += f", except {plural(earlier_dropped, 'message')} that could not be imported"
     if report.skipped:
         parts.append(f"{plural(len(report.skipped), 'file')} skipped")
-    if dropped := report.dropped - dropped_before:
-        parts.append(f"{plural(dropped, 'message')} could not be imported")
+    if dropped_count := report.dropped - earlier_dropped:
+        parts.append(f"{plural(dropped_count, 'message')} could not be imported")
     return f"{'; '.join(parts)}."

@@ -9,6 +9,7 @@ import click
 
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     one_line,
     plural,
     print_notice,
@@ -20,7 +21,7 @@ from stenolog.cli.output import (
 from stenolog.errors import StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.programs import PROGRAMS, usual_place
+from stenolog.transfer.transcripts.programs import PROGRAMS, find_transcripts_path
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
@@ -34,13 +35,16 @@ from stenolog.transfer.transcripts.transcript_import import (
 
 WATCH_SECONDS: Final = 2.0
 """Seconds between two checks of watched files."""
-MAX_ROWS: Final = 40
-"""Maximum number of sessions in the table of a terminal."""
+MAX_TABLE_ROWS: Final = 40
+"""Maximum number of sessions in a table that is printed in a terminal."""
 
 
-def default_place(program: str) -> Path:
-    """Return the place of the transcripts of a program. Raises ClickException if it is missing."""
-    path = usual_place(program)
+def find_transcripts_place(program: str) -> Path:
+    """Return the usual folder or file of a program's transcripts.
+
+    Raises ClickException if there is none.
+    """
+    path = find_transcripts_path(program)
     if path is None:
         raise click.ClickException(
             f"No transcripts of {program} in the usual place; "
@@ -61,10 +65,10 @@ class TranscriptsCommand:
         self._problems: list[str] = []
 
     def find_files(self) -> list[TranscriptFile]:
-        """Return the transcripts that exist."""
+        """Return the transcripts that were found."""
         files: list[TranscriptFile] = []
         try:
-            # Files are added one by one, so that those found before an error are imported.
+            # Add files one by one, so that the files found before an error are imported.
             for file in self._reader.find(self._path):
                 files.append(file)
         except (NotASession, OSError) as error:
@@ -73,7 +77,7 @@ class TranscriptsCommand:
         return files
 
     def run(self, *, as_json: bool, dry_run: bool = False) -> int:
-        """Import everything that is new, print the result, and return the exit code.
+        """Import all new messages, print the result, and return the exit code.
 
         Exit codes: 0 everything was imported, 1 there is no transcript, 3 something was not
         imported.
@@ -130,30 +134,26 @@ class TranscriptsCommand:
     # --- output ------------------------------------------------------------------------------
 
     def _print_rows(self, *, as_json: bool) -> None:
-        """Print a row for each session with new messages. With `as_json`, print every session."""
-        changed = self._changed_reports()
+        """Print a row for each session with new or changed messages; as JSON, for each session."""
+        changed_reports = self._changed_reports()
         if as_json or not sys.stdout.isatty():
             print_rows(
-                self._reports if as_json else changed,
+                self._reports if as_json else changed_reports,
                 fields=self._report_fields,
                 cells=lambda report: (report.key, report.added, report.messages),
                 as_json=as_json,
             )
             return
-        number_style = {"justify": "right"}
-        columns: dict[str, dict[str, Any]] = {
-            "key": {"overflow": "fold"},
-            "added": number_style,
-            "messages": number_style,
-        }
-        if changed:
+        right = {"justify": "right"}
+        columns = {"key": {"overflow": "fold"}, "added": right, "messages": right}
+        if changed_reports:
             rows = [
                 ((one_line(report.key), "cyan"), str(report.added), str(report.messages))
-                for report in changed[:MAX_ROWS]
+                for report in changed_reports[:MAX_TABLE_ROWS]
             ]
             print_table(columns, rows)
-        if len(changed) > MAX_ROWS:
-            print_notice(f"… and {plural(len(changed) - MAX_ROWS, 'more session')}")
+        if len(changed_reports) > MAX_TABLE_ROWS:
+            print_notice(f"… and {plural(len(changed_reports) - MAX_TABLE_ROWS, 'more session')}")
 
     def _changed_reports(self) -> list[TranscriptReport]:
         return [report for report in self._reports if report.added or report.changed]
@@ -162,26 +162,24 @@ class TranscriptsCommand:
         return {
             "key": report.key,
             "program": self._program,
-            "added": report.added,
-            "changed": report.changed,
-            "messages": report.messages,
+            **attributes_of(report, "added", "changed", "messages"),
             "unchanged": report.is_unchanged,
             "left_out_bytes": report.left_out,
             "problems": report.problems,
         }
 
     def _summary_text(self, *, dry_run: bool) -> str:
-        changed = self._changed_reports()
-        added_count = sum(report.added for report in changed)
+        changed_reports = self._changed_reports()
+        added_count = sum(report.added for report in changed_reports)
         # A transcript that was found twice has two reports.
-        session_count = len({report.key for report in changed})
+        session_count = len({report.key for report in changed_reports})
         verb = "Would import" if dry_run else "Imported"
         parts = [f"{verb} {plural(added_count, 'message')} in {plural(session_count, 'session')}"]
-        if replaced_count := sum(report.changed for report in changed):
+        if replaced_count := sum(report.changed for report in changed_reports):
             parts.append(f"{plural(replaced_count, 'changed message')} replaced an older version")
         if unchanged_count := len({report.key for report in self._reports}) - session_count:
             parts.append(f"{plural(unchanged_count, 'session')} without new messages")
-        if size := sum(sum(report.left_out.values()) for report in self._reports):
-            words = "of system prompts, tool schemas and other records left out"
-            parts.append(f"{(size + 999) // 1000:,} kB {words}")
+        if left_out_bytes := sum(sum(report.left_out.values()) for report in self._reports):
+            left_out_text = "of system prompts, tool schemas and other records left out"
+            parts.append(f"{(left_out_bytes + 999) // 1000:,} kB {left_out_text}")
         return "; ".join(parts) + "."

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from itertools import groupby
@@ -13,9 +14,9 @@ import click
 from msgspec import Struct
 
 from stenolog.catalog.query import parse_query
-from stenolog.cli.options import dry_run_option, json_option, require_terminal, yes_option
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     format_age,
     format_time,
     json_text,
@@ -26,51 +27,49 @@ from stenolog.cli.output import (
     print_table,
     printable,
     sentence,
+    shorten,
     terminal_console,
-    uses_color,
 )
 from stenolog.cli.workspace import (
     Location,
     check_store_exists,
     display_name,
+    dry_run_option,
+    json_option,
     location_hint,
     open_existing,
+    require_terminal,
     workspace_option,
+    yes_option,
 )
-from stenolog.memory.note_files import export_notes, import_notes
-from stenolog.memory.note_pages import from_markdown
+from stenolog.memory.note_pages import export_notes, import_notes, parse_page
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.sessions.folders import NOTES
-from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 
 
 class NoteSelection(Struct, frozen=True, kw_only=True):
-    """The notes that the options select: a workspace, and a user and an agent in it."""
+    """Options that select notes: the workspace, the user and the agent."""
 
     workspace: str
     who: str | None
     agent: str | None
 
-    def open(self) -> Store:
-        """Open the store of the notes read-only. If there are no notes, return an empty store."""
-        return self._open_existing(read_only=True)
+    @contextmanager
+    def open(self, *, writable: bool = False, create: bool = False) -> Iterator[Notes]:
+        """Open the notes, read-only unless `writable` is set.
 
-    def open_writable(self, *, create: bool = False) -> Store:
-        """Open the store of the notes for writing.
-
-        If there are no notes, return an empty store, or create the store if `create` is set.
+        If there is no store of notes, use an empty store, or create it if `create` is set.
         """
-        if create:
-            check_store_exists(self.workspace)
-            return open_store(self.workspace, namespace=NOTES)
-        return self._open_existing(read_only=False)
-
-    def _open_existing(self, *, read_only: bool) -> Store:
         check_store_exists(self.workspace)
-        notes = Location(workspace=self.workspace, namespace=NOTES)
-        return open_existing(notes, read_only=read_only)
+        if create:
+            store = open_store(self.workspace, namespace=NOTES)
+        else:
+            location = Location(workspace=self.workspace, namespace=NOTES)
+            store = open_existing(location, read_only=not writable)
+        with store:
+            yield Notes(store)
 
     def find_scopes(self, notes: Notes) -> list[Scope]:
         """Return the scopes that have notes and match the options."""
@@ -88,21 +87,21 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
         if len(scopes) == 1:
             return scopes[0]
         if not scopes:
-            user = f" of {one_line(self.who)}" if self.who is not None else ""
-            raise click.ClickException(f"There are no notes{user} here.")
+            user_text = f" of {one_line(self.who)}" if self.who is not None else ""
+            raise click.ClickException(f"There are no notes{user_text} here.")
         names = ", ".join(map(_scope_name, scopes[:10])) + (" …" if len(scopes) > 10 else "")
         option = "--agent" if len({scope.who for scope in scopes}) == 1 else "--who"
         raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
 
-    def find_notes(self, notes: Notes, ids: Sequence[str]) -> list[Note]:
+    def find_notes(self, notes: Notes, note_ids: Sequence[str]) -> list[Note]:
         """Return the notes with these ids or id prefixes.
 
         Raises UsageError if an id is ambiguous, and ClickException if there is no such note.
         """
         scopes = self.find_scopes(notes)
-        selectable = [note for scope in scopes for note in notes.list(scope, full=True)]
-        selected = [_find_note(selectable, id) for id in ids]
-        return list({(note.scope, note.id): note for note in selected}.values())
+        candidates = [note for scope in scopes for note in notes.list(scope, full=True)]
+        selected_notes = [_find_note(candidates, note_id) for note_id in note_ids]
+        return list({(note.scope, note.id): note for note in selected_notes}.values())
 
 
 def note_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,31 +120,29 @@ def note_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_selection
 
 
-def _find_note(notes: Sequence[Note], id: str) -> Note:
-    exact = [note for note in notes if note.id == id]
-    matches = exact or [note for note in notes if id and note.id.startswith(id)]
+def _find_note(notes: Sequence[Note], note_id: str) -> Note:
+    exact_matches = [note for note in notes if note.id == note_id]
+    matches = exact_matches or [note for note in notes if note_id and note.id.startswith(note_id)]
     if len(matches) == 1:
         return matches[0]
+    name = f"{one_line(note_id)!r}"
     if not matches:
-        raise click.ClickException(
-            f"There is no note {one_line(id)!r}. `steno memory list` lists the notes."
-        )
-    if exact:
+        raise click.ClickException(f"There is no note {name}. `steno memory list` lists the notes.")
+    if exact_matches:
         users = ", ".join(_scope_name(note.scope) for note in matches)
-        raise click.UsageError(f"{users} have a note {id}. Select one with --who or --agent.")
+        raise click.UsageError(f"{users} have a note {note_id}. Select one with --who or --agent.")
     names = ", ".join(note.id for note in matches[:5]) + (" …" if len(matches) > 5 else "")
-    raise click.UsageError(f"Several notes start with {one_line(id)!r}: {names}")
+    raise click.UsageError(f"Several notes start with {name}: {names}")
 
 
 def _scope_name(scope: Scope) -> str:
-    name = scope.name
-    return one_line(name if scope.agent == "main" else f"{name} (agent {scope.agent})")
+    return one_line(scope.name if scope.agent == "main" else f"{scope.name} (agent {scope.agent})")
 
 
 # --- showing ---------------------------------------------------------------------------------
 
 
-def state_of(note: Note) -> str:
+def note_state(note: Note) -> str:
     """Return the state of a note in one word."""
     if note.forgotten:
         return "forgotten"
@@ -154,34 +151,33 @@ def state_of(note: Note) -> str:
 
 def note_label(note: Note) -> str:
     """Return the id of a note and the start of its text."""
-    text = one_line(printable(note.text))
-    return f"{note.id} “{text if len(text) <= 60 else text[:59] + '…'}”"
+    return f"{note.id} “{shorten(one_line(printable(note.text)), 60)}”"
 
 
 def print_notes(notes: Sequence[Note], *, as_json: bool) -> None:
     """Print notes to stdout: as tables in a terminal, otherwise as JSON or tab-separated lines."""
     if sys.stdout.isatty() and not as_json:
-        _print_tables(notes)
+        _print_note_tables(notes)
     else:
         print_rows(notes, fields=_note_fields, cells=_note_cells, as_json=as_json)
 
 
 def _note_cells(note: Note) -> Sequence[str]:
     text = printable(note.text)
-    return note.id, note.kind, format_time(note.at), state_of(note), note.scope.name, text
+    return note.id, note.kind, format_time(note.at), note_state(note), note.scope.name, text
 
 
 def print_note(note: Note) -> None:
     """Print a note with all its details."""
     click.secho(note.id, bold=True, nl=False)
-    click.secho(f" · {note.kind} · {format_time(note.at)} · {state_of(note)}", dim=True)
+    click.secho(f" · {note.kind} · {format_time(note.at)} · {note_state(note)}", dim=True)
     click.echo(printable(note.text))
     click.echo()
-    for name, value in _details(note):
+    for name, value in _note_details(note):
         click.echo(f"{name}: {one_line(printable(value))}")
 
 
-def _details(note: Note) -> Iterator[tuple[str, str]]:
+def _note_details(note: Note) -> Iterator[tuple[str, str]]:
     yield "user", f"{note.scope.name} (agent {note.scope.agent})"
     if note.about:
         yield "about", note.about
@@ -189,11 +185,8 @@ def _details(note: Note) -> Iterator[tuple[str, str]]:
         yield "superseded", f"{format_time(note.superseded)} by {note.superseded_by}"
     if note.supersedes:
         yield "supersedes", ", ".join(note.supersedes)
-    if note.session:
-        seqs = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
-        yield "source", f"{note.session}{seqs}"
-    else:
-        yield "source", "added manually"
+    seqs_text = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
+    yield "source", f"{note.session}{seqs_text}" if note.session else "added manually"
     if note.quote:
         yield "quote", note.quote
     if note.confidence != 1.0:
@@ -205,40 +198,31 @@ def _note_fields(note: Note) -> dict[str, Any]:
         "id": note.id,
         "agent": note.scope.agent,
         "who": note.scope.name,
-        "kind": note.kind,
-        "at": note.at,
-        "state": state_of(note),
-        "about": note.about,
-        "text": note.text,
-        "quote": note.quote,
-        "session": note.session,
-        "uid": note.uid,
-        "seqs": note.seqs,
-        "confidence": note.confidence,
-        "supersedes": note.supersedes,
-        "superseded": note.superseded,
-        "superseded_by": note.superseded_by,
+        **attributes_of(note, "kind", "at"),
+        "state": note_state(note),
+        **attributes_of(note, "about", "text", "quote", "session", "uid", "seqs", "confidence"),
+        **attributes_of(note, "supersedes", "superseded", "superseded_by"),
     }
 
 
-def _print_tables(notes: Sequence[Note]) -> None:
+def _print_note_tables(notes: Sequence[Note]) -> None:
     # This import is slow and only needed in a terminal.
     from rich.text import Text
 
-    console = terminal_console(styled=uses_color())
+    console = terminal_console()
     columns: dict[str, dict[str, Any]] = {name: {"no_wrap": True} for name in ("id", "kind", "age")}
     columns["text"] = {"overflow": "fold", "ratio": 1}
     now = datetime.now(UTC)
 
-    def row(note: Note) -> Sequence[Any]:
+    def note_row(note: Note) -> Sequence[Any]:
         text = Text(printable(note.text), style="dim" if not note.in_force else "")
         if not note.in_force:
-            text.append(f"  ({state_of(note)})", style="yellow")
+            text.append(f"  ({note_state(note)})", style="yellow")
         return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), text
 
     for scope, scope_notes in groupby(notes, lambda note: note.scope):
         console.print(Text(_scope_name(scope), style="bold cyan"))
-        rows = map(row, scope_notes)
+        rows = map(note_row, scope_notes)
         print_table(columns, rows, console=console, show_header=False, padding=(0, 2, 0, 0))
         console.print()
 
@@ -271,8 +255,7 @@ def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSe
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with selection.open() as store:
-        notes = Notes(store)
+    with selection.open() as notes:
         scopes = selection.find_scopes(notes)
         matches = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
     print_notes(matches, as_json=as_json)
@@ -297,8 +280,7 @@ def search_command(query: tuple[str, ...], as_json: bool, selection: NoteSelecti
     text = " ".join(query)
     if parse_query(text).is_empty:
         raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
-    with selection.open() as store:
-        notes = Notes(store)
+    with selection.open() as notes:
         scopes = selection.find_scopes(notes)
         matches = [note for scope in scopes for note in notes.search(text, scope=scope)]
     print_notes(matches, as_json=as_json)
@@ -318,8 +300,8 @@ def show_command(id: str, as_json: bool, selection: NoteSelection) -> None:
 
     Exit codes: 0 done, 1 there is no such note, 2 wrong usage.
     """
-    with selection.open() as store:
-        [note] = selection.find_notes(Notes(store), [id])
+    with selection.open() as notes:
+        [note] = selection.find_notes(notes, [id])
     if as_json:
         print_notes([note], as_json=True)
     else:
@@ -349,20 +331,22 @@ def forget_command(
 
     Exit codes: 0 done, 1 not confirmed or there is no such note, 2 wrong usage.
     """
-    with selection.open() if dry_run else selection.open_writable() as store:
-        notes = Notes(store)
-        selected = selection.find_notes(notes, ids)
+    with selection.open(writable=not dry_run) as notes:
+        selected_notes = selection.find_notes(notes, ids)
         verb = "Would delete permanently" if purge else "Would forget"
         if not dry_run:
             verb = "Deleted permanently" if purge else "Forgotten"
             if purge and not yes:
-                _confirm_purge(selected)
-        for note in selected:
-            restored, not_reached = ([], ()) if dry_run else _forget_note(notes, note, purge=purge)
+                _confirm_purge(selected_notes)
+        for note in selected_notes:
+            restored_notes: Sequence[Note] = ()
+            not_reached: Sequence[str] = ()
+            if not dry_run:
+                restored_notes, not_reached = _forget_note(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
             is_purged = purge and not dry_run
             print_notice(f"{verb}: {note.id if is_purged else note_label(note)}")
-            print_notices(f"In force again: {note_label(other)}" for other in restored)
+            print_notices(f"In force again: {note_label(other)}" for other in restored_notes)
             print_notices(f"Not deleted: {sentence(place)}" for place in not_reached)
             if as_json:
                 fields = {
@@ -370,13 +354,13 @@ def forget_command(
                     "agent": note.scope.agent,
                     "who": note.scope.name,
                     "purged": purge,
-                    "in_force_again": [other.id for other in restored],
+                    "in_force_again": [other.id for other in restored_notes],
                     "not_reached": not_reached,
                     "dry_run": dry_run,
                 }
                 click.echo(json_text(fields))
     if not purge and not dry_run:
-        print_notice(f"Undo with {_undo_command_text(selected[-1].scope)}.")
+        print_notice(f"Undo with {_undo_command_text(selected_notes[-1].scope)}.")
 
 
 def _undo_command_text(scope: Scope) -> str:
@@ -387,18 +371,18 @@ def _undo_command_text(scope: Scope) -> str:
 
 
 def _confirm_purge(notes: Sequence[Note]) -> None:
-    """Ask for confirmation. Raises Abort, or UsageError if there is no terminal to ask in."""
+    """Ask for confirmation. Raises Abort, and UsageError if there is no terminal."""
     require_terminal("--purge deletes permanently")
     print_notices(map(note_label, notes))
-    notes_text = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
-    click.confirm(f"Delete {notes_text} permanently?", abort=True, err=True)
+    notes_phrase = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
+    click.confirm(f"Delete {notes_phrase} permanently?", abort=True, err=True)
 
 
 def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], Sequence[str]]:
     """Forget or purge a note.
 
-    Return the older notes that are recalled again because this note no longer supersedes them, and
-    the places that a purge did not reach.
+    Return the older notes that this note superseded and that are recalled again, and the places
+    that may still contain the purged text.
     """
     ids_before = {other.id for other in notes.list(note.scope)}
     not_reached: Sequence[str] = ()
@@ -419,21 +403,17 @@ def undo_command(as_json: bool, selection: NoteSelection) -> None:
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with selection.open_writable() as store:
-        notes = Notes(store)
+    with selection.open(writable=True) as notes:
         scope = selection.find_scope(notes)
         notes_before = {note.id: note for note in notes.list(scope)}
         notes.undo(scope)
         notes_after = {note.id: note for note in notes.list(scope)}
-    restored = [note for id, note in notes_after.items() if id not in notes_before]
-    superseded = [note for id, note in notes_before.items() if id not in notes_after]
-    print_notices(f"In force again: {note_label(note)}" for note in restored)
-    print_notices(f"Superseded again: {note_label(note)}" for note in superseded)
+    restored_ids = [id for id in notes_after if id not in notes_before]
+    superseded_ids = [id for id in notes_before if id not in notes_after]
+    print_notices(f"In force again: {note_label(notes_after[id])}" for id in restored_ids)
+    print_notices(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids)
     if as_json:
-        ids = {
-            "in_force_again": [note.id for note in restored],
-            "superseded_again": [note.id for note in superseded],
-        }
+        ids = {"in_force_again": restored_ids, "superseded_again": superseded_ids}
         click.echo(json_text({"agent": scope.agent, "who": scope.name, **ids}))
     if notes_before == notes_after:
         print_notice("Undone. The same notes are in force as before.")
@@ -450,14 +430,13 @@ def export_command(selection: NoteSelection) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with selection.open() as store:
-        notes = Notes(store)
-        page = export_notes(notes, selection.find_scope(notes))
-    click.echo(printable(page) if sys.stdout.isatty() else page.encode(), nl=False)
+    with selection.open() as notes:
+        markdown = export_notes(notes, selection.find_scope(notes))
+    click.echo(printable(markdown) if sys.stdout.isatty() else markdown.encode(), nl=False)
 
 
 class _TextFile(click.File):
-    """The type of a text file argument, where `-` is stdin."""
+    """Click type of a text file argument. `-` is stdin."""
 
     def convert(
         self,
@@ -492,8 +471,8 @@ def import_command(file: TextIO, dry_run: bool, as_json: bool, selection: NoteSe
     except UnicodeDecodeError as error:
         raise click.ClickException(f"{file.name} is not UTF-8 text: {error}.") from error
     scope = _target_scope(text, selection)
-    with selection.open_writable(create=not dry_run) as store:
-        changes = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
+    with selection.open(writable=True, create=not dry_run) as stored_notes:
+        changes = import_notes(stored_notes, text, scope=scope, dry_run=dry_run)
     notes_by_change: dict[str, Sequence[Draft | Note]] = {
         "added": changes.added,
         "changed": changes.changed,
@@ -511,10 +490,10 @@ def import_command(file: TextIO, dry_run: bool, as_json: bool, selection: NoteSe
     return EXIT_PARTIAL if changes.conflicts else 0
 
 
-def _target_scope(page: str, selection: NoteSelection) -> Scope | None:
-    """Return the scope of an edited page. If only the agent is given, the page names the user."""
+def _target_scope(markdown: str, selection: NoteSelection) -> Scope | None:
+    """Return the scope of edited notes, or None if the Markdown header names the scope."""
     who = selection.who
     if selection.agent is not None and who is None:
-        page_scope = from_markdown(page).scope
-        who = None if page_scope is None else page_scope.name
+        exported_scope = parse_page(markdown).scope
+        who = None if exported_scope is None else exported_scope.name
     return None if who is None else parse_scope_name(who, agent=selection.agent or "main")

@@ -4,8 +4,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
@@ -23,6 +24,10 @@ _Item = TypeVar("_Item")
 
 EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
+EXIT_CTRL_C: Final = 128 + 2
+"""Exit code of a program that was ended with Ctrl-C."""
+_MAX_CONFIRMED_LINES: Final = 20
+"""Maximum number of lines listed before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
 """Minimum size of an import in bytes for which a progress bar is shown."""
 
@@ -64,6 +69,11 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def attributes_of(item: object, *names: str) -> dict[str, Any]:
+    """Return attributes of an object by name, as fields of a JSON object."""
+    return {name: getattr(item, name) for name in names}
+
+
 def print_notice(text: str) -> None:
     """Print a message to stderr."""
     click.echo(printable(text), err=True)
@@ -73,6 +83,22 @@ def print_notices(texts: Iterable[str]) -> None:
     """Print messages to stderr, each in a line of its own."""
     for text in texts:
         print_notice(text)
+
+
+def first_lines(lines: Sequence[str], max_count: int) -> list[str]:
+    """Return the first lines, indented, and a line with the number of further lines."""
+    more = [f"… and {len(lines) - max_count:,} more"] if len(lines) > max_count else []
+    return [f"  {line}" for line in (*lines[:max_count], *more)]
+
+
+def print_first_lines(heading: str, lines: Sequence[str]) -> None:
+    """Print a heading, the first lines, and the number of further lines."""
+    print_notices([heading, *first_lines(lines, _MAX_CONFIRMED_LINES)])
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Return the text, or its start and `…`, with at most `max_length` characters."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def print_rows(
@@ -98,38 +124,38 @@ def print_result(fields: Any, text: str, *, as_json: bool) -> None:
         print_notice(text)
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 message`, `2 messages`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def sentence(text: str) -> str:
-    """Return an error text that ends with a full stop."""
-    trimmed = one_line(text)
-    return trimmed if trimmed.endswith((".", "?", "!")) else f"{trimmed}."
+    """Return the text in one line that ends with a full stop."""
+    line = one_line(text)
+    return line if line.endswith((".", "?", "!")) else f"{line}."
 
 
 def error_sentence(error: Exception | str) -> str:
     """Return an error as a sentence. The first letter becomes upper case, except in a name."""
     text = sentence(str(error))
-    first, _, rest = text.partition(" ")
+    word, _, rest = text.partition(" ")
     # "x at http://…" starts with the name of a model.
-    begins_with_word = first.isascii() and first.isalpha() and not rest.startswith("at http")
+    begins_with_word = word.isascii() and word.isalpha() and not rest.startswith("at http")
     return text[:1].upper() + text[1:] if begins_with_word else text
 
 
-def format_time(at: datetime) -> str:
+def format_time(time: datetime) -> str:
     """Return a time in UTC, to the second."""
     # The C library of some systems does not pad the year 1 to 0001.
-    return f"{at.year:04}{at:-%m-%dT%H:%M:%SZ}"
+    return f"{time.year:04}{time:-%m-%dT%H:%M:%SZ}"
 
 
-def format_local_time(at: datetime) -> str:
+def format_local_time(time: datetime) -> str:
     """Return a time in the zone of this machine with the zone's name, for people."""
     try:
-        local = at.astimezone()
+        local = time.astimezone()
     except (OverflowError, ValueError):
-        return format_time(at)  # the local time would be before year 1 or after year 9999
+        return format_time(time)  # the local time would be before year 1 or after year 9999
     return f"{local.year:04}{local:-%m-%d %H:%M:%S %Z}"
 
 
@@ -179,11 +205,11 @@ class TimeType(click.ParamType[datetime]):
         return time
 
 
-def format_age(at: datetime, now: datetime) -> str:
-    """Return the age in one unit, or the date if the age is nine weeks or more."""
-    seconds = max(0, int((now - at).total_seconds()))
+def format_age(time: datetime, now: datetime) -> str:
+    """Return the age of a time in one unit, or the date if the age is nine weeks or more."""
+    seconds = max(0, int((now - time).total_seconds()))
     if seconds >= 9 * _UNIT_SECONDS["w"]:
-        return format_local_time(at)[:10]
+        return format_local_time(time)[:10]
     for unit in ("w", "d", "h", "m"):
         if seconds >= _UNIT_SECONDS[unit]:
             return f"{seconds // _UNIT_SECONDS[unit]}{unit}"
@@ -198,10 +224,10 @@ _DUMB_TERMINALS: Final = ("", "dumb", "unknown")
 
 def is_interactive() -> bool:
     """Return whether stdin and stdout are a terminal that can move its cursor."""
-    term = os.environ.get("TERM", "").casefold()
+    terminal_type = os.environ.get("TERM", "").casefold()
     # If a program is started with stdin closed, `sys.stdin` is None.
-    has_input = sys.stdin is not None and sys.stdin.isatty()
-    return has_input and sys.stdout.isatty() and term not in _DUMB_TERMINALS
+    has_terminal_input = sys.stdin is not None and sys.stdin.isatty()
+    return has_terminal_input and sys.stdout.isatty() and terminal_type not in _DUMB_TERMINALS
 
 
 def uses_color() -> bool:
@@ -210,18 +236,20 @@ def uses_color() -> bool:
     return ctx is None or ctx.color is not False
 
 
-def terminal_console(*, styled: bool = True) -> "Console":
-    """Return a console for stdout. Without `styled` it prints neither colours nor bold text."""
+def terminal_console(*, styled: bool | None = None) -> "Console":
+    """Return a console for stdout. Without `styled` it prints neither colours nor bold text.
+
+    By default, `styled` depends on whether the running command may print colours.
+    """
     # These imports are slow and only needed in a terminal.
     from rich.console import Console
     from rich.theme import Theme
 
-    color_system: Literal["auto"] | None = "auto" if styled else None
+    is_styled = uses_color() if styled is None else styled
+    colors: Literal["auto"] | None = "auto" if is_styled else None
     # By default, rich prints inline code on black, also in a light terminal.
     theme = Theme({"markdown.code": "bold cyan"})
-    return Console(
-        color_system=color_system, highlight=False, emoji=False, markup=False, theme=theme
-    )
+    return Console(color_system=colors, highlight=False, emoji=False, markup=False, theme=theme)
 
 
 def render_lines(
@@ -257,53 +285,48 @@ def print_table(
     for row in rows:
         cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
         table.add_row(*(Text(*cell) if isinstance(cell, tuple) else cell for cell in cells))
-    (console or terminal_console(styled=uses_color())).print(table)
+    (console or terminal_console()).print(table)
 
 
 @contextmanager
-def show_progress(label: str, total: int, *, enabled: bool = True) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step. Shows a progress bar if stderr is a terminal."""
+def show_progress(
+    label: str, total: int, *, enabled: bool = True, percent: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that advances a progress bar, by one or by the given amount.
+
+    The bar is shown if stderr is a terminal.
+    """
     if not enabled or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda _amount=1: None
         return
-    with progress_bar() as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
+    with progress_bar(percent=percent) as bar:
+        yield partial(bar.advance, bar.add_task(label, total=total))
 
 
-@contextmanager
-def show_import_progress(byte_count: int) -> Iterator[Callable[[float], None]]:
-    """Yield a function that adds imported bytes. Shows a bar for a large import in a terminal."""
-    if byte_count < _MIN_PROGRESS_BYTES or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with progress_bar(percent=True) as bar:
-        task = bar.add_task("Importing", total=byte_count)
-        yield lambda bytes_read: bar.advance(task, bytes_read)
+def show_import_progress(byte_count: int) -> AbstractContextManager[Callable[..., None]]:
+    """Return a progress bar that is advanced by imported bytes, shown for a large import."""
+    is_large = byte_count >= _MIN_PROGRESS_BYTES
+    return show_progress("Importing", byte_count, enabled=is_large, percent=True)
 
 
 def progress_bar(*extra_columns: str, percent: bool = False) -> "Progress":
     """Return a progress bar on stderr that disappears at the end.
 
-    `extra_columns` are formats of further columns. `percent`: show a percentage instead of counts.
+    `extra_columns` are rich formats of further columns. With `percent`, the bar shows a percentage
+    instead of counts.
     """
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-    )
 
-    state_column = TaskProgressColumn() if percent else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), state_column)
+    state_column = progress.TaskProgressColumn() if percent else progress.MofNCompleteColumn()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), state_column)
+    text_columns = map(progress.TextColumn, extra_columns)
     console = Console(stderr=True, highlight=False)
-    return Progress(*columns, *map(TextColumn, extra_columns), console=console, transient=True)
+    return progress.Progress(*columns, *text_columns, console=console, transient=True)
 
 
 def inline_output() -> "Vt100_Output":
-    """Return the terminal for widgets that are drawn below other output and later removed."""
+    """Return the terminal output for widgets that are drawn below other output and then removed."""
     from prompt_toolkit.output.color_depth import ColorDepth
     from prompt_toolkit.output.vt100 import Vt100_Output
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.config import config_option, read_settings
-from stenolog.cli.options import dry_run_option, json_option, require_terminal, yes_option
 from stenolog.cli.output import (
     EXIT_PARTIAL,
+    attributes_of,
     format_time,
     one_line,
     plural,
@@ -21,7 +21,15 @@ from stenolog.cli.output import (
     sentence,
     show_progress,
 )
-from stenolog.cli.workspace import Location, check_exists, location_options
+from stenolog.cli.workspace import (
+    Location,
+    check_workspace_exists,
+    dry_run_option,
+    json_option,
+    location_options,
+    require_terminal,
+    yes_option,
+)
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.settings.conversion import rules_of
@@ -30,7 +38,7 @@ _NO_RULES_TEXT: Final = (
     "There are no rules: all sessions are kept. `steno config init` creates a config file with an "
     "example, [retention.old]."
 )
-_ACTIONS: Final = {
+_ACTION_PARTICIPLES: Final = {
     "archive": "archived",
     "delete": "moved to the trash",
     "purge": "deleted permanently",
@@ -75,7 +83,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
 @config_option
 @location_options
 def run_command(
-    dry_run: bool, yes: bool, as_json: bool, config: Path | None, where: Location
+    dry_run: bool, yes: bool, as_json: bool, config: Path | None, location: Location
 ) -> int:
     """Apply the rules for all agents, or only for --agent NAME.
 
@@ -94,31 +102,32 @@ def run_command(
     failed.
     """
     rules = rules_of(read_settings(config))
-    check_exists(where.workspace)
+    check_workspace_exists(location.workspace)
     for rule in rules:
         if not rule.has_condition:
-            print_notice(f"Rule {rule.name} matches no session: {_missing_condition(rule)}.")
+            print_notice(f"Rule {rule.name} matches no session: {_no_match_reason(rule)}.")
 
-    steps: list[Callable[[], None]] = []
+    advance_functions: list[Callable[[], None]] = []
 
     def confirm(planned_results: Sequence[RetentionResult]) -> bool:
         if not yes and any(result.step.action != "archive" for result in planned_results):
             _confirm_deletion(planned_results)
-        steps.append(bars.enter_context(show_progress("Applying rules", len(planned_results))))
+        bar = show_progress("Applying rules", len(planned_results))
+        advance_functions.append(progress_stack.enter_context(bar))
         return True
 
-    with ExitStack() as bars:
+    with ExitStack() as progress_stack:
         results = apply_rules(
-            where.workspace,
+            location.workspace,
             rules,
-            agent=where.agent,
-            namespace=where.namespace,
+            agent=location.agent,
+            namespace=location.namespace,
             dry_run=dry_run,
             confirm=confirm,
-            progress=lambda: steps[0](),
+            progress=lambda: advance_functions[0](),
         )
     print_rows(results, fields=_result_fields, cells=_result_row, as_json=as_json)
-    print_notices(_remarks(rules, results, dry_run=dry_run))
+    print_notices(_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
 
@@ -129,7 +138,7 @@ def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
     click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 
-def _remarks(
+def _run_remarks(
     rules: Sequence[Rule], results: Sequence[RetentionResult], *, dry_run: bool
 ) -> Iterator[str]:
     if not rules:
@@ -140,17 +149,15 @@ def _remarks(
             prefix = "skipped, " if result.outcome == "skipped" else ""
             yield f"{one_line(result.step.key)}: {sentence(f'{prefix}{result.words}')}"
     applied_results = [result for result in results if result.outcome in ("planned", "done")]
-    if not applied_results:
-        yield "There is nothing to do."
-    else:
-        yield _totals_text(applied_results, "would be " if dry_run else "")
+    totals_text = _totals_text(applied_results, "would be " if dry_run else "")
+    yield totals_text if applied_results else "There is nothing to do."
 
 
-def _totals_text(results: Sequence[RetentionResult], verb: str) -> str:
+def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
     counts = Counter[str](result.step.action for result in results)
     parts = [
-        f"{plural(counts[action], 'session')} {verb}{participle}"
-        for action, participle in _ACTIONS.items()
+        f"{plural(counts[action], 'session')} {auxiliary}{participle}"
+        for action, participle in _ACTION_PARTICIPLES.items()
         if counts[action]
     ]
     return f"{', '.join(parts)}."
@@ -159,25 +166,17 @@ def _totals_text(results: Sequence[RetentionResult], verb: str) -> str:
 def _result_row(result: RetentionResult) -> list[str]:
     step = result.step
     key = step.key or "-"
-    name = key if result.agent is None else f"{result.agent}/{key}"
+    shown_key = key if result.agent is None else f"{result.agent}/{key}"
     action = step.action if result.outcome in ("planned", "done") else result.outcome
-    return [action, step.rule, name, str(step.messages), format_time(step.updated)]
+    return [action, step.rule, shown_key, str(step.messages), format_time(step.updated)]
 
 
 def _result_fields(result: RetentionResult) -> dict[str, Any]:
-    step = result.step
     return {
-        "action": step.action,
-        "rule": step.rule,
-        "agent": result.agent,
-        "namespace": result.namespace,
-        "key": step.key,
-        "uid": step.uid,
-        "messages": step.messages,
-        "updated": step.updated,
-        "in_trash": step.in_trash,
-        "outcome": result.outcome,
-        "words": result.words,
+        **attributes_of(result.step, "action", "rule"),
+        **attributes_of(result, "agent", "namespace"),
+        **attributes_of(result.step, "key", "uid", "messages", "updated", "in_trash"),
+        **attributes_of(result, "outcome", "words"),
     }
 
 
@@ -197,11 +196,11 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 def _describe_sessions(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
     if not rule.has_condition:
-        return f"no sessions: {_missing_condition(rule)}"
+        return f"no sessions: {_no_match_reason(rule)}"
+    in_trash = rule.action == "purge"
     parts = []
     if rule.older_than is not None:
         days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
-        in_trash = rule.action == "purge"
         parts.append(f"deleted {days} ago" if in_trash else f"unchanged for {days}")
     if rule.keep_newest:
         parts.append(f"beyond the newest {rule.keep_newest:,}")
@@ -212,14 +211,12 @@ def _describe_sessions(rule: Rule) -> str:
     if rule.prefix:
         parts.append(f"whose key starts with {rule.prefix}")
     exception = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
-    if rule.action == "purge":
-        return f"sessions in the trash, {' and '.join(parts)}{exception}"
-    return f"sessions {' and '.join(parts)}{exception}"
+    return f"sessions {'in the trash, ' if in_trash else ''}{' and '.join(parts)}{exception}"
 
 
-def _missing_condition(rule: Rule) -> str:
+def _no_match_reason(rule: Rule) -> str:
     """Explain why a rule selects no session."""
-    if rule.has_unknown_condition:
+    if rule.has_uncheckable_condition:
         return "a purge rule can only have an age and a prefix"
     if rule.action == "purge":
         return "a purge rule needs an age"

@@ -1,4 +1,7 @@
-"""`steno serve` runs the gateway as a daemon; `steno open` opens it in a browser, signed in."""
+"""`steno serve` and `steno view` run the gateway; `steno open` opens it in a browser, signed in.
+
+`steno view` shows the conversations on this machine, read-only.
+"""
 
 import asyncio
 import contextlib
@@ -22,41 +25,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stenolog.cli.config import Options, config_option, read_settings
+from stenolog.cli.config import AgentOptions, config_option, read_settings
 from stenolog.cli.output import one_line, print_notice, print_notices, sentence
-from stenolog.cli.workspace import WORKSPACE_HELP, display_name
-from stenolog.errors import install_command
-from stenolog.gateway.access_token import Token, read_token, token_path
-from stenolog.gateway.hosts import is_loopback, login_host, server_end
+from stenolog.cli.workspace import PROGRAM_NAMES, WORKSPACE_HELP, display_name
+from stenolog.errors import StenologError, UsageError, install_command
+from stenolog.gateway.access_token import (
+    Token,
+    new_token,
+    read_or_create_token,
+    read_token,
+    token_path,
+)
+from stenolog.gateway.hosts import address_text, is_loopback, login_host
 from stenolog.stores import disk
 
 if TYPE_CHECKING:
+    import socket
+
     from stenolog.agent.instance import AgentInstance
+    from stenolog.gateway.shared_state import Gateway
     from stenolog.settings.values import Settings
+    from stenolog.transfer.viewed_places import ViewedPlace
 
-_GATEWAY_CHANNEL: Final = "gateway"
-_EXIT_NOT_SAVED: Final = 3
 _DEFAULT_PORT: Final = "8787"
-_TIMEOUT_SECONDS: Final = 10
-_LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Address to connect to if the gateway listens on all addresses."""
-_LOGIN_PATH: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
-_MAX_RESPONSE_BYTES: Final = 10_000
-_REDIRECT_PAGE: Final = """\
-<!doctype html>
-<meta charset="utf-8">
-<meta name="referrer" content="no-referrer">
-<meta http-equiv="refresh" content="0;url={url}">
-<title>stenolog</title>
-<a href="{url}">stenolog</a>
-"""
-
-
-def no_open_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--no-open` to a command that opens a browser; `--print` is a hidden alias."""
-    alias = click.option("--print", "no_open", is_flag=True, hidden=True)
-    option = click.option("--no-open", is_flag=True, help="Print the link, open no browser.")
-    return option(alias(command))
 
 
 @click.command("serve")
@@ -91,34 +82,38 @@ def serve_command(
     Exit codes: 0 stopped, 1 could not start, 2 wrong usage, 3 stopped with unsaved messages.
     """
     settings = read_settings(config, {"gateway.host": host, "gateway.port": port})
-    options = Options(config=config, workspace=workspace, model=model)
+    options = AgentOptions(config=config, workspace=workspace, model=model)
     return asyncio.run(_serve(settings, options, read_only=read_only))
 
 
-def import_gateway() -> None:
+def _import_gateway() -> None:
     """Import the gateway. Raises ClickException if its extra is not installed."""
     try:
         import stenolog.gateway.daemon  # noqa: F401
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"The gateway is not installed. Run: {install_command('gateway')}"
-        ) from error
+        text = f"The gateway is not installed. Run: {install_command('gateway')}"
+        raise click.ClickException(text) from error
 
 
-def collect_garbage_again() -> None:
+def _resume_garbage_collection() -> None:
     """Resume the garbage collection that `Steno` postponed; existing objects are not examined."""
     gc.freeze()
     gc.set_threshold(5_000)
 
 
-async def _serve(settings: "Settings", options: Options, *, read_only: bool = False) -> int:
+async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool = False) -> int:
     # These imports are slow, and the gateway is an optional extra.
-    import_gateway()
+    _import_gateway()
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
     from stenolog.channels.channel_group import Channels
-    from stenolog.cli.agents import Signals, interruption_text, open_agents, open_viewers
-    from stenolog.gateway.access_token import read_or_create_token
+    from stenolog.cli.agents import (
+        EXIT_NOT_SAVED,
+        Signals,
+        interruption_text,
+        open_agents,
+        open_viewers,
+    )
     from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels, listen
     from stenolog.gateway.shared_state import Gateway
 
@@ -128,12 +123,12 @@ async def _serve(settings: "Settings", options: Options, *, read_only: bool = Fa
         sockets = listen(settings.gateway.host, settings.gateway.port)
         for socket in sockets:
             cleanup.callback(socket.close)
-        file = token_path(settings.gateway.token_file)
-        token = read_or_create_token(file)
+        token_file = token_path(settings.gateway.token_file)
+        token = read_or_create_token(token_file)
         if read_only:
-            agents = open_viewers(options, settings, cache_folder())
+            agents = open_viewers(options, settings, _cache_folder())
         else:
-            agents = open_agents(options, settings, channel=_GATEWAY_CHANNEL)
+            agents = open_agents(options, settings, channel="gateway")
         for agent in agents:
             cleanup.callback(agent.close_stores)
         signals = Signals()
@@ -145,14 +140,12 @@ async def _serve(settings: "Settings", options: Options, *, read_only: bool = Fa
         daemon = Daemon(gateway, token, sockets, channels)
         await daemon.start()
         cleanup.pop_all()
-    collect_garbage_again()
-    _print_addresses(settings, agents, daemon.url, file)
+    _resume_garbage_collection()
+    _print_addresses(settings, agents, daemon.url, token_file)
     if sys.stderr.isatty():
-        url = local_login_link(daemon.url, token, settings.gateway.hosts)
+        url = _local_login_link(daemon.url, token, settings.gateway.hosts)
         print_notice(f"Open this link within a minute to sign in; it works once:  {url}")
-    signal_wait = asyncio.create_task(signals.received.wait())
-    await asyncio.wait({signal_wait, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
-    signal_wait.cancel()
+    await signals.wait_for_task_or_signal(daemon.serving)
     if not daemon.serving.done():
         print_notice(
             "Stopping: answers in progress have a few seconds. A second signal stops at once."
@@ -163,49 +156,27 @@ async def _serve(settings: "Settings", options: Options, *, read_only: bool = Fa
         await signals.next_signal()
         stop_now.set()
 
-    second_signal = asyncio.create_task(wait_for_second_signal())
-    report = await daemon.stop(hurry=stop_now)
-    second_signal.cancel()
+    second_signal_task = asyncio.create_task(wait_for_second_signal())
+    close_report = await daemon.stop(hurry=stop_now)
+    second_signal_task.cancel()
     signals.restore_defaults()
-    if text := interruption_text(report):
+    if text := interruption_text(close_report):
         print_notice(text)
     failure = None if daemon.serving.cancelled() else daemon.serving.exception()
     if failure is not None:
         print_notice(f"The server stopped unexpectedly: {failure!r}")
         return 1
-    if report.hanging:
+    exit_code = EXIT_NOT_SAVED if close_report.not_saved else 0
+    if close_report.hanging:
         sys.stderr.flush()
         # Exit at once: a tool that does not end occupies a thread that cannot be stopped.
-        os._exit(_EXIT_NOT_SAVED if report.not_saved else 0)
-    return _EXIT_NOT_SAVED if report.not_saved else 0
-
-
-def cache_folder() -> Path:
-    """Return the cache folder for search indexes of sessions in read-only places."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("stenolog", appauthor=False)
-
-
-def local_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
-    """Return a link that signs a browser in once at the gateway of this process."""
-    from stenolog.gateway.login import LOGIN, LoginLinks
-
-    host, port = url.removeprefix("http://").rsplit(":", 1)
-    address = host.strip("[]")
-    address = _LOOPBACK_OF.get(address, address)
-    if is_loopback(address):
-        address = login_host(address, hosts, token.host_name())
-    return f"{_base_url(address, port)}{LOGIN}?code={LoginLinks(token).make_code()}"
-
-
-def _base_url(host: str, port: int | str) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        os._exit(exit_code)
+    return exit_code
 
 
 def _log_to_stderr(settings: "Settings") -> None:
     """Log to stderr with times and without secrets, because a daemon reports errors only there."""
-    from stenolog.gateway.error_responses import RedactingFilter
+    from stenolog.gateway.responses import RedactingFilter
 
     handler = logging.StreamHandler()
     handler.addFilter(RedactingFilter(settings))
@@ -218,11 +189,11 @@ def _log_to_stderr(settings: "Settings") -> None:
 
 
 def _print_addresses(
-    settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path
+    settings: "Settings", agents: "list[AgentInstance]", url: str, token_file: Path
 ) -> None:
-    names = ", ".join(f"{agent.id or 'main'} ({agent.model.name})" for agent in agents)
-    places = ", ".join(dict.fromkeys(display_name(agent.spec.sessions) for agent in agents))
-    print_notice(f"Agents: {names}. Sessions: {places}.")
+    agents_text = ", ".join(f"{agent.id or 'main'} ({agent.model.name})" for agent in agents)
+    places_text = ", ".join(dict.fromkeys(display_name(agent.spec.sessions) for agent in agents))
+    print_notice(f"Agents: {agents_text}. Sessions: {places_text}.")
     for agent in agents:
         print_notices(f"Warning: {sentence(problem)}" for problem in agent.problems)
     if not is_loopback(settings.gateway.host):
@@ -232,9 +203,255 @@ def _print_addresses(
         )
     port = url.rpartition(":")[2]
     print_notice(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
-    print_notice(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
+    api_key = f"$(cat {shlex.quote(str(token_file))})"
+    print_notice(f'OpenAI clients:  base_url="{url}/v1", api_key={api_key}')
     # Programs read this line. It is the only line on stdout.
     click.echo(f"Listening at {url}")
+
+
+# --- view -----------------------------------------------------------------------------------------
+
+
+_VIEW_PORT: Final = 8788
+"""Port that is used if it is free and the user gives no port."""
+_MIN_SESSIONS_FOR_HELPERS: Final = 200
+"""Minimum number of sessions left to index for which helper processes are started."""
+_MAX_HELPERS: Final = 3
+_POLL_SECONDS: Final = 0.2
+_MAX_POLLS: Final = 50
+"""Number of progress checks after which no helpers are started."""
+_NOTHING_FOUND_TEXT: Final = """\
+No conversations were found. Looked at:
+  Claude Code   ~/.claude/projects, or $CLAUDE_CONFIG_DIR
+  Codex         ~/.codex, or $CODEX_HOME
+  Gemini CLI    ~/.gemini/tmp
+  opencode      ~/.local/share/opencode
+  llm           the folder that `llm logs path` prints
+  stenolog      {workspace}
+To see another place: steno view PLACE. A place can also be an export of ChatGPT, Claude.ai or
+Open WebUI, a project folder of Aider, or a stenolog workspace or database."""
+
+
+def _no_open_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--no-open` to a command that opens a browser; `--print` is a hidden alias."""
+    alias = click.option("--print", "no_open", is_flag=True, hidden=True)
+    option = click.option("--no-open", is_flag=True, help="Print the link, open no browser.")
+    return option(alias(command))
+
+
+@click.command("view")
+@click.argument("places", nargs=-1, metavar="[PLACE]...")
+@click.option("--port", type=int, metavar="N", help="Port; 0 for any.  [default: 8788 if free]")
+@_no_open_option
+@click.option("--index", "places_to_index", hidden=True, help="Only index these places (JSON).")
+@config_option
+def view_command(
+    places: tuple[str, ...],
+    port: int | None,
+    no_open: bool,
+    places_to_index: str | None,
+    config: Path | None,
+) -> int:
+    """Show conversations in a browser, read-only.
+
+    PLACE is a folder or file with transcripts of a known program (Claude Code, Codex, ChatGPT,
+    Claude.ai, Gemini CLI, opencode, llm, Aider, Open WebUI), a stenolog workspace, sqlite:FILE or
+    postgresql://…  Without PLACE, the command shows the usual places of the known programs on this
+    machine, and the workspace of the config file.
+
+    You need no model and no key. No file of another program is changed; the search index is in your
+    cache folder. Press Ctrl-C to stop.
+
+    Example: steno view ~/.claude/projects
+
+    Exit codes: 0 stopped, 1 nothing to show or could not start, 2 wrong usage.
+    """
+    if places_to_index is not None:
+        _index_places(places_to_index)
+        return 0
+    settings = read_settings(
+        config, {"gateway.host": "127.0.0.1", "gateway.port": port or _VIEW_PORT}
+    )
+    viewed_places = _find_places(places, settings)
+    return asyncio.run(_view(settings, viewed_places, port=port, no_open=no_open))
+
+
+def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
+    # This import is slow, so it is not at the top.
+    from stenolog.transfer.viewed_places import find_usual_places, recognize_place
+
+    workspace = settings.agent.sessions
+    if places:
+        return list(dict.fromkeys(map(recognize_place, places)))
+    usual_places = find_usual_places(workspace)
+    if not usual_places:
+        raise click.ClickException(_NOTHING_FOUND_TEXT.format(workspace=display_name(workspace)))
+    return usual_places
+
+
+async def _view(
+    settings: "Settings", places: "Sequence[ViewedPlace]", *, port: int | None, no_open: bool
+) -> int:
+    # These imports are slow, and the gateway is an optional extra.
+    _import_gateway()
+    from importlib.util import find_spec
+
+    from stenolog.agent.instance import AgentRegistry
+    from stenolog.agent.loop import AgentLoop
+    from stenolog.agent.spec import AgentSpec
+    from stenolog.agent.threads import cancel_and_wait
+    from stenolog.cli.agents import Signals, open_viewer
+    from stenolog.gateway.daemon import Daemon, NoChannels
+    from stenolog.gateway.shared_state import Gateway
+    from stenolog.transfer.viewed_places import open_places, prepare_index_file
+
+    async with contextlib.AsyncExitStack() as cleanup:
+        sockets = _listen_on_loopback(port)
+        for sock in sockets:
+            cleanup.callback(sock.close)
+        token = _read_or_make_token(settings)
+        try:
+            catalog: Path | None = prepare_index_file(places, _cache_folder())
+        except OSError as error:
+            print_notice(f"Warning: the search index is kept in memory: {sentence(str(error))}")
+            catalog = None
+        failed_places: list[ViewedPlace] = []
+
+        def report_failed_place(place: "ViewedPlace", error: Exception) -> None:
+            failed_places.append(place)
+            place_name = display_name(place.where)
+            print_notice(f"Warning: {place_name} is not shown: {sentence(str(error))}")
+
+        store = open_places(places, catalog=catalog, on_problem=report_failed_place)
+        cleanup.callback(store.close)
+        agent = open_viewer(AgentSpec(), store, heads=store.heads)
+        cleanup.callback(agent.close_stores)
+        signals = Signals()
+        signals.watch(signal.SIGINT)
+        loop = AgentLoop(AgentRegistry([agent]))
+        gateway = Gateway(loop, settings, read_only=True)
+        daemon = Daemon(gateway, token, sockets, NoChannels())
+        await daemon.start()
+        cleanup.pop_all()
+    _resume_garbage_collection()
+    print_notice("Showing, read-only:")
+    for place in places:
+        if place not in failed_places:
+            name = PROGRAM_NAMES.get(place.program, place.program)
+            print_notice(f"  {name:12}  {display_name(place.where)}")
+    link = _local_login_link(daemon.url, token, settings.gateway.hosts)
+    click.echo(f"Listening at {daemon.url}")
+    click.echo(f"Open this link within a minute; it works once: {link}")
+    if not no_open and sys.stdout.isatty() and _has_display():
+        _open_browser(link)
+    print_notice(f"New link: steno open --port {daemon.url.rpartition(':')[2]}. Ctrl-C to stop.")
+    if find_spec("genai_prices") is None:
+        print_notice(f"To see the cost: {install_command('prices')}")
+    helpers_task = asyncio.create_task(_start_helpers(gateway, places))
+    await signals.wait_for_task_or_signal(daemon.serving)
+    await cancel_and_wait([helpers_task])
+    stop_now = asyncio.Event()
+    stop_now.set()
+    await daemon.stop(hurry=stop_now)
+    signals.restore_defaults()
+    return 0
+
+
+# The first index of thousands of sessions is faster on several processors.
+
+
+async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") -> None:
+    """Start helper processes if the first index takes long; end them if this task is cancelled."""
+    for _ in range(_MAX_POLLS):
+        await asyncio.sleep(_POLL_SECONDS)
+        indexed_count, session_count = gateway.indexing or (0, 0)
+        if session_count - indexed_count >= _MIN_SESSIONS_FOR_HELPERS:
+            break
+    else:
+        return
+    # Other users can see command lines, and URLs of databases may contain a password.
+    if any("://" in place.where for place in places):
+        return
+    places_json = json.dumps([(place.program, place.where) for place in places])
+    command = [sys.executable, "-m", "stenolog", "view", "--index", places_json]
+    helpers: list[asyncio.subprocess.Process] = []
+    try:
+        devnull = asyncio.subprocess.DEVNULL
+        for _ in range(min(_MAX_HELPERS, (os.cpu_count() or 1) - 1)):
+            helper = await asyncio.create_subprocess_exec(
+                *command, stdin=devnull, stdout=devnull, stderr=devnull
+            )
+            helpers.append(helper)
+        for helper in helpers:
+            await helper.wait()
+    finally:
+        for helper in helpers:
+            with contextlib.suppress(ProcessLookupError):
+                helper.terminate()
+
+
+def _index_places(places_json: str) -> None:
+    """Index the sessions of these places. Stop if the process of the viewer ends."""
+    from stenolog.catalog import open_catalog
+    from stenolog.transfer.viewed_places import ViewedPlace, open_places, prepare_index_file
+
+    pairs = json.loads(places_json)
+    places = [ViewedPlace(program=program, where=where) for program, where in pairs]
+    # The process of the viewer has priority.
+    os.nice(5)
+    viewer_pid = os.getppid()
+
+    def check_viewer(_done: int, _changed: int) -> None:
+        if os.getppid() != viewer_pid:
+            raise click.Abort
+
+    store = open_places(places, catalog=prepare_index_file(places, _cache_folder()))
+    with store, open_catalog(store) as catalog:
+        catalog.refresh(check_viewer)
+
+
+def _listen_on_loopback(port: int | None) -> "list[socket.socket]":
+    from stenolog.gateway.daemon import listen
+
+    if port is not None:
+        return listen("127.0.0.1", port)
+    try:
+        return listen("127.0.0.1", _VIEW_PORT)
+    except UsageError:
+        return listen("127.0.0.1", 0)
+
+
+def _read_or_make_token(settings: "Settings") -> Token:
+    """Return the token of the gateway, or a new token if the token file cannot be used."""
+    try:
+        return read_or_create_token(token_path(settings.gateway.token_file))
+    except StenologError:
+        return new_token()
+
+
+def _cache_folder() -> Path:
+    """Return the cache folder for search indexes of sessions that are shown read-only."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("stenolog", appauthor=False)
+
+
+# --- open -----------------------------------------------------------------------------------------
+
+
+_TIMEOUT_SECONDS: Final = 10
+_LOOPBACK_ADDRESSES: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Address to connect to, by the address that means "listen on all addresses"."""
+_LOGIN_PATH: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
+_MAX_RESPONSE_BYTES: Final = 10_000
+_REDIRECT_PAGE: Final = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0;url={url}">
+<title>stenolog</title>
+<a href="{url}">stenolog</a>
+"""
 
 
 @click.command("open")
@@ -242,7 +459,7 @@ def _print_addresses(
 @click.option(
     "--port", type=int, metavar="PORT", help="Port of the gateway.  [default: gateway.port]"
 )
-@no_open_option
+@_no_open_option
 @config_option
 def open_command(host: str | None, port: int | None, no_open: bool, config: Path | None) -> None:
     """Open the gateway in a browser, signed in.
@@ -258,79 +475,51 @@ def open_command(host: str | None, port: int | None, no_open: bool, config: Path
     if settings.port == 0:
         raise click.UsageError("The port of the gateway is unknown. Use --port.")
     token = read_token(token_path(settings.token_file))
-    reachable_host = _LOOPBACK_OF.get(settings.host, settings.host)
+    reachable_host = _LOOPBACK_ADDRESSES.get(settings.host, settings.host)
     url = _login_link(reachable_host, settings.port, token, settings.hosts)
-    if no_open or not has_display() or not open_browser(url):
-        click.echo(url)
-        if not no_open:
-            print_notice("No browser was found. Open this link within a minute; it works once.")
+    if not no_open and _has_display() and _open_browser(url):
+        print_notice("Opened in your browser. If nothing appears, run: steno open --no-open")
         return
-    print_notice("Opened in your browser. If nothing appears, run: steno open --no-open")
-
-
-def has_display() -> bool:
-    """Return whether a browser can open a window."""
-    # Without a display, a text browser would start in this terminal.
-    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return sys.platform == "darwin" or bool(display)
-
-
-def open_browser(url: str) -> bool:
-    """Open a private file that redirects the browser; return False if that failed.
-
-    Command lines are visible to all users, so the link must not be an argument of the browser. The
-    file is not deleted, because its link expires after a minute.
-    """
-    from platformdirs import user_state_path
-
-    file = user_state_path("stenolog", appauthor=False) / "open.html"
-    try:
-        disk.create_private_folder(file.parent)
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            disk.replace_file(
-                folder, file.name, _REDIRECT_PAGE.format(url=html.escape(url)).encode()
-            )
-        finally:
-            os.close(folder)
-    except OSError:
-        return False
-    return webbrowser.open(file.as_uri())
+    click.echo(url)
+    if not no_open:
+        print_notice("No browser was found. Open this link within a minute; it works once.")
 
 
 def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
-    """Request a login link from the gateway with the same token. Raises ClickException."""
+    """Return a login link, requested from the gateway at this address. Raises ClickException."""
     # Redirects and proxies must not be followed: another server would receive the request.
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     nonce = secrets.token_urlsafe(16)
-    place = f"{one_line(host)}:{port}"
+    gateway_address = f"{one_line(host)}:{port}"
     try:
         connection.connect()
-        address = str(connection.sock.getpeername()[0])
-        status, content = _request_link(connection, server_end(address, port), nonce, token)
+        host_address = str(connection.sock.getpeername()[0])
+        server = address_text(host_address, port)
+        status, content = _request_login_link(connection, server, nonce, token)
     except (OSError, http.client.HTTPException) as error:
         raise click.ClickException(
-            f"There is no gateway at {place}. Start it with: steno serve --port {port}"
+            f"There is no gateway at {gateway_address}. Start it with: steno serve --port {port}"
         ) from error
     finally:
         connection.close()
     if status == http.HTTPStatus.UNAUTHORIZED:
         raise click.ClickException(
-            f"The gateway at {place} rejected the token. Check that the gateway and this "
+            f"The gateway at {gateway_address} rejected the token. Check that the gateway and this "
             "command use the same gateway.token_file and port, and that both clocks are right."
         )
-    path = _verified_path(content, nonce, token) if status == http.HTTPStatus.OK else None
+    path = _verified_link_path(content, nonce, token) if status == http.HTTPStatus.OK else None
     if path is None:
-        raise click.ClickException(f"The server at {place} is not your gateway (status {status}).")
-    if is_loopback(address):
-        host = login_host(address, hosts, token.host_name())
+        text = f"The server at {gateway_address} is not your gateway (status {status})."
+        raise click.ClickException(text)
+    if is_loopback(host_address):
+        host = login_host(host_address, hosts, token.host_name())
     return f"{_base_url(host, port)}{path}"
 
 
-def _request_link(
+def _request_login_link(
     connection: http.client.HTTPConnection, server: str, nonce: str, token: Token
 ) -> tuple[int, bytes]:
-    """Send a proof of the token, but not the token; return the response."""
+    """Send a proof of the token, never the token itself; return status and body of the response."""
     now = str(time.time_ns() // 1_000_000)
     proof = f"{now}.{nonce}.{token.proof('ask', server, now, nonce)}"
     headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
@@ -339,15 +528,63 @@ def _request_link(
         return response.status, response.read(_MAX_RESPONSE_BYTES)
 
 
-def _verified_path(content: bytes, nonce: str, token: Token) -> str | None:
-    """Return the path of the link, or None if the response has no valid proof of the token."""
+def _verified_link_path(content: bytes, nonce: str, token: Token) -> str | None:
+    """Return the path of the login link, or None if the response has no valid proof."""
     try:
-        answer = json.loads(content)
-        path, proof = str(answer["url"]), str(answer["proof"]).encode()
+        response_fields = json.loads(content)
+        path, proof = str(response_fields["url"]), str(response_fields["proof"]).encode()
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     # The server must not choose which page the browser opens.
     if not _LOGIN_PATH.fullmatch(path):
         return None
-    expected = token.proof("give", nonce, path).encode()
-    return path if hmac.compare_digest(proof, expected) else None
+    expected_proof = token.proof("give", nonce, path).encode()
+    return path if hmac.compare_digest(proof, expected_proof) else None
+
+
+# --- browser --------------------------------------------------------------------------------------
+
+
+def _has_display() -> bool:
+    """Return whether a browser can open a window."""
+    # Without a display, a text browser would start in this terminal.
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return sys.platform == "darwin" or bool(display)
+
+
+def _open_browser(url: str) -> bool:
+    """Open the link in a browser, through a private file; return False if that failed.
+
+    Command lines are visible to all users, so the link must not be an argument of the browser. The
+    file is not deleted, because its link expires after a minute.
+    """
+    from platformdirs import user_state_path
+
+    folder = user_state_path("stenolog", appauthor=False)
+    page = _REDIRECT_PAGE.format(url=html.escape(url)).encode()
+    try:
+        disk.create_private_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            disk.replace_file(descriptor, "open.html", page)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return webbrowser.open((folder / "open.html").as_uri())
+
+
+def _local_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
+    """Return a link that signs a browser in once at the gateway of this process."""
+    from stenolog.gateway.login import LOGIN_PATH, LoginLinks
+
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    host = host.strip("[]")
+    host = _LOOPBACK_ADDRESSES.get(host, host)
+    if is_loopback(host):
+        host = login_host(host, hosts, token.host_name())
+    return f"{_base_url(host, port)}{LOGIN_PATH}?code={LoginLinks(token).make_code()}"
+
+
+def _base_url(host: str, port: int | str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

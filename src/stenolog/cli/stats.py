@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
-from stenolog.cli.options import json_option, optional_key_argument, prefix_option
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
@@ -21,22 +19,33 @@ from stenolog.cli.output import (
     print_table,
     printable,
     sentence,
-    show_progress,
     terminal_console,
     uses_color,
 )
 from stenolog.cli.workspace import (
     Location,
     find_session_to_read,
+    json_option,
     location_options,
     open_existing,
     open_read_only,
+    optional_key_argument,
+    prefix_option,
+    read_each_session,
+    session_title,
 )
-from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
-from stenolog.records import Message, SessionInfo
+from stenolog.errors import StenologError, install_command
 from stenolog.sessions.folders import NOTES
-from stenolog.sessions.side_usage import add_usage, read_field, side_counts
-from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, load_prices
+from stenolog.sessions.usage import (
+    Cost,
+    Counts,
+    Totals,
+    add_usage,
+    cost_of,
+    load_prices,
+    read_side_usage,
+    side_counts,
+)
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import key_of_log
 from stenolog.stores.open_store import parse_address
@@ -48,19 +57,19 @@ if TYPE_CHECKING:
 
 SCRIPTED_MODEL: Final = "scripted"
 """Name of the scripted model, the same as in `settings.model_selection`."""
-_MAX_ROWS: Final = 30
+_MAX_TABLE_ROWS: Final = 30
 """Maximum number of rows in a table of the terminal."""
-_COUNT_COLUMNS: Final = {
+_COUNT_ATTRIBUTES: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
     "output_tokens": "answer",
     "cached_tokens": "cached",
     "estimated_tokens": "estimated",
 }
-"""Attribute of Counts for each column and JSON field."""
-_NUMBERS_WIDTH: Final = 56
-"""Width of the columns with numbers and bars in the table of --by session."""
-_TABLE_FIELDS: Final = ("days", "models", "channels")
+"""Attributes of Counts, by column and JSON field."""
+_NUMBER_COLUMNS_WIDTH: Final = 56
+"""Total width of the columns with numbers and bars in the table of --by session."""
+_OVERVIEW_FIELDS: Final = ("days", "models", "channels")
 """JSON fields that are not in the output with --by."""
 
 
@@ -85,7 +94,7 @@ def stats_command(
     until: datetime | None,
     by: str | None,
     as_json: bool,
-    where: Location,
+    location: Location,
 ) -> int:
     """Count messages and tokens by day, model and channel.
 
@@ -99,8 +108,8 @@ def stats_command(
     reported; the scripted model reports estimates. estimated_tokens is for messages without
     reported numbers, each counted once. The cost in US dollars needs the package genai-prices.
 
-    Model calls for notes and summaries are part of the sums, except of sums by day and sums with
-    --since or --until, because the time of these calls is not recorded.
+    The sums include model calls for notes and summaries, except sums by day and sums with --since
+    or --until, because the time of these calls is not recorded.
 
     Prints rows with columns separated by tabs: the kind of row (total, day, model or channel), its
     name, messages, input, output, cached and estimated tokens. With --by, only rows of the given
@@ -113,32 +122,27 @@ def stats_command(
     """
     totals = Totals(price=load_prices())
     titles: dict[str, str] = {}
-    problems: dict[str, str] = {}
     with ExitStack() as stack:
-        store = stack.enter_context(open_read_only(where))
-        progress = None if since or until else _open_progress(stack, where)
+        store = stack.enter_context(open_read_only(location))
+        consolidation = None if since or until else _open_notes_progress(stack, location)
         if key is not None:
             keys = [find_session_to_read(store, key).key]
         else:
-            keys = _all_keys(store, where, prefix)
-        with show_progress("Counting", len(keys), enabled=len(keys) > 1) as step:
-            for name in keys:
-                try:
-                    info = store.info(name)
-                    if since is None or info.updated >= since:
-                        history = store.get_history(name, full=True)
-                        totals.add(info, history, since=since, until=until)
-                        if by == "session":
-                            titles[name] = _session_title(info, history)
-                        if progress is not None:
-                            usage = read_field(info.meta, info.uid)
-                            add_usage(usage, progress.usage(info.uid))
-                            totals.add_side_calls(name, side_counts(usage, totals.price))
-                except (NoSuchSession, ForeignLog):
-                    pass  # The session was just deleted, or the file belongs to another program.
-                except StenologError as error:
-                    problems[name] = str(error)
-                step()
+            keys = _all_keys(store, location, prefix)
+
+        def count_session(name: str) -> None:
+            info = store.info(name)
+            if since is None or info.updated >= since:
+                history = store.get_history(name, full=True)
+                totals.add(info, history, since=since, until=until)
+                if by == "session":
+                    titles[name] = session_title(info, history)
+                if consolidation is not None:
+                    usage = read_side_usage(info.meta, info.uid)
+                    add_usage(usage, consolidation.usage(info.uid))
+                    totals.add_side_calls(name, side_counts(usage, totals.price))
+
+        problems = read_each_session("Counting", keys, count_session)
     cost = cost_of(totals.models) if totals.price is not None else None
     groups = _group_counts(totals, by) if by is not None else []
     if as_json:
@@ -156,51 +160,44 @@ def stats_command(
             dollars = f"{counts.dollars:.6f}" if counts.priced else "-"
             click.echo(f"{_text_row(by, name, counts)}\t{dollars}")
     else:
-        for kind, name, counts in _report_rows(totals):
-            click.echo(_text_row(kind, name, counts))
-    print_notices(_remarks(totals, cost, problems))
+        for kind, rows in _overview_groups(totals).items():
+            for name, counts in rows:
+                click.echo(_text_row(kind, name, counts))
+    print_notices(_stats_remarks(totals, cost, problems))
     return EXIT_PARTIAL if problems else 0
 
 
-def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
+def _all_keys(store: Store, location: Location, prefix: str) -> list[str]:
     """Return the keys of all sessions, including unreadable sessions.
 
-    A JSONL store does not list the sessions that it cannot read, so their files are listed here.
+    A JSONL store does not list unreadable sessions, so this function lists their files.
     """
     keys = store.list_sessions(prefix=prefix)
-    place = where.place
+    place = location.place
     if parse_address(place.where).engine != "jsonl":
         return keys
-    listed_keys, other_keys = set(keys), set()
+    other_keys: set[str] = set()
     with suppress(OSError):
-        for path in Path(place.where, place.namespace).iterdir():
-            key = key_of_log(path.name)
-            if key is not None and key not in listed_keys and key.startswith(prefix):
-                other_keys.add(key)
-    return keys + sorted(other_keys)
+        paths = Path(place.where, place.namespace).iterdir()
+        log_keys = (key_of_log(path.name) for path in paths)
+        other_keys.update(key for key in log_keys if key is not None and key.startswith(prefix))
+    return keys + sorted(other_keys.difference(keys))
 
 
-def _session_title(info: SessionInfo, history: Sequence[Message]) -> str:
-    if title := title_from(info.meta, ""):
-        return title
-    bodies = (message.to_dict() for message in history)
-    return title_from({}, prompt_from((role_of(body), text_of(body)) for body in bodies))
-
-
-def _open_progress(stack: ExitStack, where: Location) -> "ConsolidationProgress | None":
-    """Open the record of consolidation, which counts the model calls that made notes."""
+def _open_notes_progress(stack: ExitStack, location: Location) -> "ConsolidationProgress | None":
+    """Open the progress of consolidation, which counts the model calls that made notes."""
     # These imports are slow and only needed here.
     from stenolog.memory.consolidation import ConsolidationProgress
-    from stenolog.memory.facade import AGENT
+    from stenolog.memory.facade import DEFAULT_AGENT
 
-    notes = Location(workspace=where.workspace, namespace=NOTES)
+    notes_location = Location(workspace=location.workspace, namespace=NOTES)
     with suppress(StenologError):
-        store = stack.enter_context(open_existing(notes, read_only=True))
-        return ConsolidationProgress(store, agent=where.agent or AGENT)
+        store = stack.enter_context(open_existing(notes_location, read_only=True))
+        return ConsolidationProgress(store, agent=location.agent or DEFAULT_AGENT)
     return None
 
 
-def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
+def _stats_remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
     for key, problem in problems.items():
         yield f"{one_line(key)}: {sentence(problem)}"
     total = totals.total
@@ -209,11 +206,10 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
         return
     if totals.side:
         tokens = sum(counts.prompt + counts.answer for counts in totals.side.values())
-        price = cost_of(totals.side) if cost is not None else None
-        money = f", ${price.total:,.2f}" if price is not None and price.models else ""
-        yield f"Included for notes and summaries: {plural(tokens, 'token')}{money}."
-    scripted = totals.models.get(SCRIPTED_MODEL, Counts())
-    scripted_tokens = scripted.prompt + scripted.answer
+        cost_text = _cost_text(None if cost is None else cost_of(totals.side))
+        yield f"Included for notes and summaries: {plural(tokens, 'token')}{cost_text}."
+    scripted_counts = totals.models.get(SCRIPTED_MODEL, Counts())
+    scripted_tokens = scripted_counts.prompt + scripted_counts.answer
     provider_tokens = total.prompt + total.answer - scripted_tokens
     parts = [
         f"{tokens:,} {source}"
@@ -226,40 +222,37 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     ]
     if total.estimated or scripted_tokens:
         yield f"Tokens: {', '.join(parts)}."
-    if cost is None and total.answers > scripted.answers:
+    if cost is None and total.answers > scripted_counts.answers:
         yield f"To see the cost: {install_command('prices')}"
-    elif cost is not None and set(cost.unknown) - {SCRIPTED_MODEL}:
-        unknown_models = [name for name in cost.unknown if name != SCRIPTED_MODEL]
-        names = ", ".join(one_line(name) or "unnamed models" for name in unknown_models)
-        yield f"No price is known for {names}."
+    unknown_models = [name for name in (cost.unknown if cost else ()) if name != SCRIPTED_MODEL]
+    if unknown_models:
+        names_text = ", ".join(one_line(name) or "unnamed models" for name in unknown_models)
+        yield f"No price is known for {names_text}."
 
 
 # --- as text and JSON ------------------------------------------------------------------------
 
 
-def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
-    """Yield the kind, name and counts of each line of the report."""
-    yield "total", "", totals.total
-    for day in sorted(totals.days):
-        yield "day", day.isoformat(), totals.days[day]
-    for kind, groups in (("model", totals.models), ("channel", totals.channels)):
-        for name in sorted(groups, key=lambda name: (-groups[name].tokens, name)):
-            yield kind, name, groups[name]
+def _overview_groups(totals: Totals) -> dict[str, list[tuple[str, Counts]]]:
+    """Return name and counts of each group, by kind. Models and channels are sorted by tokens."""
+    groups = {"total": [("", totals.total)], "day": _group_counts(totals, "day")}
+    for kind, counts_by_name in (("model", totals.models), ("channel", totals.channels)):
+        groups[kind] = sorted(counts_by_name.items(), key=lambda item: (-item[1].tokens, item[0]))
+    return groups
 
 
 def _text_row(kind: str, name: str, counts: Counts) -> str:
-    numbers = (str(getattr(counts, attribute)) for attribute in _COUNT_COLUMNS.values())
-    return "\t".join((kind, one_line(name) or "-", *numbers))
+    number_columns = (str(getattr(counts, attribute)) for attribute in _COUNT_ATTRIBUTES.values())
+    return "\t".join((kind, one_line(name) or "-", *number_columns))
 
 
 def _report_fields(
     totals: Totals, cost: Cost | None, problems: Mapping[str, str]
 ) -> dict[str, Any]:
-    tables: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
-    for kind, name, counts in _report_rows(totals):
-        if kind != "total":
-            shown_name = name if kind == "day" else name or None
-            tables[kind].append({kind: shown_name, **_count_fields(counts)})
+    tables = {
+        kind: [{kind: name or None, **_count_fields(counts)} for name, counts in rows]
+        for kind, rows in _overview_groups(totals).items()
+    }
     return {
         "sessions": totals.sessions,
         **_count_fields(totals.total),
@@ -278,47 +271,47 @@ def _report_fields(
 
 
 def _count_fields(counts: Counts) -> dict[str, int]:
-    sums = {column: getattr(counts, name) for column, name in _COUNT_COLUMNS.items()}
+    sums = {column: getattr(counts, name) for column, name in _COUNT_ATTRIBUTES.items()}
     return {**sums, "answers": counts.answers}
 
 
-def _group_counts(totals: Totals, by: str) -> list[tuple[str, Counts]]:
-    """Return the name and counts of each group. Days are sorted by date, others by cost."""
-    if by == "day":
+def _group_counts(totals: Totals, kind: str) -> list[tuple[str, Counts]]:
+    """Return the name and counts of each group. Days are sorted by date, other groups by cost."""
+    if kind == "day":
         return [(day.isoformat(), totals.days[day]) for day in sorted(totals.days)]
     groups = {
         "session": totals.by_session,
         "model": totals.models,
         "project": totals.projects,
         "channel": totals.channels,
-    }[by]
+    }[kind]
     return sorted(groups.items(), key=lambda item: (-item[1].dollars, -item[1].tokens, item[0]))
 
 
 def _group_fields(
-    by: str,
+    kind: str,
     groups: Sequence[tuple[str, Counts]],
     titles: Mapping[str, str],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
     rows = [
         {
-            by: name or None,
-            **({"title": titles.get(name, "")} if by == "session" else {}),
+            kind: name or None,
+            **({"title": titles.get(name, "")} if kind == "session" else {}),
             **_count_fields(counts),
             "usd": counts.dollars if counts.priced else None,
         }
         for name, counts in groups
     ]
-    other_fields = {name: value for name, value in fields.items() if name not in _TABLE_FIELDS}
-    return {**other_fields, "by": by, "rows": rows}
+    other_fields = {name: value for name, value in fields.items() if name not in _OVERVIEW_FIELDS}
+    return {**other_fields, "by": kind, "rows": rows}
 
 
 # --- in a terminal ---------------------------------------------------------------------------
 
 
 def _draw_groups(
-    by: str,
+    kind: str,
     groups: Sequence[tuple[str, Counts]],
     titles: Mapping[str, str],
     totals: Totals,
@@ -327,76 +320,72 @@ def _draw_groups(
     # This import is slow and only needed in a terminal.
     from rich.text import Text
 
-    console = terminal_console(styled=uses_color())
-    shown_groups = groups[-_MAX_ROWS:] if by == "day" else groups[:_MAX_ROWS]
+    console = terminal_console()
+    shown_groups = groups[-_MAX_TABLE_ROWS:] if kind == "day" else groups[:_MAX_TABLE_ROWS]
     has_cost = any(counts.priced for _, counts in shown_groups)
     rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
-    names = {by: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
-    if by == "session":
+    name_columns = {kind: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
+    if kind == "session":
         longest_key = max((len(cells[0]) for cells, _ in rows), default=0)
         key_width = min(longest_key, max(16, console.width // 3))
         key_style = {"overflow": "fold", "min_width": key_width, "max_width": key_width}
-        title_width = max(12, console.width - key_width - _NUMBERS_WIDTH)
+        title_width = max(12, console.width - key_width - _NUMBER_COLUMNS_WIDTH)
         title_style = {"no_wrap": True, "overflow": "ellipsis", "max_width": title_width}
-        names = {"title": title_style, "session": key_style}
+        name_columns = {"title": title_style, "session": key_style}
         for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
             cells.insert(0, one_line(printable(titles.get(name, ""))))
     console.print(Text(_headline(totals, cost), style="bold"))
     _draw_table(
         console,
-        names,
+        name_columns,
         rows,
-        numbers=("messages", "input", "output", *(("cost",) if has_cost else ())),
+        number_columns=("messages", "input", "output", *(("cost",) if has_cost else ())),
         bar_length=lambda counts: counts.dollars if has_cost else counts.tokens,
-        bar_width={"min_width": 6, "max_width": 10 if by == "session" else 24},
+        bar_width={"min_width": 6, "max_width": 10 if kind == "session" else 24},
         bar_color="green",
     )
     if len(groups) > len(shown_groups):
-        order = "last" if by == "day" else "first"
-        note = f"Showing the {order} {len(shown_groups)} of {len(groups):,}. Use --json for all."
-        console.print(Text(note, style="dim"))
+        rows_text = f"{'last' if kind == 'day' else 'first'} {len(shown_groups)} of {len(groups):,}"
+        console.print(Text(f"Showing the {rows_text}. Use --json for all.", style="dim"))
 
 
 def _draw_tables(totals: Totals, cost: Cost | None) -> None:
     # This import is slow and only needed in a terminal.
     from rich.text import Text
 
-    console = terminal_console(styled=uses_color())
+    console = terminal_console()
     total = totals.total
     console.print(Text(_headline(totals, cost), style="bold"))
-    note = (
+    remark = (
         f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
         f"~{total.estimated:,} estimated\n"
     )
-    console.print(Text(note, style="dim"))
+    console.print(Text(remark, style="dim"))
+    groups = _overview_groups(totals)
     for kind, color in (("day", "cyan"), ("model", "green"), ("channel", "magenta")):
-        rows = [
-            ([one_line(name) or "-"], counts)
-            for row_kind, name, counts in _report_rows(totals)
-            if row_kind == kind
-        ]
+        rows = [([one_line(name) or "-"], counts) for name, counts in groups[kind]]
         if rows:
             _draw_table(
                 console,
                 {kind: {"no_wrap": True, "max_width": max(10, console.width // 3)}},
-                rows[-_MAX_ROWS:] if kind == "day" else rows,
-                numbers=("messages", "tokens", *(("cost",) if total.priced else ())),
+                rows[-_MAX_TABLE_ROWS:] if kind == "day" else rows,
+                number_columns=("messages", "tokens", *(("cost",) if total.priced else ())),
                 bar_length=lambda counts: counts.tokens,
                 bar_width={"min_width": 10, "max_width": 40},
                 bar_color=color,
             )
             console.print()
-        if kind == "day" and len(rows) > _MAX_ROWS:
-            note = f"Showing the last {_MAX_ROWS} days with messages. Use --json for all.\n"
-            console.print(Text(note, style="dim"))
+        if kind == "day" and len(rows) > _MAX_TABLE_ROWS:
+            remark = f"Showing the last {_MAX_TABLE_ROWS} days with messages. Use --json for all.\n"
+            console.print(Text(remark, style="dim"))
 
 
 def _draw_table(
     console: "Console",
-    names: Mapping[str, Mapping[str, Any]],
+    name_columns: Mapping[str, Mapping[str, Any]],
     rows: Sequence[tuple[Sequence[str], Counts]],
     *,
-    numbers: Sequence[str],
+    number_columns: Sequence[str],
     bar_length: Callable[[Counts], float],
     bar_width: Mapping[str, Any],
     bar_color: str,
@@ -405,14 +394,14 @@ def _draw_table(
     from rich.bar import Bar
 
     number_style = {"justify": "right", "no_wrap": True}
-    columns = {**names, **dict.fromkeys(numbers, number_style)}
-    longest = max((bar_length(counts) for _, counts in rows), default=0) or 1
+    columns = {**name_columns, **dict.fromkeys(number_columns, number_style)}
+    longest_bar = max((bar_length(counts) for _, counts in rows), default=0) or 1
     color = bar_color if uses_color() else "default"
     cells = [
         (
             *row_names,
-            *(_NUMBER_TEXTS[column](counts) for column in numbers),
-            Bar(longest, 0, bar_length(counts), color=color),
+            *(_NUMBER_FORMATTERS[column](counts) for column in number_columns),
+            Bar(longest_bar, 0, bar_length(counts), color=color),
         )
         for row_names, counts in rows
     ]
@@ -423,25 +412,26 @@ def format_dollars(counts: Counts) -> str:
     """Return the cost with two decimals, or four below a dollar; empty if no price is known."""
     if not counts.priced:
         return ""
-    plus = "+" if counts.priced < counts.answers else ""
+    plus_sign = "+" if counts.priced < counts.answers else ""
     amount = counts.dollars
-    return (f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}") + plus
+    return (f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}") + plus_sign
 
 
-_NUMBER_TEXTS: Final[dict[str, Callable[[Counts], str]]] = {
+_NUMBER_FORMATTERS: Final[dict[str, Callable[[Counts], str]]] = {
     "messages": lambda counts: f"{counts.messages:,}",
     "input": lambda counts: f"{counts.prompt:,}",
     "output": lambda counts: f"{counts.answer:,}",
     "tokens": lambda counts: f"{'~' if counts.estimated else ''}{counts.tokens:,}",
     "cost": lambda counts: format_dollars(counts) or "-",
 }
-"""Function that formats the number in each column."""
+"""Functions that format a number of Counts, by column."""
 
 
 def _headline(totals: Totals, cost: Cost | None) -> str:
     total = totals.total
     parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
-    head = ", ".join(plural(number, noun) for number, noun in parts)
-    if cost is not None and cost.models:
-        head += f", ${cost.total:,.2f}"
-    return head
+    return ", ".join(plural(count, noun) for count, noun in parts) + _cost_text(cost)
+
+
+def _cost_text(cost: Cost | None) -> str:
+    return f", ${cost.total:,.2f}" if cost is not None and cost.models else ""

@@ -19,7 +19,7 @@ import click
 from stenolog.cli.output import error_sentence, sentence
 from stenolog.errors import StenologError
 
-_HELP: Final = """\
+_HELP_TEXT: Final = """\
 Usage: steno COMMAND [OPTIONS] [ARGS]...
 
 Talk to AI agents; list, search, repair and move their conversations.
@@ -45,39 +45,28 @@ Sessions are in ./workspace, unless -w after the command names another place.
 steno COMMAND --help describes a command; steno --version prints the version.
 """
 """Help of `steno`. It fits a terminal of 24 lines and 80 columns."""
-COMMANDS: Final = {
-    "archive": "edit",
-    "ask": "chat",
-    "backup": "copy_backup",
-    "chat": "chat",
-    "completion": "completion",
-    "config": "config",
-    "copy": "copy_backup",
-    "delete": "delete_restore",
-    "doctor": "doctor",
-    "export": "export",
-    "fork": "edit",
-    "hook": "hook",
-    "import": "import_sessions",
-    "list": "list_sessions",
-    "memory": "memory_commands",
-    "open": "serve",
-    "purge": "purge",
-    "rename": "edit",
-    "restore": "delete_restore",
-    "retention": "retention",
-    "search": "search",
-    "serve": "serve",
-    "show": "show",
-    "stats": "stats",
-    "summarize": "edit",
-    "tag": "edit",
-    "tail": "show",
-    "undo": "edit",
-    "view": "view",
+_COMMANDS_BY_MODULE: Final = {
+    "chat": ("ask", "chat"),
+    "completion": ("completion",),
+    "config": ("config",),
+    "copy_backup": ("backup", "copy"),
+    "delete_restore": ("delete", "restore"),
+    "doctor": ("doctor",),
+    "edit": ("archive", "fork", "rename", "summarize", "tag", "undo"),
+    "export": ("export",),
+    "hook": ("hook",),
+    "import_sessions": ("import",),
+    "list_search": ("list", "search"),
+    "memory_commands": ("memory",),
+    "purge": ("purge",),
+    "retention": ("retention",),
+    "serve": ("open", "serve", "view"),
+    "show": ("show", "tail"),
+    "stats": ("stats",),
 }
+COMMANDS: Final = {name: module for module, names in _COMMANDS_BY_MODULE.items() for name in names}
 """Module of each command."""
-_ALIASES: Final = {"compact": "summarize"}
+_COMMAND_ALIASES: Final = {"compact": "summarize"}
 """Old names of commands, which still work."""
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
@@ -108,26 +97,24 @@ class Steno(click.Group):
         if sys.stderr is None:
             sys.stderr = _open_devnull()
         if _COMPLETION_VARIABLE in os.environ:
-            # This import is only needed for completion.
-            from stenolog.cli.completion import register
-
-            register()
+            # This import registers the completion for bash, and is only needed for completion.
+            import stenolog.cli.completion  # noqa: F401
         return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
         del ctx
-        return list(COMMANDS)
+        return sorted(COMMANDS)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: all commands on one screen."""
         del ctx
-        formatter.write(_HELP)
+        formatter.write(_HELP_TEXT)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
         del ctx
-        name = _ALIASES.get(cmd_name, cmd_name)
+        name = _COMMAND_ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
         module = import_module(f"stenolog.cli.{COMMANDS[name]}")
@@ -139,7 +126,7 @@ class Steno(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command. Raises UsageError with a suggestion for a similar name."""
         name = args[0]
-        if name not in COMMANDS and name not in _ALIASES and not ctx.resilient_parsing:
+        if name not in COMMANDS and name not in _COMMAND_ALIASES and not ctx.resilient_parsing:
             # This import is only needed for an unknown command.
             from difflib import get_close_matches
 

@@ -1,4 +1,4 @@
-"""Streaming Markdown for the terminal: finished blocks are printed once, the last is repainted.
+"""Streaming Markdown for the terminal: finished blocks are printed once.
 
 A long answer is split at block ends, so that only the unfinished block is painted again. A list is
 split between its items, and a very long block between two of its lines.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from stenolog.cli.output import printable, render_lines
-from stenolog.transfer.export.code_blocks import ColourBudget, colour_language
+from stenolog.transfer.export.code_blocks import ColourBudget, find_lexer
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -26,13 +26,13 @@ _NESTING_TOKENS: Final = ("blockquote_open", "list_item_open")
 _LIST_MARKER: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _ITEM_NUMBER: Final = re.compile(r"( *)\d+")
 _EARLY_CODE_LINES: Final = 40
-"""The first lines of a code block with this many lines are printed before the block ends."""
+"""Minimum number of lines of an unfinished code block for which its start is printed."""
 _MAX_BLOCK_LINES: Final = 200
-"""A block with this many lines is split at a line end."""
-_REPARSE_SHARE: Final = 8
-"""A block is parsed again after it has grown by an eighth; once per line would be slow."""
+"""Maximum number of lines of a block. A longer block is split at a line end."""
+_REPARSE_DIVISOR: Final = 8
+"""A block is parsed again only after it has grown by 1/8. Parsing after every line is slow."""
 _MAX_NESTING: Final = 19
-"""Maximum nesting that is rendered. Deeper text is shown as source: the parser drops it."""
+"""Maximum nesting depth. Deeper text is shown as Markdown source, because the parser drops it."""
 _QUOTE_INDENT: Final = 4
 """Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
@@ -41,7 +41,7 @@ _CODE_THEME: Final = "ansi_dark"
 
 
 class Block(Struct, frozen=True, kw_only=True):
-    """A part of a text that is rendered separately."""
+    """A block of Markdown text, such as a paragraph, which is rendered separately."""
 
     source: str
     gap: int = 1
@@ -51,7 +51,7 @@ class Block(Struct, frozen=True, kw_only=True):
 
 
 class MarkdownStream:
-    """Streamed text, split into blocks."""
+    """Streamed Markdown, split into blocks."""
 
     def __init__(self) -> None:
         self._source = ""
@@ -65,18 +65,17 @@ class MarkdownStream:
         self._source += text
         if "\n" not in text:
             return []
-        if self._source.count("\n") - self._parsed_lines < max(
-            1, self._parsed_lines // _REPARSE_SHARE
-        ):
+        new_lines = self._source.count("\n") - self._parsed_lines
+        if new_lines < max(1, self._parsed_lines // _REPARSE_DIVISOR):
             return []
-        parts = self._complete_blocks()
+        parsed_blocks = self._parse_complete_lines()
         blocks: list[Block] = []
-        if len(parts) > 1:
-            blocks = self._make_blocks(parts[:-1])
-            self._start_after(parts[-1])
-            parts = self._complete_blocks()
-        if parts:
-            blocks += self._split_block(parts[0])
+        if len(parsed_blocks) > 1:
+            blocks = self._make_blocks(parsed_blocks[:-1])
+            self._drop_text_before(parsed_blocks[-1])
+            parsed_blocks = self._parse_complete_lines()
+        if parsed_blocks:
+            blocks += self._split_block(parsed_blocks[0])
         self._parsed_lines = self._source.count("\n")
         return blocks
 
@@ -88,59 +87,59 @@ class MarkdownStream:
 
     @property
     def unfinished(self) -> list[Block]:
-        """Return the unfinished blocks, rendered as if the text ended here."""
+        """Return the unfinished blocks, parsed as if the text ended here."""
         return self._make_blocks(_parse_blocks(self._source))
 
-    def _complete_blocks(self) -> "list[_ParsedBlock]":
+    def _parse_complete_lines(self) -> "list[_ParsedBlock]":
         # Parse only complete lines: an incomplete `-` may become a list item, a rule or a heading.
         return _parse_blocks(self._source[: self._source.rfind("\n") + 1])
 
-    def _make_blocks(self, parts: "Sequence[_ParsedBlock]") -> list[Block]:
+    def _make_blocks(self, parsed_blocks: "Sequence[_ParsedBlock]") -> list[Block]:
         return [
             Block(
                 source=block.source,
                 gap=block.gap if index else self._gap,
                 is_continuation=self._is_continuation and not index,
             )
-            for index, block in enumerate(parts)
+            for index, block in enumerate(parsed_blocks)
         ]
 
-    def _start_after(self, part: "_ParsedBlock") -> None:
-        lines = self._source.split("\n")[part.line :]
-        if part.number is not None:
+    def _drop_text_before(self, parsed_block: "_ParsedBlock") -> None:
+        lines = self._source.split("\n")[parsed_block.line :]
+        if parsed_block.item_number is not None:
             # Many models number all items 1. Markdown uses only the first number of a list.
-            lines[0] = _ITEM_NUMBER.sub(rf"\g<1>{part.number}", lines[0], count=1)
-        self._source, self._gap, self._is_continuation = "\n".join(lines), part.gap, False
+            lines[0] = _ITEM_NUMBER.sub(rf"\g<1>{parsed_block.item_number}", lines[0], count=1)
+        self._source, self._gap, self._is_continuation = "\n".join(lines), parsed_block.gap, False
 
-    def _split_block(self, part: "_ParsedBlock") -> Iterator[Block]:
-        """Yield the first lines of a very long block. Later text does not change these lines."""
-        if part.kind == "fence":
-            if part.fence is not None:
-                yield from self._split_code(part, part.fence)
+    def _split_block(self, parsed_block: "_ParsedBlock") -> Iterator[Block]:
+        """Yield the first lines of a very long block, which later text does not change."""
+        if parsed_block.kind == "fence":
+            if parsed_block.closing_fence is not None:
+                yield from self._split_code(parsed_block, parsed_block.closing_fence)
             return
-        lines = self._source.split("\n")[part.line :]
+        lines = self._source.split("\n")[parsed_block.line :]
         # Keep the last line: text that arrives later may continue this line.
         split = max((index for index, line in enumerate(lines[:-1]) if line.strip()), default=0)
         if split < _MAX_BLOCK_LINES:
             return
-        first_part = _ParsedBlock(source="\n".join(lines[:split]), gap=part.gap)
-        yield from self._make_blocks([first_part])
-        self._source = "\n".join(_continue_block(part.kind, lines[:split], lines[split:]))
-        self._gap = int(part.kind == "table_open")
-        self._is_continuation = part.kind == "list_item_open"
+        first_block = _ParsedBlock(source="\n".join(lines[:split]), gap=parsed_block.gap)
+        yield from self._make_blocks([first_block])
+        kind = parsed_block.kind
+        self._source = "\n".join(_continue_block(kind, lines[:split], lines[split:]))
+        self._gap = int(kind == "table_open")
+        self._is_continuation = kind == "list_item_open"
 
-    def _split_code(self, part: "_ParsedBlock", fence: str) -> Iterator[Block]:
-        opening, *lines = self._source.split("\n")[part.line :]
-        split = _find_split(lines[:-1])
-        if split is None:
+    def _split_code(self, parsed_block: "_ParsedBlock", closing_fence: str) -> Iterator[Block]:
+        opening_line, *lines = self._source.split("\n")[parsed_block.line :]
+        split_index = _find_code_split(lines[:-1])
+        if split_index is None:
             return
-        first_lines, other_lines = lines[:split], lines[split:]
+        first_lines, other_lines = lines[:split_index], lines[split_index:]
         gap = next((index for index, line in enumerate(reversed(first_lines)) if line.strip()), 0)
         first_lines = first_lines[: len(first_lines) - gap]
-        yield from self._make_blocks(
-            [_ParsedBlock(source="\n".join([opening, *first_lines, fence]), gap=part.gap)]
-        )
-        self._source, self._gap = "\n".join([opening, *other_lines]), gap
+        source = "\n".join([opening_line, *first_lines, closing_fence])
+        yield from self._make_blocks([_ParsedBlock(source=source, gap=parsed_block.gap)])
+        self._source, self._gap = "\n".join([opening_line, *other_lines]), gap
 
 
 class _ParsedBlock(Struct, frozen=True, kw_only=True):
@@ -149,9 +148,9 @@ class _ParsedBlock(Struct, frozen=True, kw_only=True):
     source: str
     gap: int
     line: int = 0
-    number: int | None = None
+    item_number: int | None = None
     """Number of an item in a numbered list."""
-    fence: str | None = None
+    closing_fence: str | None = None
     """The closing fence of a code block that is still open."""
     kind: str = ""
     """Token type of the Markdown parser."""
@@ -159,26 +158,30 @@ class _ParsedBlock(Struct, frozen=True, kw_only=True):
 
 def _parse_blocks(source: str) -> list[_ParsedBlock]:
     lines = source.split("\n")
-    tokens = _parser().parse(source)
-    parts: list[_ParsedBlock] = []
+    tokens = _markdown_parser().parse(source)
+    parsed_blocks: list[_ParsedBlock] = []
     for index, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
         if token.type in _LIST_TOKENS:
-            parts += _list_items(tokens, index, lines)
+            parsed_blocks += _split_list(tokens, index, lines)
         else:
             start, end = token.map
             text = "\n".join(lines[start:end])
             fence = _unclosed_fence(token, lines)
-            parts.append(_ParsedBlock(source=text, gap=1, line=start, fence=fence, kind=token.type))
-    return parts
+            parsed_blocks.append(
+                _ParsedBlock(source=text, gap=1, line=start, closing_fence=fence, kind=token.type)
+            )
+    return parsed_blocks
 
 
-def _list_items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Iterator[_ParsedBlock]:
+def _split_list(
+    tokens: "Sequence[Token]", list_index: int, lines: Sequence[str]
+) -> Iterator[_ParsedBlock]:
     """Yield the items of the list that begins at this token."""
-    is_numbered = tokens[at].type == "ordered_list_open"
-    number = int(tokens[at].attrs.get("start", 1)) if is_numbered else None
-    for index in range(at + 1, len(tokens)):
+    is_numbered = tokens[list_index].type == "ordered_list_open"
+    number = int(tokens[list_index].attrs.get("start", 1)) if is_numbered else None
+    for index in range(list_index + 1, len(tokens)):
         token = tokens[index]
         if token.level == 0:
             return
@@ -189,31 +192,34 @@ def _list_items(tokens: "Sequence[Token]", at: int, lines: Sequence[str]) -> Ite
         if number is not None:
             text = _ITEM_NUMBER.sub(rf"\g<1>{number}", text, count=1)
         gap = int(bool(start) and not lines[start - 1].strip())
-        yield _ParsedBlock(source=text, gap=gap, line=start, number=number, kind=token.type)
+        yield _ParsedBlock(source=text, gap=gap, line=start, item_number=number, kind=token.type)
         number = None if number is None else number + 1
 
 
 def _unclosed_fence(token: "Token", lines: Sequence[str]) -> str | None:
     if token.type != "fence" or token.map is None:
         return None
-    first, end = token.map
-    last = lines[end - 1].strip()
-    closed = end - first > 1 and last.startswith(token.markup) and not last.strip(token.markup[0])
-    return None if closed else token.markup
+    (start, end), fence = token.map, token.markup
+    last_line = lines[end - 1].strip()
+    is_fence = last_line.startswith(fence) and not last_line.strip(fence[0])
+    return None if end - start > 1 and is_fence else fence
 
 
-def _continue_block(kind: str, first: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """Return the rest of a split block, changed so that it is parsed as the same kind."""
+def _continue_block(
+    kind: str, printed_lines: Sequence[str], remaining_lines: Sequence[str]
+) -> list[str]:
+    """Return the remaining lines, changed so that the parser sees a block of the same kind."""
     if kind == "table_open":
-        return [*first[:2], *rest]
-    code = _opening_code_line(first)
-    line, *other_lines = rest if code is None else (code, *rest)
+        return [*printed_lines[:2], *remaining_lines]
+    opening_line = _opening_code_line(printed_lines)
+    opening_lines = [] if opening_line is None else [opening_line]
+    line, *other_lines = [*opening_lines, *remaining_lines]
     if kind == "blockquote_open" and not line.lstrip().startswith(">"):
         line = f"> {line}"
     elif kind == "paragraph_open":
         line = line.lstrip()
     elif kind == "list_item_open":
-        match = _LIST_MARKER.match(first[0])
+        match = _LIST_MARKER.match(printed_lines[0])
         marker = match[0] if match is not None else ""
         # A line with less indentation continues a paragraph.
         is_indented = line.startswith(marker) or not line[: len(marker)].strip()
@@ -222,16 +228,16 @@ def _continue_block(kind: str, first: Sequence[str], rest: Sequence[str]) -> lis
 
 
 def _opening_code_line(lines: Sequence[str]) -> str | None:
-    """Return the opening line of the code block in which a quote or item was split."""
-    for token in _parser().parse("\n".join(lines)):
+    """Return the opening line of an unclosed code block in a quote or list item, or None."""
+    for token in _markdown_parser().parse("\n".join(lines)):
         if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
             unquoted = [line.lstrip("> ") for line in lines]
             return lines[token.map[0]] if _unclosed_fence(token, unquoted) is not None else None
     return None
 
 
-def _find_split(lines: Sequence[str]) -> int | None:
-    """Return the number of lines of code to print now, or None if there are too few.
+def _find_code_split(lines: Sequence[str]) -> int | None:
+    """Return the number of lines of code to print now, or None to wait for more lines.
 
     Code is split between an empty line and an unindented line, because multi-line strings rarely
     continue there.
@@ -245,7 +251,7 @@ def _find_split(lines: Sequence[str]) -> int | None:
 
 
 @cache
-def _parser() -> "MarkdownIt":
+def _markdown_parser() -> "MarkdownIt":
     # This import is slow and only needed in a terminal.
     from markdown_it import MarkdownIt
 
@@ -255,39 +261,39 @@ def _parser() -> "MarkdownIt":
 
 
 def render_block(
-    block: Block, console: "Console", *, style: str = "", budget: ColourBudget | None = None
+    block: Block, console: "Console", *, style: str = "", colour_budget: ColourBudget | None = None
 ) -> list[str]:
     """Return the lines of a block for this console, with the empty lines before the block.
 
-    `budget` is shared by the blocks of one message.
+    All blocks of one message share one `colour_budget`.
     """
     from rich.markdown import Markdown
     from rich.text import Text
 
-    budget = ColourBudget() if budget is None else budget
+    colour_budget = ColourBudget() if colour_budget is None else colour_budget
     # Link targets are written out, so that the reader sees them.
     markdown = Markdown("", code_theme=_CODE_THEME, hyperlinks=False)
-    markdown.parsed = _parser().parse(printable(block.source))  # guard: answer-printable
+    markdown.parsed = _markdown_parser().parse(printable(block.source))  # guard: answer-printable
     for token in markdown.parsed:
         if token.type == "fence":
-            lexer = colour_language(token.info, token.content)
-            token.info = lexer if lexer and budget.take(token.content) else ""
+            lexer = find_lexer(token.info, token.content)
+            token.info = lexer if lexer and colour_budget.take(token.content) else ""
         # A centred title looks misplaced between paragraphs.
         token.tag = "h2" if token.tag == "h1" else token.tag
-        for part in token.children or ():
-            if part.type == "softbreak":
+        for child in token.children or ():
+            if child.type == "softbreak":
                 # Keep line ends: they matter in verse, addresses and logs.
-                part.type = "hardbreak"
-            elif part.type == "image":
-                part.content = f"[image: {part.content}] ({part.attrs.get('src', '')})"
-                part.type, part.tag, part.children = "text", "", None
+                child.type = "hardbreak"
+            elif child.type == "image":
+                child.content = f"[image: {child.content}] ({child.attrs.get('src', '')})"
+                child.type, child.tag, child.children = "text", "", None
     lines = _render_text_lines(markdown, console, style)
     levels = [token.level for token in markdown.parsed if token.type in _NESTING_TOKENS]
     is_too_deep = max(levels, default=-1) >= min(_MAX_NESTING, console.width // _QUOTE_INDENT - 1)
     if is_too_deep or (not lines and block.source.strip()):
         lines = _render_text_lines(Text(printable(block.source)), console, style)
     elif block.is_continuation and markdown.parsed[0].type in _LIST_TOKENS:
-        lines[0] = _BULLET.sub(lambda mark: " " * len(mark[0]), lines[0], count=1)
+        lines[0] = _BULLET.sub(lambda bullet: " " * len(bullet[0]), lines[0], count=1)
         lines = _strip_empty_lines(lines)
     return [""] * block.gap + lines
 

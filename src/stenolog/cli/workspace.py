@@ -1,28 +1,30 @@
-"""Options that select the workspace of a command, and the store and sessions in it."""
+"""Options that several commands share, and the store and sessions that these options select."""
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.cli.output import one_line, plural, print_notice
-from stenolog.errors import UsageError
+from stenolog.cli.output import first_lines, one_line, plural, print_notice, show_progress
+from stenolog.errors import ForeignLog, NoSuchSession, StenologError, UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store, find_info
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store, parse_address
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from stenolog.catalog.entries import Entry
-    from stenolog.records import SessionInfo
+    from stenolog.records import Message, SessionInfo
 
 DEFAULT_WORKSPACE: Final = "./workspace"
 WORKSPACE_HELP: Final = (
@@ -39,7 +41,7 @@ PROGRAM_NAMES: Final = {
     "gemini-cli": "Gemini CLI",
     "open-webui": "Open WebUI",
 }
-"""Names of programs in messages, by their names as arguments."""
+"""Names of programs in printed texts, by the names that commands accept."""
 _MAX_LISTED_KEYS: Final = 5
 """Maximum number of matching keys listed in the error for an unknown key."""
 _MAX_COMPARED_KEYS: Final = 1_000
@@ -47,58 +49,48 @@ _MAX_COMPARED_KEYS: Final = 1_000
 _MIN_SIMILARITY: Final = 0.75
 """Minimum similarity of a suggested key, from 0 to 1."""
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def display_name(workspace: str) -> str:
-    """Return a workspace in printable form, without the password of a URL."""
-    if "://" not in workspace and "password" not in workspace:
-        return workspace
-    # This import is only needed for databases.
-    from stenolog.settings.secrets import without_password
-
-    return without_password(workspace)
+# --- options --------------------------------------------------------------------------------------
 
 
-def damage_lines(info: "SessionInfo | Entry", workspace: str) -> Iterator[str]:
-    """Yield a sentence if the session is damaged."""
-    if info.lost or info.damaged:
-        loss = (
-            f"at least {messages_are(info.lost)} lost" if info.lost else "no message is lost so far"
-        )
-        yield (
-            f"{one_line(info.key)} is damaged: {loss}. "
-            f"Run `steno doctor {shlex.quote(display_name(workspace))}` for details."
-        )
+def complete_key(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem[str]]":
+    """Return the session keys with this prefix, for the completion of a shell."""
+    # This import is only needed for completion.
+    from stenolog.cli.completion import complete_session_key
+
+    return complete_session_key(ctx, param, incomplete)
 
 
-def messages_are(count: int) -> str:
-    """Return the number of messages, followed by "is" or "are"."""
-    return "1 message is" if count == 1 else f"{count:,} messages are"
+def json_option(content: str = "a JSON object") -> _Decorator:
+    """Return the option `--json`; its help says that the command prints `content`."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {content}.")
 
 
-class Location(Struct, frozen=True, kw_only=True):
-    """The store that the options select: a workspace, and an agent or namespace in it."""
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+dry_run_option: Final = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, without doing it."
+)
+prefix_option: Final = click.option(
+    "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
+)
+tag_option: Final = click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+key_argument: Final = click.argument("key", shell_complete=complete_key)
+optional_key_argument: Final = click.argument("key", required=False, shell_complete=complete_key)
 
-    workspace: str
-    agent: str | None = None
-    namespace: str | None = None
 
-    @property
-    def display_name(self) -> str:
-        """Return the workspace in printable form."""
-        return display_name(self.workspace)
-
-    @property
-    def place(self) -> SessionsLocation:
-        """Return the place of the store. Raises UsageError."""
-        place = locate_sessions(self.workspace, self.agent)
-        return place if self.namespace is None else replace(place, namespace=self.namespace)
+def require_terminal(warning: str, advice: str = "add --yes") -> None:
+    """Raise UsageError if there is no terminal in which the user can confirm."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(f"{warning}. Without a terminal to confirm, {advice}.")
 
 
 def workspace_option(
-    command: _Command, *, error_type: type[click.ClickException] = click.ClickException
-) -> _Command:
+    command: Callable[..., Any], *, error_type: type[click.ClickException] = click.ClickException
+) -> Callable[..., Any]:
     """Add `--workspace` to a command. Wrong settings raise `error_type`."""
 
     def resolve_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
@@ -108,7 +100,7 @@ def workspace_option(
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
             return DEFAULT_WORKSPACE
         try:
-            return _workspace_in_settings(ctx.params.get("agent"))
+            return workspace_in_settings(ctx.params.get("agent"))
         except click.ClickException as error:
             raise error_type(error.message) from error
 
@@ -117,7 +109,7 @@ def workspace_option(
     )(command)
 
 
-def _workspace_in_settings(agent: str | None) -> str:
+def workspace_in_settings(agent: str | None) -> str:
     """Return the workspace that the settings name for an agent. Raises ClickException."""
     # These imports are slow, and they are not needed with -w.
     from stenolog.settings.file import has_file_or_variables
@@ -144,8 +136,8 @@ def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if agent is not None and namespace is not None:
             raise click.UsageError("Use either --agent or --namespace, not both.")
-        where = Location(workspace=workspace, agent=agent, namespace=namespace)
-        return command(*arguments, where=where, **others)
+        location = Location(workspace=workspace, agent=agent, namespace=namespace)
+        return command(*arguments, location=location, **others)
 
     return with_location
 
@@ -155,24 +147,53 @@ def location_hint() -> str:
     ctx = click.get_current_context(silent=True)
     parts = []
     for option, name in (("-w", "workspace"), ("--agent", "agent"), ("--namespace", "namespace")):
-        if ctx is None or name not in ctx.params:
-            continue
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+        if ctx is not None and name in ctx.params and is_on_command_line(ctx, name):
             parts.append(f" {option} {shlex.quote(display_name(ctx.params[name]))}")
     return "".join(parts)
+
+
+def is_on_command_line(ctx: click.Context, name: str) -> bool:
+    """Return whether the user gave this option."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def choose_workspace(directory: str | None, workspace: str) -> str:
     """Return DIR, or the workspace if DIR is omitted. Raises UsageError if both are given."""
     if directory is None:
         return workspace
-    ctx = click.get_current_context()
-    if ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE:
+    if is_on_command_line(click.get_current_context(), "workspace"):
         raise click.UsageError("Name the workspace only once: as DIR or with -w.")
     return directory
 
 
-def check_exists(workspace: str) -> None:
+# --- stores ---------------------------------------------------------------------------------------
+
+
+class Location(Struct, frozen=True, kw_only=True):
+    """Options that select a store: a workspace, and an agent or namespace in it."""
+
+    workspace: str
+    agent: str | None = None
+    namespace: str | None = None
+
+    @property
+    def place(self) -> SessionsLocation:
+        """Return the place of the store. Raises UsageError."""
+        place = locate_sessions(self.workspace, self.agent)
+        return place if self.namespace is None else replace(place, namespace=self.namespace)
+
+
+def display_name(workspace: str) -> str:
+    """Return a workspace in printable form, without the password of a URL."""
+    if "://" not in workspace and "password" not in workspace:
+        return workspace
+    # This import is only needed for databases.
+    from stenolog.settings.secrets import mask_secrets
+
+    return mask_secrets(workspace)
+
+
+def check_workspace_exists(workspace: str) -> None:
     """Raise UsageError if there is no such workspace, StoreUnavailable if it is inaccessible."""
     address = parse_address(workspace)
     if address.engine != "jsonl":
@@ -191,7 +212,7 @@ def check_exists(workspace: str) -> None:
 
 
 def transcripts_hint(folder: str | os.PathLike[str]) -> str:
-    """Return how to use the transcripts of a known program in a folder; empty if none exist."""
+    """Describe how to use the transcripts of a known program in a folder; empty if none exist."""
     # This import is only needed if there is nothing to list.
     from stenolog.transfer.transcripts.programs import detect_program
 
@@ -209,32 +230,52 @@ def transcripts_hint(folder: str | os.PathLike[str]) -> str:
 
 def check_store_exists(workspace: str) -> None:
     """Raise UsageError if there is no store, because a typing error must not create a store."""
-    check_exists(workspace)
+    check_workspace_exists(workspace)
     address = parse_address(workspace)
     if address.engine == "sqlite" and not Path(address.path).is_file():
         raise UsageError(f"there is no database at {address.path}; check the path")
 
 
-def open_read_only(where: Location) -> Store:
+def open_read_only(location: Location) -> Store:
     """Open the store read-only. Raises UsageError, StoreUnavailable."""
-    check_exists(where.workspace)
-    return open_existing(where, read_only=True)
+    check_workspace_exists(location.workspace)
+    return open_existing(location, read_only=True)
 
 
-def open_writable(where: Location) -> Store:
+def open_writable(location: Location) -> Store:
     """Open an existing store for writing. Raises UsageError if it is missing, StoreUnavailable."""
-    check_store_exists(where.workspace)
-    return open_existing(where, read_only=False)
+    check_store_exists(location.workspace)
+    return open_existing(location, read_only=False)
 
 
-def open_existing(where: Location, *, read_only: bool) -> Store:
+def open_existing(location: Location, *, read_only: bool) -> Store:
     """Open the store; return an empty store if nothing was ever stored there."""
-    place = where.place
+    place = location.place
     folder = Path(place.where, place.namespace)
     if parse_address(place.where).engine == "jsonl" and not folder.exists():
         # An empty store behaves the same and creates no files.
         return InMemoryStore()
     return open_store(place.where, namespace=place.namespace, read_only=read_only)
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def read_each_session(
+    label: str, keys: Sequence[str], read_session: Callable[[str], None]
+) -> dict[str, str]:
+    """Call `read_session` with each key and show progress; return the problems by key."""
+    problems: dict[str, str] = {}
+    with show_progress(label, len(keys), enabled=len(keys) > 1) as advance:
+        for key in keys:
+            try:
+                read_session(key)
+            except (NoSuchSession, ForeignLog):
+                pass  # The session was just deleted, or the file belongs to another program.
+            except StenologError as error:
+                problems[key] = str(error)
+            advance()
+    return problems
 
 
 def find_session(store: Store, name: str) -> "SessionInfo":
@@ -244,26 +285,24 @@ def find_session(store: Store, name: str) -> "SessionInfo":
     """
     session = find_session_or_none(store, name)
     if session is None:
-        raise _unknown_session_error(
-            name, store.list_sessions(), " This command needs a whole key."
-        )
+        raise _unknown_key_error(name, store.list_sessions(), " This command needs a whole key.")
     return session
 
 
 def find_session_to_read(store: Store, name: str) -> "SessionInfo":
-    """Return the session with this key or alias, or the only one whose key matches in part.
+    """Return the session with this key or alias, or the only session whose key matches in part.
 
     Only for commands that change nothing. A script must give the whole key, because it would not
-    notice that another session is meant. Raises ClickException.
+    notice that a partly matching key selects another session. Raises ClickException.
     """
     session = find_session_or_none(store, name)
     if session is None:
         keys = store.list_sessions()
         if not _is_in_terminal():
-            raise _unknown_session_error(name, keys, " A script needs a whole key.")
+            raise _unknown_key_error(name, keys, " A script needs a whole key.")
         matching_keys = _matching_keys(keys, name)
         if len(matching_keys) != 1:
-            raise _unknown_session_error(name, keys)
+            raise _unknown_key_error(name, keys)
         session = store.info(matching_keys[0])
         print_notice(f"Session {one_line(session.key)}")
     return session
@@ -273,45 +312,39 @@ def _is_in_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _matching_keys(keys: Sequence[str], part: str) -> list[str]:
-    """Return the keys that start or end with this text, or have it after a colon."""
-    return [key for key in keys if key.startswith(part) or key.endswith(part) or f":{part}" in key]
+def _matching_keys(keys: Sequence[str], key_part: str) -> list[str]:
+    """Return the keys that start or end with `key_part`, or contain it after a colon."""
+    # With a colon before the key, the start of the key also follows a colon.
+    return [key for key in keys if f":{key_part}" in f":{key}" or key.endswith(key_part)]
 
 
-def _unknown_session_error(
-    name: str, keys: Sequence[str], advice: str = ""
-) -> click.ClickException:
+def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> click.ClickException:
     """Return the error for an unknown key. `keys`: the keys of all sessions."""
-    text = f"There is no session {one_line(name)!r}{_searched_place()}."
+    ctx = click.get_current_context(silent=True)
+    workspace = None if ctx is None else ctx.params.get("workspace")
+    place = f" in {one_line(display_name(workspace))}" if workspace else ""
+    text = f"There is no session {one_line(name)!r}{place}."
     matching_keys = _matching_keys(keys, name)
     if not matching_keys:
-        suggestion = _suggestion(keys, name)
+        suggestion = _similar_keys_question(keys, name)
         advice = f"`steno list{location_hint()}` lists the sessions."
         return click.ClickException(f"{text}{suggestion} {advice}")
     count = len(matching_keys)
     lines = [f"{text}{advice} {plural(count, 'key')} {'matches' if count == 1 else 'match'}:"]
-    lines += [f"  {one_line(key)}" for key in matching_keys[:_MAX_LISTED_KEYS]]
-    lines += [f"  … and {count - _MAX_LISTED_KEYS:,} more"] if count > _MAX_LISTED_KEYS else []
+    lines += first_lines([one_line(key) for key in matching_keys], _MAX_LISTED_KEYS)
     return click.ClickException("\n".join(lines))
 
 
-def _suggestion(keys: Sequence[str], name: str) -> str:
+def _similar_keys_question(keys: Sequence[str], name: str) -> str:
     """Return a question that names up to three similar keys, or an empty string."""
     # These imports are only needed for errors.
     from difflib import get_close_matches
     from heapq import nsmallest
 
-    # A store lists keys without times. A typing error changes the length of a key only a little.
+    # Compare keys of similar length: a typing error changes the length of a key only a little.
     compared_keys = nsmallest(_MAX_COMPARED_KEYS, keys, lambda key: abs(len(key) - len(name)))
     matches = get_close_matches(name, compared_keys, n=3, cutoff=_MIN_SIMILARITY)
     return f" Did you mean {' or '.join(map(one_line, matches))}?" if matches else ""
-
-
-def _searched_place() -> str:
-    """Return the workspace of the command, such as ` in ./workspace`; empty if unknown."""
-    ctx = click.get_current_context(silent=True)
-    workspace = None if ctx is None else ctx.params.get("workspace")
-    return f" in {one_line(display_name(workspace))}" if workspace else ""
 
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":
@@ -320,3 +353,27 @@ def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":
     from stenolog.sessions.aliases import Aliases
 
     return find_info(store, Aliases(store).resolve_key(name))
+
+
+def session_title(info: "SessionInfo", history: "Iterable[Message]") -> str:
+    """Return the title of a session, or the start of its first prompt in `history`."""
+    # Only some commands need this import.
+    from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
+
+    message_dicts = (message.to_dict() for message in history)
+    prompt = prompt_from((role_of(fields), text_of(fields)) for fields in message_dicts)
+    return title_from(info.meta, prompt)
+
+
+def damage_lines(info: "SessionInfo | Entry", workspace: str) -> Iterator[str]:
+    """Yield a sentence if the session is damaged."""
+    if info.lost or info.damaged:
+        lost_text = f"at least {messages_with_verb(info.lost)} lost"
+        damage = lost_text if info.lost else "no message is lost so far"
+        command = f"steno doctor {shlex.quote(display_name(workspace))}"
+        yield f"{one_line(info.key)} is damaged: {damage}. Run `{command}` for details."
+
+
+def messages_with_verb(count: int) -> str:
+    """Return the number of messages, followed by "is" or "are"."""
+    return "1 message is" if count == 1 else f"{count:,} messages are"

@@ -14,8 +14,7 @@ from stenolog.context.summarize import (
     Trigger,
     apply_plan,
     plan_summary,
-    session_state,
-    state_of_view,
+    read_session_state,
 )
 from stenolog.context.window import Limits, Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
@@ -41,21 +40,19 @@ _MODEL_SIGNATURE: Final = "model is called as model(messages)"
 MAX_RETRIES: Final = 2
 """Maximum number of retries with a shorter request after a request was too long."""
 _SHORTEN_FACTOR: Final = 0.6
-"""Share of the tokens that the next request may have if the provider does not state its limit."""
+"""Share of the rejected request's tokens for the next request, if no limit is stated."""
 _STATED_LIMIT_SHARE: Final = 0.9
 """Share of a provider's stated limit that is used, because our token counts are estimates."""
-
-SummaryHandler = Callable[[SummaryReport], None]
 
 
 class Context:
     """Builds model requests for the sessions of a store, and summarizes the sessions.
 
     `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
-    without a model, summaries quote the messages. `complete_limits`: limits of that model, if they
-    differ from `limits`. `on_event` is called after each summary; its errors are logged. `catalog`:
-    keeps the token counts that the provider of `model` reports, for the next run. Thread-safe.
-    Raises UsageError if `store` is not a store or `complete` cannot be called.
+    without a model, summaries quote the messages. `complete_limits`: limits of the model
+    `complete`, if different from `limits`. `on_event` is called after each summary; its errors are
+    logged. `catalog`: keeps the token counts that the provider of `model` reports, for the next
+    run. Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class Context:
         catalog: Catalog | None = None,
         system: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
-        on_event: SummaryHandler | None = None,
+        on_event: Callable[[SummaryReport], None] | None = None,
     ) -> None:
         if complete is not None:
             check_completion_function(complete)
@@ -109,7 +106,7 @@ class Context:
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
         store.
         """
-        return self._build_window(session_state(self.store, key), memory, unsaved, self.limits)
+        return self._build_window(read_session_state(self.store, key), memory, unsaved, self.limits)
 
     def call(
         self,
@@ -136,7 +133,7 @@ class Context:
                 if not attempt.shorten(error):
                     raise
             else:
-                attempt.answered(None if usage is None else partial(usage, answer))
+                attempt.record_answer(None if usage is None else partial(usage, answer))
                 return answer
 
     def start_request(
@@ -151,7 +148,19 @@ class Context:
 
         Raises ContextTooSmall. `view`: view of the session, if the caller has just read it.
         """
-        return Attempt(self, key, memory, unsaved, view)
+        limits = self.limits
+        state = read_session_state(self.store, key, view)
+        window = self._build_window(state, memory, unsaved, limits)
+        overfull = bool(window.left_out)
+        is_complete = not (overfull or window.elided or window.memory_left_out)
+        is_summary_due = not is_complete or len(state.history) > limits.max_history_messages
+        # A summary may hide messages, so the window is built again.
+        if is_summary_due and self._summarize(
+            key, state, "auto", limits, memory, overfull=overfull
+        ):
+            state = read_session_state(self.store, key)
+            window = self._build_window(state, memory, unsaved, limits)
+        return Attempt(self, key, memory, unsaved, limits, window)
 
     def summarize_if_needed(
         self, key: str, *, memory: str = "", view: SessionView | None = None
@@ -160,8 +169,8 @@ class Context:
 
         `view`: view of the session, if the caller has just read it.
         """
-        state = None if view is None else state_of_view(view)
-        return self._summarize(key, "auto", self.limits, memory, state=state)
+        state = read_session_state(self.store, key, view)
+        return self._summarize(key, state, "auto", self.limits, memory)
 
     def has_room(self, window: Window, history: Sequence[Message]) -> bool:
         """Return whether a session is far below the limits, so that no summary is due.
@@ -175,44 +184,25 @@ class Context:
             return False
         newer_messages = (message for message in history if message.seq > window.upto)
         used_tokens = window.tokens + sum(map(self.tokens.message, newer_messages))
-        # Half of the room stays free, because a new provider count may double the calibration.
+        # Half of the tokens stay free, because a new provider count may double the estimates.
         return used_tokens <= self.limits.room // 2
 
     def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, so that at most half of the tokens remain.
 
-        Return None if no message can be hidden.
+        Returns None if no message can be hidden.
         """
-        return self._summarize(key, "manual", self.limits, "")
+        return self._summarize(key, read_session_state(self.store, key), "manual", self.limits, "")
 
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
-        """Update the calibration with a provider's count for a window; return the calibration."""
+        """Update the calibration with a provider's token count for a window, and return it."""
         with self._calibration_mutex:
             update_calibration = self.calibration.after
             if self._catalog is not None:
                 update_calibration = partial(self._catalog.calibrate, self._model)
-            uncalibrated = round(estimated / self.calibration.ratio)
-            self.calibration = update_calibration(estimated=uncalibrated, reported=reported)
+            uncalibrated_tokens = round(estimated / self.calibration.ratio)
+            self.calibration = update_calibration(estimated=uncalibrated_tokens, reported=reported)
             return self.calibration
-
-    def _prepare_window(
-        self,
-        key: str,
-        memory: str,
-        unsaved: Sequence[Mapping[str, Any]],
-        limits: Limits,
-        view: SessionView | None,
-    ) -> Window:
-        """Return the window for a call, after summarizing if that is needed."""
-        state = session_state(self.store, key) if view is None else state_of_view(view)
-        window = self._build_window(state, memory, unsaved, limits)
-        overfull = bool(window.left_out)
-        is_complete = not (overfull or window.elided or window.memory_left_out)
-        if is_complete and len(state.history) <= limits.max_history_messages:
-            return window
-        if self._summarize(key, "auto", limits, memory, overfull=overfull, state=state) is None:
-            return window
-        return self._build_window(session_state(self.store, key), memory, unsaved, limits)
 
     def _build_window(
         self, state: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
@@ -231,14 +221,13 @@ class Context:
     def _summarize(
         self,
         key: str,
+        state: SessionState,
         trigger: Trigger,
         limits: Limits,
         memory: str,
         *,
         overfull: bool = False,
-        state: SessionState | None = None,
     ) -> SummaryReport | None:
-        state = state or session_state(self.store, key)
         plan = self._make_plan(state, trigger, limits, memory, overfull=overfull)
         if plan is None:
             return None
@@ -249,7 +238,7 @@ class Context:
         if report is not None and self._on_event is not None:
             try:
                 self._on_event(report)
-            except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
+            except Exception as error:  # noqa: BLE001 - the summary is stored; report it
                 log_reports.warning("on_event failed after a summary of %r: %r", key, error)
         return report
 
@@ -276,7 +265,7 @@ class Context:
 
 def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
     """Return the plan that `context.summarize(key)` would carry out, or None."""
-    state = session_state(context.store, key)
+    state = read_session_state(context.store, key)
     return context._make_plan(state, "manual", context.limits, memory="", overfull=False)
 
 
@@ -289,16 +278,17 @@ class Attempt:
         key: str,
         memory: str,
         unsaved: Sequence[Mapping[str, Any]],
-        view: SessionView | None,
+        limits: Limits,
+        window: Window,
     ) -> None:
         self._context = context
         self._key = key
         self._memory = memory
         self._unsaved = unsaved
-        self._limits = context.limits
+        self._limits = limits
         self._stated_limit: int | None = None
         self._tries_left = MAX_RETRIES
-        self.window = context._prepare_window(key, memory, unsaved, self._limits, view)
+        self.window = window
         """The messages to send now."""
 
     def shorten(self, error: Exception) -> bool:
@@ -310,23 +300,24 @@ class Attempt:
         if overflow is None:
             return False
         if self._tries_left == 0:
-            raise _retries_exhausted(self.window, overflow, MAX_RETRIES) from error
+            raise _retries_exhausted_error(self.window, overflow) from error
         self._tries_left -= 1
-        self._limits = _next_limits(self._limits, self.window, overflow)
+        self._limits = _reduce_limits(self._limits, self.window, overflow)
         if overflow.limit is not None:
             usable_tokens = int(overflow.limit * _STATED_LIMIT_SHARE)
             self._stated_limit = min(usable_tokens, self._stated_limit or usable_tokens)
         context, limits = self._context, self._limits
-        context._summarize(self._key, "overflow", limits, self._memory)
+        state = read_session_state(context.store, self._key)
+        context._summarize(self._key, state, "overflow", limits, self._memory)
         try:
-            state = session_state(context.store, self._key)
+            state = read_session_state(context.store, self._key)
             self.window = context._build_window(state, self._memory, self._unsaved, limits)
-        except ContextTooSmall as smallest:
-            raise _cannot_shorten_error(self.window, overflow, smallest) from error
+        except ContextTooSmall as too_small_error:
+            raise _cannot_shorten_error(self.window, overflow, too_small_error) from error
         return True
 
-    def answered(self, usage: Callable[[], int | None] | None = None) -> None:
-        """Learn from an answer: the model's limit and its token count. Errors are only logged.
+    def record_answer(self, usage: Callable[[], int | None] | None = None) -> None:
+        """Record the model's limit and the token count after an answer. Errors are only logged.
 
         `usage` returns the request tokens that the provider counted, or None.
         """
@@ -336,43 +327,43 @@ class Attempt:
             with context._calibration_mutex:
                 context.limits = context.limits.at_most(self._stated_limit)
         try:
-            reported = usage() if usage is not None else None
-            if reported:
-                context.record_usage(estimated=self.window.tokens, reported=reported)
-        except Exception as error:  # noqa: BLE001 - the answer matters more
+            reported_tokens = usage() if usage is not None else None
+            if reported_tokens:
+                context.record_usage(estimated=self.window.tokens, reported=reported_tokens)
+        except Exception as error:  # noqa: BLE001 - the caller must get the answer
             log_reports.warning("the reported token count could not be stored: %r", error)
 
 
-def _retries_exhausted(window: Window, overflow: ContextOverflow, tries: int) -> ContextTooSmall:
+def _retries_exhausted_error(window: Window, overflow: ContextOverflow) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
     limit = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
-        f"{_rejection(window, overflow)}, after {tries} shorter attempts; set max_context_tokens "
-        f"to less than {limit:,}, or give the model a larger context",
+        f"{_describe_rejection(window, overflow)}, after {MAX_RETRIES} shorter attempts; "
+        f"set max_context_tokens to less than {limit:,}, or give the model a larger context",
         needed=window.tokens,
         limit=limit,
     )
 
 
 def _cannot_shorten_error(
-    window: Window, overflow: ContextOverflow, smallest: ContextTooSmall
+    window: Window, overflow: ContextOverflow, too_small_error: ContextTooSmall
 ) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
-        f"{_rejection(window, overflow)}, and the request cannot be shortened; give the model a "
-        f"context of at least {smallest.needed:,}, or shorten the system prompt, the tools or the "
-        "newest message",
-        needed=smallest.needed,
+        f"{_describe_rejection(window, overflow)}, and the request cannot be shortened; "
+        f"give the model a context of at least {too_small_error.needed:,}, "
+        "or shorten the system prompt, the tools or the newest message",
+        needed=too_small_error.needed,
         limit=overflow.limit or window.tokens,
     )
 
 
-def _rejection(window: Window, overflow: ContextOverflow) -> str:
-    limit = "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
-    return f"the model rejected about {window.tokens:,} tokens as too long{limit}"
+def _describe_rejection(window: Window, overflow: ContextOverflow) -> str:
+    limit_text = "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
+    return f"the model rejected about {window.tokens:,} tokens as too long{limit_text}"
 
 
-def _next_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> Limits:
+def _reduce_limits(limits: Limits, window: Window, overflow: ContextOverflow) -> Limits:
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
         return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))

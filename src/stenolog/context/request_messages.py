@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import last_seen_seq
-from stenolog.context.turn_state import TurnRange, is_finished_answer, split_turns
+from stenolog.context.turn_state import is_finished_answer, split_turns
 from stenolog.messages import (
     REASONING_FIELDS,
     TEXT_TYPES,
@@ -25,7 +25,7 @@ from stenolog.messages import (
     body_of,
     calls_of,
     has_text,
-    pair,
+    pair_calls,
     results_of,
     role_of,
     seq_of,
@@ -39,6 +39,7 @@ NO_TEXT: Final = "[no text]"
 FIRST_USER_CONTENT: Final = "[the conversation goes on]"
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
+_CALL_TYPES: Final = frozenset({"tool_use", "tool_result"})
 SENT_REASONING_FIELDS: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
 """Fields with thinking that may be sent back to a provider."""
 
@@ -83,24 +84,32 @@ def to_request_messages(
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
     ordered = _order_by_answers([(body_of(message), seq_of(message)) for message in messages])
-    return _Arrangement([body for body, _ in ordered], [seq for _, seq in ordered], needs).entries()
+    return _MessageArranger(
+        [body for body, _ in ordered], [seq for _, seq in ordered], needs
+    ).arrange_messages()
 
 
-def _order_by_answers(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+def _order_by_answers(
+    stored_messages: Sequence[tuple[Body, int | None]],
+) -> list[tuple[Body, int | None]]:
     """Move each user message that the next answer did not see to a place after the answer.
 
     A message that was stored while an answer was being written precedes the answer in the log.
     Without the move, a model would consider the message answered.
     """
-    ordered: list[tuple[Body, int | None]] = []
-    for body, seq in stored:
-        at = len(ordered)
+    ordered_messages: list[tuple[Body, int | None]] = []
+    for body, seq in stored_messages:
+        position = len(ordered_messages)
         if seq is not None and is_finished_answer(body):
             seen_seq = last_seen_seq(body, seq)
-            while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen_seq:
-                at -= 1
-        ordered.insert(at, (body, seq))
-    return ordered
+            while (
+                position
+                and has_text(ordered_messages[position - 1][0])
+                and (ordered_messages[position - 1][1] or 0) > seen_seq
+            ):
+                position -= 1
+        ordered_messages.insert(position, (body, seq))
+    return ordered_messages
 
 
 def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
@@ -115,16 +124,16 @@ def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list
             finished_messages[-1] = _merge_messages(previous, body)
         else:
             finished_messages.append(body)
-    start = next(
-        (at for at, body in enumerate(finished_messages) if body["role"] not in _SYSTEM_ROLES), None
-    )
-    if needs.user_first and start is not None and finished_messages[start]["role"] != "user":
-        finished_messages.insert(start, {"role": "user", "content": FIRST_USER_CONTENT})
+    if needs.user_first:
+        roles = [body["role"] for body in finished_messages]
+        first_index = next((i for i, role in enumerate(roles) if role not in _SYSTEM_ROLES), None)
+        if first_index is not None and roles[first_index] != "user":
+            finished_messages.insert(first_index, {"role": "user", "content": FIRST_USER_CONTENT})
     return finished_messages
 
 
-class _Arrangement:
-    """One pass over the messages, which assigns unique call ids."""
+class _MessageArranger:
+    """Arranges the messages for a request, and assigns unique call ids."""
 
     def __init__(
         self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: ProviderRequirements
@@ -133,67 +142,66 @@ class _Arrangement:
         self._seqs = seqs
         self._needs = needs
         self._calls = list(map(calls_of, bodies))
-        self._answers = pair(bodies) if any(self._calls) else {}
+        self._results_by_call = pair_calls(bodies) if any(self._calls) else {}
         self._ids: set[str] = set()
-        self._uses: Counter[str] = Counter()
-        """Number of later calls that had the same id, by id."""
+        self._repeat_counts: Counter[str] = Counter()
+        """Number of repeated uses of each id."""
 
-    def entries(self) -> list[RequestMessage]:
-        turns = split_turns(self._bodies, self._answers, self._calls)
+    def arrange_messages(self) -> list[RequestMessage]:
+        turns = split_turns(self._bodies, self._results_by_call, self._calls)
         messages: list[RequestMessage] = []
-        for number, turn in enumerate(turns):
-            keeps_reasoning = self._needs.reasoning == "all" or (
-                self._needs.reasoning == "newest" and number == len(turns) - 1
+        for turn_index, turn in enumerate(turns):
+            keep_reasoning = self._needs.reasoning == "all" or (
+                self._needs.reasoning == "newest" and turn_index == len(turns) - 1
             )
-            messages += self._turn(turn, number, keep_reasoning=keeps_reasoning)
+            for index in range(turn.first, turn.end):
+                calls, seqs = self._calls[index], (self._seqs[index],)
+                ids = [
+                    self._make_unique_id(call.id or f"call_{index + 1}_{call_index}")
+                    for call_index, call in enumerate(calls)
+                ]
+                body = self._clean_message(
+                    self._bodies[index], calls, ids, keep_reasoning=keep_reasoning
+                )
+                if body is not None:
+                    messages.append(RequestMessage(body=body, seqs=seqs, turn=turn_index))
+                if calls:
+                    messages += self._make_result_messages(index, calls, ids, turn_index)
         return messages
 
-    def _turn(self, turn: TurnRange, number: int, *, keep_reasoning: bool) -> list[RequestMessage]:
-        parts: list[RequestMessage] = []
-        for index in range(turn.first, turn.end):
-            body, calls = self._bodies[index], self._calls[index]
-            ids = [
-                self._unique_id(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)
-            ]
-            cleaned = self._clean_message(body, calls, ids, keep_reasoning=keep_reasoning)
-            if cleaned is not None:
-                parts.append(RequestMessage(body=cleaned, seqs=(self._seqs[index],), turn=number))
-            if calls:
-                parts += self._result_messages(index, calls, ids, number)
-        return parts
-
-    def _unique_id(self, id: str) -> str:
+    def _make_unique_id(self, id: str) -> str:
         """Return `id`, or a similar id if another call of the request already has `id`."""
         unique_id = id
         while unique_id in self._ids:
-            # Continue at the last number, because a model may use one id for all its calls.
-            self._uses[id] += 1
-            unique_id = f"{id}_{self._uses[id] + 1}"
+            # Count on from the last suffix, because a model may use one id for all its calls.
+            self._repeat_counts[id] += 1
+            unique_id = f"{id}_{self._repeat_counts[id] + 1}"
         self._ids.add(unique_id)
         return unique_id
 
-    def _result_messages(
-        self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
+    def _make_result_messages(
+        self, message_index: int, calls: Sequence[ToolCall], ids: Sequence[str], turn_index: int
     ) -> list[RequestMessage]:
         messages: list[RequestMessage] = []
-        for place, call in enumerate(calls):
+        for call_index, call in enumerate(calls):
             seq, result = None, None
-            if (spot := self._answers.get((index, place))) is not None:
-                seq, result = self._seqs[spot[0]], results_of(self._bodies[spot[0]])[spot[1]]
-            body = self._result_message(call, ids[place], result)
+            if (position := self._results_by_call.get((message_index, call_index))) is not None:
+                index, result_index = position
+                seq, result = self._seqs[index], results_of(self._bodies[index])[result_index]
+            body = self._make_result_message(call, ids[call_index], result)
             if call.in_content and messages:
                 # Providers of this format expect all results of a message's calls in one message.
                 contents = [*messages[-1].body["content"], *body["content"]]
                 messages[-1] = RequestMessage(
                     body={"role": "user", "content": contents},
                     seqs=(*messages[-1].seqs, seq),
-                    turn=number,
+                    turn=turn_index,
                 )
             else:
-                messages.append(RequestMessage(body=body, seqs=(seq,), turn=number))
+                messages.append(RequestMessage(body=body, seqs=(seq,), turn=turn_index))
         return messages
 
-    def _result_message(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
+    def _make_result_message(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
         content = NO_RESULT if result is None else _sendable_content(result.content) or NO_TEXT
         if call.in_content:
             part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
@@ -202,7 +210,7 @@ class _Arrangement:
             return _make_sendable({"role": "user", "content": [part]})
         body: Body = {"role": "tool", "tool_call_id": id, "content": content}
         if result is not None and not result.in_content:
-            body |= self._kept_fields(result.value)
+            body |= self._select_kept_fields(result.value)
         return _make_sendable(body)
 
     def _clean_message(
@@ -216,14 +224,13 @@ class _Arrangement:
             return {"role": role, "content": text} if role not in ("", "tool") else None
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
-        content = _sendable_content(
-            body.get("content"), without=_dropped_part_types(role, keep_reasoning=keep_reasoning)
-        )
+        dropped_types = frozenset[str]() if keep_reasoning else THINKING_TYPES
+        content = _sendable_content(text, without=_CALL_TYPES if role == "user" else dropped_types)
         message: Body = {"role": role, "content": content}
         if role == "assistant":
             if content is None and isinstance(body.get("refusal"), str):
                 message["content"] = _sendable_content(body["refusal"])
-            message |= _content_and_calls(message["content"], calls, ids)
+            message |= _combine_content_and_calls(message["content"], calls, ids)
             if keep_reasoning:
                 message |= {name: body[name] for name in SENT_REASONING_FIELDS if body.get(name)}
             if not message["content"] and not calls:
@@ -232,9 +239,9 @@ class _Arrangement:
             if role != "user":
                 return None
             message["content"] = NO_TEXT
-        return _make_sendable(message | self._kept_fields(body))
+        return _make_sendable(message | self._select_kept_fields(body))
 
-    def _kept_fields(self, body: Mapping[str, Any]) -> Body:
+    def _select_kept_fields(self, body: Mapping[str, Any]) -> Body:
         kept_fields = {
             name: body[name]
             for name in self._needs.keep_fields
@@ -244,13 +251,7 @@ class _Arrangement:
         return kept_fields | {"name": name} if isinstance(name, str) and name else kept_fields
 
 
-def _dropped_part_types(role: str, *, keep_reasoning: bool) -> frozenset[str]:
-    if role == "user":
-        return frozenset({"tool_result", "tool_use"})
-    return frozenset() if keep_reasoning else THINKING_TYPES
-
-
-def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[str]) -> Body:
+def _combine_content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[str]) -> Body:
     """Return the content and the calls of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
@@ -273,8 +274,7 @@ def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[st
 def _without_calls(content: Any) -> Any:
     if not isinstance(content, list):
         return content
-    other_parts = [part for part in content if part.get("type") not in ("tool_use", "tool_result")]
-    return other_parts or None
+    return [part for part in content if part.get("type") not in _CALL_TYPES] or None
 
 
 def _make_tool_call(call: ToolCall, id: str) -> Body:
@@ -283,11 +283,11 @@ def _make_tool_call(call: ToolCall, id: str) -> Body:
         return {**call.value, "id": id}
     function = call.value.get("function")
     function_body = dict(function) if isinstance(function, Mapping) else {}
-    function_body |= {"name": call.name, "arguments": _arguments_text(call.arguments)}
+    function_body |= {"name": call.name, "arguments": _encode_arguments(call.arguments)}
     return {**call.value, "id": id, "type": "function", "function": function_body}
 
 
-def _arguments_text(value: Any) -> str:
+def _encode_arguments(value: Any) -> str:
     """Return the arguments as the text of a JSON object.
 
     Servers that parse the arguments reject any other text.
@@ -351,8 +351,7 @@ def _make_sendable(body: Body) -> Body:
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        safe_body = {name: _make_json_safe(value, depth=0) for name, value in body.items()}
-        return {str(name): value for name, value in safe_body.items()}
+        return {str(name): _make_json_safe(value, depth=0) for name, value in body.items()}
     return body
 
 

@@ -1,14 +1,14 @@
 """Plans and writes a summary: one checkpoint, and one event that reports the summary.
 
-An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint, the
-field is set to the seq up to which the checkpoint will hide messages. The checkpoint raises the
-session's floor to that seq. `undo` lowers the floor, but does not change `compacted`. A floor below
-`compacted` therefore means that the summary was undone, or that the process crashed before the
-checkpoint. After an undo or a crash, the number of messages alone triggers no summary until a
-summary is made for another reason. The token budget is respected in any case. A checkpoint that
-fails resets the field.
+An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint,
+`compacted` is set to the seq up to which the checkpoint will hide messages. The checkpoint raises
+the session's floor (messages up to it are hidden) to `compacted`. `undo` lowers the floor, but does
+not change `compacted`. A floor below `compacted` therefore means that the summary was undone, or
+that the process crashed before the checkpoint. After an undo or a crash, the number of messages
+alone triggers no summary until a summary is made for another reason. The token budget is respected
+in any case. If a checkpoint fails, `compacted` is reset.
 
-The write of the field `compacted` also records which messages were withdrawn before
+The write of `compacted` also records which messages were withdrawn before
 (`stores/withdrawn_messages.py`), because withdrawn messages below the floor would look summarized.
 """
 
@@ -20,14 +20,14 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
-from stenolog.context.summary import SummaryResult, write_summary
+from stenolog.context.summary import SummaryResult, SummaryWriter
 from stenolog.context.turn_state import TurnRange, find_turns, turn_state
 from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.messages import body_of
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.sessions import side_usage
+from stenolog.sessions.usage import SIDE_USAGE_FIELD, updated_side_usage
 from stenolog.stores import spans, withdrawn_messages
 from stenolog.stores.base import SessionView, Store, find_info, find_view
 from stenolog.tokens import Tokens
@@ -46,7 +46,7 @@ class SummaryPlan(Struct, frozen=True, kw_only=True):
     upto: int
     """Seq of the last message to summarize."""
     expect_floor: int
-    """Floor of the session, which must be unchanged when the summary is ready."""
+    """Floor (messages up to it are hidden), which must be unchanged when the summary is ready."""
     uid: str = ""
     """Uid of the session for which the plan was made; empty if unknown."""
     summary: str
@@ -80,8 +80,9 @@ def plan_summary(
 
     Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
     and memory. `undone`: the last summary was undone, so the number of messages alone does not
-    trigger another summary. `overfull`: the window left messages out, so a summary is due whatever
-    the token count. `keep_from`: first unanswered seq; messages from this seq on are not hidden.
+    trigger another summary. `overfull`: the window left messages out, so a summary is due,
+    regardless of the token count. `keep_from`: first unanswered seq; the message with this seq and
+    later messages stay visible.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     turn_tokens: Counter[int] = Counter()
@@ -89,10 +90,14 @@ def plan_summary(
         turn_tokens[entry.turn] += tokens.message(entry.body)
     history_tokens, summary_tokens = turn_tokens.total(), tokens.text(summary)
     room = limits.history(fixed)
-    is_over_tokens = overfull or history_tokens + summary_tokens > room
-    is_over_count = len(history) > limits.max_history_messages and not undone
-    reason = _summary_reason(trigger, over_tokens=is_over_tokens, over_count=is_over_count)
-    if reason is None:
+    reason: Reason
+    if trigger != "auto":
+        reason = trigger
+    elif overfull or history_tokens + summary_tokens > room:
+        reason = "tokens"
+    elif len(history) > limits.max_history_messages and not undone:
+        reason = "count"
+    else:
         return None
 
     goal_tokens, goal_count = room // 2, limits.max_history_messages // 2
@@ -100,13 +105,19 @@ def plan_summary(
         goal_tokens = min(goal_tokens, (history_tokens + summary_tokens) // 2)
         goal_count = min(goal_count, len(history) // 2)
     turns = find_turns([body_of(message) for message in history])
-    # Leave room for a new summary of maximum length, so that half of the space is free in any case.
-    to_hide = _turns_to_hide(turns, turn_tokens, goal_tokens - limits.summary(fixed), goal_count)
-    while to_hide and keep_from is not None and history[turns[to_hide].first - 1].seq >= keep_from:
-        to_hide -= 1
-    if to_hide == 0:
+    # Count the new summary at its maximum length, so that half of `room` is free in any case.
+    hidden_turn_count = _count_turns_to_hide(
+        turns, turn_tokens, goal_tokens - limits.summary(fixed), goal_count
+    )
+    while (
+        hidden_turn_count
+        and keep_from is not None
+        and history[turns[hidden_turn_count].first - 1].seq >= keep_from
+    ):
+        hidden_turn_count -= 1
+    if hidden_turn_count == 0:
         return None
-    first_kept_index = turns[to_hide].first
+    first_kept_index = turns[hidden_turn_count].first
     return SummaryPlan(
         reason=reason,
         messages=tuple(history[:first_kept_index]),
@@ -117,31 +128,26 @@ def plan_summary(
         summary_tokens=limits.summary(fixed),
         kept=len(history) - first_kept_index,
         tokens_before=fixed + summary_tokens + history_tokens,
-        tokens_after=fixed + sum(turn_tokens[number] for number in range(to_hide, len(turns))),
+        tokens_after=fixed
+        + sum(turn_tokens[turn_index] for turn_index in range(hidden_turn_count, len(turns))),
     )
 
 
-def _summary_reason(trigger: Trigger, *, over_tokens: bool, over_count: bool) -> Reason | None:
-    if trigger != "auto":
-        return trigger
-    if over_tokens:
-        return "tokens"
-    return "count" if over_count else None
-
-
-def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
-    """Return the smallest number of turns to hide so that the rest fits `tokens` and `count`."""
-    remaining = costs.total()
-    for number, turn in enumerate(turns):
-        if turns[-1].end - turn.first <= count and remaining <= tokens:
-            return number
-        remaining -= costs[number]
-    # The newest turn stays, whatever its length: the window shortens it.
+def _count_turns_to_hide(
+    turns: Sequence[TurnRange], turn_tokens: Counter[int], max_tokens: int, max_messages: int
+) -> int:
+    """Return how many turns to hide so that the rest fits `max_tokens` and `max_messages`."""
+    remaining_tokens = turn_tokens.total()
+    for turn_index, turn in enumerate(turns):
+        if turns[-1].end - turn.first <= max_messages and remaining_tokens <= max_tokens:
+            return turn_index
+        remaining_tokens -= turn_tokens[turn_index]
+    # The newest turn stays visible; if it is too long, the window shortens it.
     return max(len(turns) - 1, 0)
 
 
 COMPACTED_UPTO: Final = "compacted"
-"""Meta field of a session: the seq up to which the last summary was to hide messages."""
+"""Meta field of a session: last seq that the newest summary covers, even after an undo."""
 
 
 class SessionState(Struct, frozen=True, kw_only=True):
@@ -161,7 +167,7 @@ class SessionState(Struct, frozen=True, kw_only=True):
 
 
 UNDO_HINT: Final = "; undo shows them again"
-"""End of a report's text, which front ends replace by their own command."""
+"""End of the text of a SummaryReport; front ends replace it by the name of their command."""
 
 
 class SummaryReport(Struct, frozen=True, kw_only=True):
@@ -193,13 +199,12 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
         )
 
 
-def session_state(store: Store, key: str) -> SessionState:
-    """Return the current state of a session; an empty state if the session does not exist."""
-    return state_of_view(find_view(store, key))
+def read_session_state(store: Store, key: str, view: SessionView | None = None) -> SessionState:
+    """Return the current state of a session; an empty state if the session does not exist.
 
-
-def state_of_view(view: SessionView | None) -> SessionState:
-    """Return the state of a session's view; an empty state for None."""
+    `view`: view of the session, if the caller has just read it.
+    """
+    view = view or find_view(store, key)
     if view is None:
         return SessionState(history=())
     info = view.info
@@ -208,7 +213,7 @@ def state_of_view(view: SessionView | None) -> SessionState:
         summary=info.summary,
         floor=info.floor,
         uid=info.uid,
-        undone=info.floor < _compacted_upto(info),
+        undone=info.floor < _read_compacted_upto(info),
     )
 
 
@@ -221,19 +226,13 @@ def apply_plan(
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryReport | None:
-    """Summarize and hide the planned messages. Return None if the session has changed.
+    """Summarize and hide the planned messages. Returns None if the session has changed.
 
-    Exactly the planned messages are hidden, however long the model takes. Raises errors of the
-    store. After an error of the model, the summary is written without the model.
+    Only the planned messages are hidden, even if others arrive while the model writes. Raises the
+    errors of the store. After an error of the model, the summary is written without the model.
     """
-    summary_result = write_summary(
-        plan.messages,
-        plan.summary,
-        complete=complete,
-        max_tokens=plan.summary_tokens,
-        limits=limits,
-        tokens=tokens,
-    )
+    writer = SummaryWriter(complete, plan.summary_tokens, limits, tokens)
+    summary_result = writer.write_summary(plan.messages, plan.summary)
     if not _make_checkpoint(store, key, plan, summary_result):
         return None
     return SummaryReport(
@@ -254,13 +253,13 @@ def _make_checkpoint(store: Store, key: str, plan: SummaryPlan, result: SummaryR
     view = find_view(store, key)
     if view is None:
         return False
-    info, visible = view.info, [(message.seq, message.seq) for message in view.messages]
-    if not _is_as_planned(info, visible, plan):
+    info, visible_spans = view.info, [(message.seq, message.seq) for message in view.messages]
+    if not _is_as_planned(info, visible_spans, plan):
         return False
     summary = result.text
-    # Store the token counts even if the checkpoint fails, because the calls were paid.
-    usage_field = side_usage.updated_field(info.meta, info.uid, result.usage)
-    store.set_meta(key, **_meta_fields(info, visible, plan.upto), **usage_field)
+    # Store the token counts even if the checkpoint fails: the provider charges for the calls.
+    usage_field = updated_side_usage(info.meta, info.uid, result.usage)
+    store.set_meta(key, **_summary_fields(info, visible_spans, plan.upto), **usage_field)
     try:
         if store.info(key).uid == info.uid:
             # guard: summary-hides-only-covered
@@ -269,75 +268,81 @@ def _make_checkpoint(store: Store, key: str, plan: SummaryPlan, result: SummaryR
     except (StaleCheckpoint, NoSuchSession):
         pass
     except StenologError:
-        if _restore_meta(store, key, info, visible):
+        if _restore_meta(store, key, info, visible_spans):
             raise
         return False
-    _restore_meta(store, key, info, visible)
+    _restore_meta(store, key, info, visible_spans)
     return False
 
 
-def _is_as_planned(info: SessionInfo, visible: Sequence[Span], plan: SummaryPlan) -> bool:
-    """Whether the messages to be hidden are exactly those that the summary covers."""
-    if (info.floor, info.summary) != (plan.expect_floor, plan.summary):
-        return False
-    if plan.uid and info.uid != plan.uid:
-        return False
+def _is_as_planned(info: SessionInfo, visible_spans: Sequence[Span], plan: SummaryPlan) -> bool:
+    """Return whether the visible messages up to `plan.upto` are exactly the planned messages."""
     planned_seqs = [message.seq for message in plan.messages]
-    return [seq for seq, _ in visible if seq <= plan.upto] == planned_seqs
+    return (
+        (info.floor, info.summary) == (plan.expect_floor, plan.summary)
+        and plan.uid in ("", info.uid)
+        and [seq for seq, _ in visible_spans if seq <= plan.upto] == planned_seqs
+    )
 
 
-def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[str, Any]:
+def _summary_fields(info: SessionInfo, visible_spans: Sequence[Span], upto: int) -> dict[str, Any]:
     """Return the meta fields for a summary up to this seq."""
-    visible_spans = spans.union(visible)
-    first = _summarized_upto(info) + 1
-    withdrawn_spans = spans.minus([(first, upto)] if first <= upto else [], visible_spans)
+    merged_spans = spans.union(visible_spans)
+    first_seq = _last_summarized_seq(info) + 1
+    withdrawn_spans = spans.minus([(first_seq, upto)] if first_seq <= upto else [], merged_spans)
     return {
         COMPACTED_UPTO: upto,
         withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(
-            info.meta, withdrawn_spans, visible=visible_spans
+            info.meta, withdrawn_spans, visible=merged_spans
         ),
     }
 
 
-def _summarized_upto(info: SessionInfo) -> int:
+def _last_summarized_seq(info: SessionInfo) -> int:
     """Return the last seq that is known to be summarized."""
     if not info.summary:
         return 0
-    upto = _compacted_upto(info)
+    upto = _read_compacted_upto(info)
     return upto if 0 < upto < info.floor else info.floor
 
 
-def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[Span]) -> bool:
+def _restore_meta(store: Store, key: str, info: SessionInfo, visible_spans: Sequence[Span]) -> bool:
     """Try to restore the meta after a failed summary; False if the session is gone or replaced."""
     with suppress(StenologError):
-        now = find_info(store, key)
-        if now is None:
+        current_info = find_info(store, key)
+        if current_info is None:
             return False
-        if now.uid != info.uid:
-            _remove_meta(store, key, now)
+        if current_info.uid != info.uid:
+            _remove_summary_fields(store, key, current_info)
             return False
-        upto = _compacted_upto(info)
+        upto = _read_compacted_upto(info)
         fields = {
             COMPACTED_UPTO: upto or None,
             withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(info.meta),
         }
-        if now.floor > info.floor and now.summary != info.summary:
+        if current_info.floor > info.floor and current_info.summary != info.summary:
             # Another process wrote a summary, or this summary succeeded after all: keep the fields.
-            fields = _meta_fields(info, visible, now.floor) | {COMPACTED_UPTO: max(upto, now.floor)}
+            fields = _summary_fields(info, visible_spans, current_info.floor) | {
+                COMPACTED_UPTO: max(upto, current_info.floor)
+            }
         store.set_meta(key, **fields)
     return True
 
 
-def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
+def _remove_summary_fields(store: Store, key: str, current_info: SessionInfo) -> None:
     """Remove the meta fields of a summary from a session that was created again."""
-    summary_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, side_usage.META}
-    if now.last_seq == 0 and not now.summary and set(now.meta) <= summary_fields:
-        # The session was just deleted, and setting these fields created it again.
+    summary_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, SIDE_USAGE_FIELD}
+    if (
+        current_info.last_seq == 0
+        and not current_info.summary
+        and set(current_info.meta) <= summary_fields
+    ):
+        # The session was just deleted, and setting the meta fields created it again.
         store.delete(key)
     else:
         store.set_meta(key, **dict.fromkeys(summary_fields))
 
 
-def _compacted_upto(info: SessionInfo) -> int:
+def _read_compacted_upto(info: SessionInfo) -> int:
     upto = info.meta.get(COMPACTED_UPTO)
     return upto if isinstance(upto, int) and not isinstance(upto, bool) else 0

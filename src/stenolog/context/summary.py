@@ -11,15 +11,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.shortening import cut_middle, pointer
-from stenolog.context.window import Limits
+from stenolog.context.window import Limits, cut_middle, pointer
 from stenolog.messages import (
     CallPosition,
     ToolCall,
     as_json,
     body_of,
     calls_of,
-    pair,
+    pair_calls,
     results_of,
     role_of,
     text_of,
@@ -29,7 +28,7 @@ from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFuncti
 from stenolog.providers.json_answers import read_object
 from stenolog.providers.request_errors import read_overflow
 from stenolog.records import Message
-from stenolog.sessions.side_usage import SideUsage, count_answer
+from stenolog.sessions.usage import SideUsage, count_answer
 from stenolog.tokens import Tokens
 
 SECTIONS: Final = {
@@ -132,7 +131,7 @@ def update_summary(summary: Summary, answer: Mapping[str, Any]) -> Summary | Non
     last_state = _clean_line(raw_state) if isinstance(raw_state, str) else ""
     if not last_state and not any(new_lines.values()):
         return None
-    outdated_lines = _outdated_lines(summary, _parse_lines(answer.get("outdated")))
+    outdated_lines = _find_outdated_lines(summary, _parse_lines(answer.get("outdated")))
     merged_lines = {
         name: _distinct_lines(
             [*(line for line in summary.lines(name) if line not in outdated_lines), *lines]
@@ -152,46 +151,50 @@ def shorten_summary(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     last_state = summary.last_state
     while True:
         lines = {name: tuple(lines) for name, lines in sections.items()}
-        shorter = Summary(last_state=last_state, **lines)
-        excess_tokens = tokens.text(render_summary(shorter)) - limit
+        shorter_summary = Summary(last_state=last_state, **lines)
+        excess_tokens = tokens.text(render_summary(shorter_summary)) - limit
         if excess_tokens <= 0:
-            return shorter
+            return shorter_summary
         dropped_tokens = 0
         while dropped_tokens < excess_tokens and (line := _drop_line(sections)):
             dropped_tokens += tokens.text(line) + 1
         if dropped_tokens == 0:
             state_limit = max(limit - tokens.text(render_summary(Summary(last_state=" "))), 0)
-            state = cut_middle(last_state, state_limit, tokens, mark="…").replace("\n", " ")
-            return Summary(last_state=state if state_limit > 0 and state != last_state else "")
+            shorter_state = cut_middle(last_state, state_limit, tokens, mark="…").replace("\n", " ")
+            is_shorter = state_limit > 0 and shorter_state != last_state
+            return Summary(last_state=shorter_state if is_shorter else "")
 
 
 def _drop_line(sections: Mapping[str, list[str]]) -> str:
     """Remove and return the least important line; empty if no line is left."""
     facts = sections["facts"]
-    quote_index = next((at for at, line in enumerate(facts) if line.startswith(QUOTE_PREFIX)), None)
+    quote_index = next((i for i, line in enumerate(facts) if line.startswith(QUOTE_PREFIX)), None)
     if quote_index is not None:
         return facts.pop(quote_index)
     return next((sections[name].pop(0) for name in _DROP_ORDER if sections[name]), "")
 
 
-def _outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
+def _find_outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
     """Return the lines to remove; empty if a model asks to remove more than half of all lines."""
-    by_label = summary.labels()
-    outdated = {by_label[label] for raw in labels if (label := raw.strip("[] ")) in by_label}
-    return frozenset(outdated) if len(outdated) <= max(2, len(by_label) // 2) else frozenset()
+    line_by_label = summary.labels()
+    outdated_lines = {
+        line_by_label[label] for raw in labels if (label := raw.strip("[] ")) in line_by_label
+    }
+    is_plausible = len(outdated_lines) <= max(2, len(line_by_label) // 2)
+    return frozenset(outdated_lines if is_plausible else ())
 
 
-def _parse_lines(value: Any) -> list[str]:
-    """Return the lines in a field of an answer, which is a list or a single text."""
-    items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [line for item in items if isinstance(item, str) and (line := _clean_line(item))]
+def _parse_lines(field: Any) -> list[str]:
+    """Return the lines in a field of an answer. The field is a list or a single text."""
+    texts = [field] if isinstance(field, str) else field if isinstance(field, list) else []
+    return [line for text in texts if isinstance(text, str) and (line := _clean_line(text))]
 
 
 def _clean_line(text: str) -> str:
     """Return one line of bounded length that is not a heading."""
     line = " ".join(text.encode("utf-8", "replace").decode().split())
-    if marks := _LINE_PREFIXES.match(line):
-        line = line[marks.end() :]
+    if prefixes := _LINE_PREFIXES.match(line):
+        line = line[prefixes.end() :]
     return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
 
 
@@ -234,21 +237,11 @@ class SummaryResult(Struct, frozen=True, kw_only=True):
     """Token counts of the model calls, as far as they were reported."""
 
 
-def write_summary(
-    messages: Sequence[Message],
-    previous: str,
-    *,
-    complete: CompletionFunction | None,
-    max_tokens: int,
-    limits: Limits,
-    tokens: Tokens,
-) -> SummaryResult:
-    """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
-    return _SummaryWriter(complete, max_tokens, limits, tokens).write_summary(messages, previous)
+class SummaryWriter:
+    """A writer of one summary with at most `max_tokens` tokens.
 
-
-class _SummaryWriter:
-    """A summary in progress."""
+    `complete`: the model, or None. `limits`: limits of the model.
+    """
 
     def __init__(
         self, complete: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
@@ -256,28 +249,27 @@ class _SummaryWriter:
         self._complete = complete
         self._max_tokens = max_tokens
         self._tokens = tokens
-        self._room = limits.room
+        self._max_prompt_tokens = limits.room
         """Maximum tokens of a prompt; halved when the model rejects a prompt as too long."""
         self._usage: SideUsage = {}
         self._dropped_lines = 0
         self._fallback = "" if complete is not None else "no model was given"
 
-    def write_summary(self, messages: Sequence[Message], previous: str) -> SummaryResult:
-        summary = parse_summary(previous)
-        unread_count = self._count_unread(messages) if self._complete is not None else 0
-        if unread_count:
-            self._fallback = f"{unread_count:,} messages did not fit into the prompts for the model"
-            summary = self._with_quotes(summary, messages[:unread_count])
-        remaining_messages = list(messages[unread_count:])
+    def write_summary(self, messages: Sequence[Message], old_summary: str) -> SummaryResult:
+        """Return the summary of `old_summary` and these messages. Never raises an error."""
+        summary = parse_summary(old_summary)
+        quoted_count = self._count_quoted_messages(messages) if self._complete is not None else 0
+        if quoted_count:
+            self._fallback = f"{quoted_count:,} messages did not fit into the prompts for the model"
+            summary = self._with_quotes(summary, messages[:quoted_count])
+        remaining_messages = list(messages[quoted_count:])
         while remaining_messages:
             count, prompt = self._build_prompt(remaining_messages, summary)
-            answer: Mapping[str, Any] | None = None
-            if self._complete is not None:
-                try:
-                    answer = self._ask_model(self._complete, prompt)
-                except _PromptTooLong:
-                    continue
-            updated_summary = update_summary(summary, answer) if answer is not None else None
+            try:
+                answer = self._ask_model(prompt)
+            except _PromptTooLong:
+                continue
+            updated_summary = None if answer is None else update_summary(summary, answer)
             if updated_summary is None:
                 if self._complete is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
@@ -300,10 +292,10 @@ class _SummaryWriter:
         self._dropped_lines += summary.count - short_summary.count
         return short_summary
 
-    def _count_unread(self, messages: Sequence[Message]) -> int:
-        """Return the number of oldest messages that are only quoted; nearly always 0."""
-        tokens_left = MAX_MODEL_CALLS * self._room // 2
-        texts = list(message_texts(messages, self._room // 4, self._tokens))
+    def _count_quoted_messages(self, messages: Sequence[Message]) -> int:
+        """Return how many of the oldest messages are quoted, not sent to the model; mostly 0."""
+        tokens_left = MAX_MODEL_CALLS * self._max_prompt_tokens // 2
+        texts = list(message_texts(messages, self._max_prompt_tokens // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
             tokens_left -= self._tokens.text(texts[index])
             if tokens_left < 0:
@@ -315,8 +307,9 @@ class _SummaryWriter:
     ) -> tuple[int, list[dict[str, Any]]]:
         """Return the number of messages (at least 1) that fit into a prompt, and the prompt."""
         summary_text = render_summary(summary, labelled=True) or "(nothing yet)"
-        start = f"Summary so far:\n{summary_text}\n\nNext part of the conversation:\n"
-        tokens_left = self._room - self._tokens.text(INSTRUCTIONS) - self._tokens.text(start) - 16
+        prompt_start = f"Summary so far:\n{summary_text}\n\nNext part of the conversation:\n"
+        fixed_tokens = self._tokens.text(INSTRUCTIONS) + self._tokens.text(prompt_start) + 16
+        tokens_left = self._max_prompt_tokens - fixed_tokens
         texts: list[str] = []
         # A message takes at least four tokens, so later messages cannot fit.
         candidates = messages[: max(tokens_left // 4, 1)]
@@ -327,26 +320,26 @@ class _SummaryWriter:
             texts.append(text)
         prompt = [
             {"role": "system", "content": INSTRUCTIONS},
-            {"role": "user", "content": start + "\n".join(texts)},
+            {"role": "user", "content": prompt_start + "\n".join(texts)},
         ]
         return len(texts), prompt
 
-    def _ask_model(
-        self, complete: CompletionFunction, prompt: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any] | None:
-        """Return the model's answer, or None if it is unreadable. Raises _PromptTooLong."""
+    def _ask_model(self, prompt: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Return the model's answer, or None without a readable answer. Raises _PromptTooLong."""
+        if self._complete is None:
+            return None
         try:
-            answer = complete(prompt, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = self._complete(prompt, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(self._usage, answer)
         except Exception as error:
             # Any error of a client must still lead to a summary.
-            if read_overflow(error) is not None and self._room > _MIN_PROMPT_TOKENS:
-                self._room //= 2
+            if read_overflow(error) is not None and self._max_prompt_tokens > _MIN_PROMPT_TOKENS:
+                self._max_prompt_tokens //= 2
                 raise _PromptTooLong from error
             # The next request would probably fail, too, and each attempt may take a minute.
             self._complete = None
-            # Leave out the text of the error: some clients put API keys into it.
+            # Leave out the text of the error, because some clients put API keys into error texts.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(answer) if isinstance(answer, str) else None
@@ -357,16 +350,16 @@ class _PromptTooLong(Exception):
 
 
 def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
-    """Yield a text for each message, in about `max_tokens` tokens, for the model to read."""
+    """Yield for each message a text for the model, of at most about `max_tokens` tokens."""
     bodies = [body_of(message) for message in messages]
     call_by_result = _calls_by_result(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
         parts = []
-        for place, result in enumerate(results_of(body)):
-            call = call_by_result.get((index, place))
+        for result_index, result in enumerate(results_of(body)):
+            call = call_by_result.get((index, result_index))
             parts.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
         parts.append(text_parts_of(body))
-        parts += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
+        parts += [f"calls {call.name}({_format_arguments(call)})" for call in calls_of(body)]
         text = "\n".join(filter(None, parts))
         if tokens.text(text) > max_tokens:
             text = cut_middle(text, max_tokens, tokens, mark=pointer(text, message.seq, tokens))
@@ -381,9 +374,10 @@ def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
     outcomes: list[str] = []
     last_state = ""
     for index, body in enumerate(bodies):
-        for place, result in enumerate(results_of(body)):
-            call = call_by_result.get((index, place))
-            call_text = f"{call.name}({_clip_text(_arguments(call), 80)})" if call else "a tool"
+        for result_index, result in enumerate(results_of(body)):
+            call = call_by_result.get((index, result_index))
+            arguments = _clip_text(_format_arguments(call), 80) if call else ""
+            call_text = f"{call.name}({arguments})" if call else "a tool"
             outcomes.append(f"{call_text}: {_clip_text(text_of(result.content), 120)}")
         text = _clip_text(text_parts_of(body), _MAX_QUOTE_CHARACTERS)
         if text and role_of(body) == "user":
@@ -394,13 +388,14 @@ def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, ToolCall]:
-    """Return the call for each result."""
+    """Return the tool call for the position of each result."""
     return {
-        result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()
+        result_position: calls_of(bodies[index])[call_index]
+        for (index, call_index), result_position in pair_calls(bodies).items()
     }
 
 
-def _arguments(call: ToolCall) -> str:
+def _format_arguments(call: ToolCall) -> str:
     return call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
 
 

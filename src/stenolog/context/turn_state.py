@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, last_seen_seq
-from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair
+from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair_calls
 from stenolog.records import Message
 
 
@@ -30,51 +30,53 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
     """Return the turns, which together contain all messages.
 
     A turn starts at a user message, unless a tool call is still open. A call is open until its
-    result. A call without a result is open until the next assistant message, because the model of
-    that message received "[interrupted]" as the result. Without this rule, a lost result would
-    merge all later messages into one turn. Messages before the first user message form a separate
-    turn.
+    result is stored. A call without a result is open until the next assistant message, because the
+    model that wrote the message received "[interrupted]" as the result. Otherwise a lost result
+    would merge all later messages into one turn. Messages before the first user message form a
+    separate turn.
     """
-    return split_turns(bodies, pair(bodies))
+    return split_turns(bodies, pair_calls(bodies), list(map(calls_of, bodies)))
 
 
 def split_turns(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[CallPosition, CallPosition],
-    calls: Sequence[Sequence[ToolCall]] | None = None,
+    results_by_call: Mapping[CallPosition, CallPosition],
+    calls: Sequence[Sequence[ToolCall]],
 ) -> list[TurnRange]:
-    """Return the turns, given the result of each call (see `pair`).
+    """Return the turns, which together contain all messages.
 
-    `calls`: the calls of each message, if the caller has read them.
+    `results_by_call`: the position of the result of each tool call, from `pair_calls`. `calls`: the
+    calls of each message.
     """
     if not bodies:
         return []
-    calls = list(map(calls_of, bodies)) if calls is None else calls
-    last_open = _last_open_indexes(bodies, answers, calls) if any(calls) else [-1] * len(bodies)
+    last_open = (
+        _last_open_indexes(bodies, results_by_call, calls) if any(calls) else [-1] * len(bodies)
+    )
     starts = [0]
     for index, body in enumerate(bodies):
         if index > 0 and index > last_open[index] and has_text(body):
             starts.append(index)
-    return [
-        TurnRange(first, end) for first, end in zip(starts, [*starts[1:], len(bodies)], strict=True)
-    ]
+    return [TurnRange(first, end) for first, end in pairwise([*starts, len(bodies)])]
 
 
 def _last_open_indexes(
     bodies: Sequence[Mapping[str, Any]],
-    answers: Mapping[CallPosition, CallPosition],
+    results_by_call: Mapping[CallPosition, CallPosition],
     calls: Sequence[Sequence[ToolCall]],
 ) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""
-    by_assistant = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
-    next_assistant = dict(pairwise(by_assistant))
+    assistant_indexes = [
+        index for index, body in enumerate(bodies) if body.get("role") == "assistant"
+    ]
+    next_assistant_index = dict(pairwise(assistant_indexes))
     last_open_indexes = []
     last_open = -1
     for index, message_calls in enumerate(calls):
         last_open_indexes.append(last_open)
-        for place in range(len(message_calls)):
-            result = answers.get((index, place))
-            end = result[0] if result else next_assistant.get(index, len(bodies)) - 1
+        for call_index in range(len(message_calls)):
+            result = results_by_call.get((index, call_index))
+            end = result[0] if result else next_assistant_index.get(index, len(bodies)) - 1
             last_open = max(last_open, end)
     return last_open_indexes
 
@@ -112,35 +114,36 @@ class TurnState(Struct, frozen=True, kw_only=True):
 def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
     newest_messages: list[tuple[Message, dict[str, Any]]] = []
-    finished, seen_seq = None, 0
+    finished_index, seen_seq = None, 0
     for message in reversed(history):
         # An answer sees only earlier messages, so earlier answers cannot raise `seen_seq`.
         if message.seq <= seen_seq:
             break
         body = message.to_dict()
         if is_finished_answer(body):
-            finished = len(newest_messages) if finished is None else finished
+            finished_index = len(newest_messages) if finished_index is None else finished_index
             seen_seq = max(seen_seq, last_seen_seq(body, message.seq))
         newest_messages.append((message, body))
     # A result comes after its call, so only the messages of the unfinished turn matter.
-    unfinished_bodies = [body for _, body in newest_messages[:finished]][::-1]
-    answers = pair(unfinished_bodies)
+    unfinished_bodies = [body for _, body in newest_messages[:finished_index]][::-1]
+    results_by_call = pair_calls(unfinished_bodies)
     calls = [(index, calls_of(body)) for index, body in enumerate(unfinished_bodies)]
-    unanswered_calls = [
+    calls_without_result = [
         (index, call)
         for index, message_calls in calls
-        for place, call in enumerate(message_calls)
-        if (index, place) not in answers
+        for call_index, call in enumerate(message_calls)
+        if (index, call_index) not in results_by_call
     ]
     # A new user message abandons earlier client calls.
-    last_user_message = max(
+    last_user_index = max(
         (index for index, body in enumerate(unfinished_bodies) if has_text(body)), default=-1
     )
-    client_calls = [
+    calls_for_client = [
         (index, call)
-        for index, call in unanswered_calls
-        if index > last_user_message and call.id in client_call_ids(unfinished_bodies[index])
+        for index, call in calls_without_result
+        if call.id in client_call_ids(unfinished_bodies[index])
     ]
+    client_calls = [(index, call) for index, call in calls_for_client if index > last_user_index]
     return TurnState(
         unanswered=tuple(
             message.seq
@@ -148,15 +151,11 @@ def turn_state(history: Sequence[Message]) -> TurnState:
             if message.seq > seen_seq and has_text(body)
         ),
         open_calls=tuple(
-            call for index, call in unanswered_calls if (index, call) not in client_calls
+            call for index, call in calls_without_result if (index, call) not in client_calls
         ),
         client_calls=tuple(call for _, call in client_calls),
         abandoned=frozenset(
-            call.id
-            for index, call in unanswered_calls
-            if call.id
-            and index <= last_user_message
-            and call.id in client_call_ids(unfinished_bodies[index])
+            call.id for index, call in calls_for_client if call.id and index <= last_user_index
         ),
         has_calls=any(message_calls for _, message_calls in calls),
     )

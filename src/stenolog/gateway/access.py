@@ -15,33 +15,32 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import error_response
 from stenolog.gateway.hosts import (
     KnownHosts,
     accepts_cookies,
+    address_text,
     is_allowed_origin,
     is_known_host,
     is_same_origin,
-    server_end,
 )
 from stenolog.gateway.limits import MAX_HEAD_BYTES
 from stenolog.gateway.login import (
     BEARER,
-    LINKS,
-    LOGIN,
-    LOGOUT,
-    SIGN_IN,
+    LINKS_PATH,
+    LOGIN_PATH,
+    LOGOUT_PATH,
+    SIGN_IN_PATH,
     Cookies,
     TokenProofs,
     cookie_values,
     open_command,
 )
+from stenolog.gateway.responses import error_response
 from stenolog.gateway.viewer.pages import PageState, page_state
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_READ_ONLY_POSTS: Final = frozenset({SIGN_IN, LOGOUT, LINKS, "/rendered"})
-"""Requests that change no session: signing in and out, and rendering of text."""
-_READ_ONLY_TEXT: Final = "This gateway is read-only: it shows sessions and changes nothing."
+_READ_ONLY_POST_PATHS: Final = frozenset({SIGN_IN_PATH, LOGOUT_PATH, LINKS_PATH, "/rendered"})
+"""Paths of POST requests that change no session: signing in and out, and rendering of text."""
 _SECURITY_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -68,9 +67,9 @@ class Access:
     `request.state.proof_nonce` is the nonce of this proof, or None.
 
     `open_paths` need no token. The login path and the sign-in form are always open. A path is also
-    open if it is one of the `prefixes`, such as `/webhooks/`, followed by one name. The handlers of
-    open paths must authenticate callers themselves. All responses get security headers for
-    browsers.
+    open if it consists of one of the `open_prefixes`, such as `/webhooks/`, and one name. The
+    handlers of open paths must authenticate callers themselves. All responses get security headers
+    for browsers.
     """
 
     def __init__(
@@ -78,18 +77,18 @@ class Access:
         app: ASGIApp,
         *,
         token: Token,
-        known: KnownHosts,
+        known_hosts: KnownHosts,
         cookies: Cookies,
         open_paths: Iterable[str] = (),
-        prefixes: Iterable[str] = (),
+        open_prefixes: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._token = token
-        self._known_hosts = known
+        self._known_hosts = known_hosts
         self._cookies = cookies
         self._proofs = TokenProofs(token)
-        self._open = frozenset({LOGIN, SIGN_IN, *open_paths})
-        self._prefixes = tuple(prefixes)
+        self._open_paths = frozenset({LOGIN_PATH, SIGN_IN_PATH, *open_paths})
+        self._open_prefixes = tuple(open_prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or reject it."""
@@ -107,10 +106,11 @@ class Access:
                 self._add_security_headers(MutableHeaders(scope=message), origin)
             await send(message)
 
-        response = self._check_head(scope, headers) or self._preflight(scope, headers, origin)
+        response = self._check_head(scope, headers, origin)
+        response = response or self._preflight_response(scope, headers, origin)
         if response is None:
             nonce = self._proof_nonce(scope, headers)
-            caller = await self._caller(headers) if nonce is None else BEARER
+            caller = await self._authenticate(headers) if nonce is None else BEARER
             response = self._check_caller(scope, headers, caller)
         if response is not None:
             await response(scope, receive, send_with_security_headers)
@@ -118,11 +118,13 @@ class Access:
         state = {**scope.get("state", {}), "caller": caller or "nobody", "proof_nonce": nonce}
         await self._app({**scope, "state": state}, receive, send_with_security_headers)
 
-    def _check_head(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the error for a malformed request, a wrong host or a forbidden origin, or None."""
-        if not is_known_host(
-            _header_values(headers, "host"), self._known_hosts
-        ):  # guard: known-hosts-only
+    def _check_head(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
+        """Return the error for a malformed request, a wrong host or a forbidden origin, or None.
+
+        `origin` is the request's `Origin` if the settings list it.
+        """
+        hosts = _header_values(headers, "host")
+        if not is_known_host(hosts, self._known_hosts):  # guard: known-hosts-only
             text = "The gateway does not serve this host name. Add the name to gateway.hosts."
             return error_response(421, text, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
@@ -135,17 +137,11 @@ class Access:
             text = "The request has a Content-Length and a Transfer-Encoding. Send only one."
             return error_response(400, text, code="two_lengths", headers={"Connection": "close"})
         origins = _header_values(headers, "origin")
-        if origins and not self._are_origins_allowed(origins, headers):  # guard: origin-check
+        is_own_page = len(origins) == 1 and is_same_origin(origins[0], _host_header(headers))
+        if origins and not is_own_page and origin is None:  # guard: origin-check
             text = "This origin may not use the gateway. Add the origin to gateway.origins."
             return error_response(403, text, code="foreign_origin")
         return None
-
-    def _are_origins_allowed(self, origins: list[bytes], headers: Headers) -> bool:
-        if len(origins) != 1:
-            return False
-        return is_same_origin(origins[0], _host_header(headers)) or is_allowed_origin(
-            origins[0], self._known_hosts
-        )
 
     def _allowed_origin(self, headers: Headers) -> str | None:
         """Return the request's `Origin` if the settings list it, otherwise None."""
@@ -154,8 +150,10 @@ class Access:
             return None
         return origins[0].decode("latin-1")
 
-    def _preflight(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
-        """Return the response to a CORS preflight request from an allowed origin."""
+    def _preflight_response(
+        self, scope: Scope, headers: Headers, origin: str | None
+    ) -> Response | None:
+        """Return the response to a CORS preflight request of an allowed origin, otherwise None."""
         is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         if origin is None or not is_preflight:
             return None
@@ -166,22 +164,22 @@ class Access:
         return Response(None, 204, cors)
 
     def _proof_nonce(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the nonce of the proof in a request for a login link; None without a proof."""
-        values = headers.getlist("authorization")
-        server = scope.get("server")
-        if len(values) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
+        """Return the nonce of a valid proof in a request for a login link, otherwise None."""
+        values, server = headers.getlist("authorization"), scope.get("server")
+        is_link_request = scope["method"] == "POST" and scope["path"] == LINKS_PATH
+        if not is_link_request or len(values) != 1 or not server:
             return None
         # The `Host` header is not used: an impostor that forwards a proof can send any `Host`.
-        return self._proofs.check(values[0], server_end(*server))
+        return self._proofs.check(values[0], address_text(*server))
 
-    async def _caller(self, headers: Headers) -> str | None:
-        """Return how the caller authenticated; None if the caller did not authenticate."""
+    async def _authenticate(self, headers: Headers) -> str | None:
+        """Return `bearer` or `cookie`; None if the caller did not authenticate."""
         values = _header_values(headers, "authorization")
         if values:
             scheme, _, token = values[0].partition(b" ")
             # guard: one-authorization-header
-            is_token = len(values) == 1 and scheme.lower() == b"bearer"
-            return BEARER if is_token and self._token.is_equal(token.strip()) else None
+            is_bearer = len(values) == 1 and scheme.lower() == b"bearer"
+            return BEARER if is_bearer and self._token.is_equal(token.strip()) else None
         if not accepts_cookies(_host_header(headers), self._known_hosts):  # guard: cookie-own-host
             return None
         for value in cookie_values(headers):
@@ -195,11 +193,8 @@ class Access:
             challenge = {"WWW-Authenticate": "Bearer"}
             text = _UNAUTHORIZED_TEXT.format(command=open_command(scope))
             return error_response(401, text, code="invalid_api_key", headers=challenge)
-        if (
-            caller == "cookie"
-            and scope["method"] not in _SAFE_METHODS
-            and not _is_own_page(headers)
-        ):
+        is_change = scope["method"] not in _SAFE_METHODS
+        if caller == "cookie" and is_change and not _comes_from_own_page(headers):
             # A browser may send the cookie even if a page of another server makes the request.
             text = "With a cookie, only pages of this gateway may change data. Send the token."
             return error_response(403, text, code="foreign_page")
@@ -207,12 +202,12 @@ class Access:
 
     def _is_open_path(self, path: str, raw_path: bytes) -> bool:
         # Compare the raw path too, because the application routes by the raw path.
-        if path in self._open:  # guard: open-paths-exact
+        if path in self._open_paths:  # guard: open-paths-exact
             return raw_path == path.encode()
-        for prefix in self._prefixes:
-            rest = path.removeprefix(prefix)
+        for prefix in self._open_prefixes:
+            name = path.removeprefix(prefix)
             # After the prefix, only one plain name is allowed: `..` or `/` could lead elsewhere.
-            if rest != path and rest not in ("", ".", "..") and not set(rest) & set("/\\"):
+            if name != path and name not in ("", ".", "..") and not set(name) & set("/\\"):
                 return raw_path.startswith(prefix.encode())
         return False
 
@@ -232,18 +227,21 @@ class ReadOnlyRequests:
     The pages of the gateway say that data cannot be changed, and how many sessions are indexed.
     """
 
-    def __init__(self, app: ASGIApp, *, indexing: Callable[[], tuple[int, int] | None]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, indexing_progress: Callable[[], tuple[int, int] | None]
+    ) -> None:
         self._app = app
-        self._indexing = indexing
+        self._indexing_progress = indexing_progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or reject it."""
         is_change = scope["type"] == "http" and scope["method"] not in _SAFE_METHODS
-        if is_change and scope["path"] not in _READ_ONLY_POSTS:  # guard: read-only-rejects
-            response = error_response(403, _READ_ONLY_TEXT, code="read_only")
-            await response(scope, receive, send)
+        if is_change and scope["path"] not in _READ_ONLY_POST_PATHS:  # guard: read-only-rejects
+            text = "This gateway is read-only: it shows sessions and changes nothing."
+            await error_response(403, text, code="read_only")(scope, receive, send)
             return
-        state_token = page_state.set(PageState(read_only=True, indexing=self._indexing()))
+        state = PageState(read_only=True, indexing_progress=self._indexing_progress())
+        state_token = page_state.set(state)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -262,7 +260,7 @@ def _head_bytes(scope: Scope) -> int:
     return line_bytes + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def _is_own_page(headers: Headers) -> bool:
+def _comes_from_own_page(headers: Headers) -> bool:
     origins = _header_values(headers, "origin")
     if origins:
         return is_same_origin(origins[0], _host_header(headers))
@@ -275,4 +273,4 @@ def _host_header(headers: Headers) -> bytes:
 
 def _header_values(headers: Headers, name: str) -> list[bytes]:
     raw_name = name.encode("latin-1")
-    return [value for other, value in headers.raw if other == raw_name]
+    return [value for header_name, value in headers.raw if header_name == raw_name]

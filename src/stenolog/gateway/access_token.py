@@ -17,10 +17,6 @@ from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.file import config_path, expand_home
 from stenolog.stores import disk
 
-TOKEN_FILE_NAME: Final = "gateway.token"
-"""Name of the token file, next to the user's config file."""
-
-_SETTING_NAME: Final = "gateway.token_file"
 _MIN_LENGTH: Final = 32
 _MAX_LENGTH: Final = 512
 # The syntax of a bearer token (RFC 6750).
@@ -39,7 +35,7 @@ class Token(Struct, frozen=True):
         """Return whether the other token has the same value. The check takes constant time."""
         return hmac.compare_digest(self.value, other)  # guard: token-compared-whole
 
-    def key(self, purpose: str) -> bytes:
+    def derive_key(self, purpose: str) -> bytes:
         """Derive a key from the token. Each purpose has a different key."""
         return hmac.digest(self.value, f"stenolog {purpose}".encode(), hashlib.sha256)
 
@@ -50,20 +46,21 @@ class Token(Struct, frozen=True):
         be sent to other servers at `localhost`. Only holders of the token know the returned name.
         Browsers resolve all names below `localhost` to this machine.
         """
-        return f"steno-{self.key('host name').hex()[:16]}.localhost"
+        return f"steno-{self.derive_key('host name').hex()[:16]}.localhost"
 
     def proof(self, *texts: str) -> str:
         """Return a signature of these texts, which proves that the signer has the token."""
-        return hmac.digest(self.key("login link"), "\n".join(texts).encode(), hashlib.sha256).hex()
+        key = self.derive_key("login link")
+        return hmac.digest(key, "\n".join(texts).encode(), hashlib.sha256).hex()
 
 
 def token_path(setting: str) -> Path:
-    """Return the path of the token file: `gateway.token_file` or the default."""
-    return expand_home(setting) if setting else config_path(None, {}).with_name(TOKEN_FILE_NAME)
+    """Return the path of the token file: the setting, or a file next to the user's config file."""
+    return expand_home(setting) if setting else config_path(None, {}).with_name("gateway.token")
 
 
 def read_token(file: Path) -> Token:
-    """Read the token. Raise WrongSettings if the file is invalid or readable by others."""
+    """Read the token. Raises WrongSettings if the file is invalid or readable by others."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
         # guard: token-file-no-symlink
@@ -72,7 +69,7 @@ def read_token(file: Path) -> Token:
     except OSError as error:
         raise _token_file_error(file, _open_error_reason(error)) from error
     try:
-        return Token(_read_content(file, descriptor))
+        return Token(_read_token_value(file, descriptor))
     except OSError as error:
         raise _token_file_error(file, f"it cannot be read: {error.strerror or error}") from error
     finally:
@@ -80,14 +77,13 @@ def read_token(file: Path) -> Token:
 
 
 def read_or_create_token(file: Path) -> Token:
-    """Read the token; create the file if it does not exist. Raise WrongSettings."""
+    """Read the token; create the file if it does not exist. Raises WrongSettings."""
     if not os.path.lexists(file):
         try:
-            _create_file(file)
+            _create_token_file(file)
         except OSError as error:
-            raise _token_file_error(
-                file, f"it cannot be created: {error.strerror or error}"
-            ) from error
+            reason = f"it cannot be created: {error.strerror or error}"
+            raise _token_file_error(file, reason) from error
     return read_token(file)
 
 
@@ -96,7 +92,7 @@ def new_token() -> Token:
     return Token(secrets.token_urlsafe(32).encode())
 
 
-def _read_content(file: Path, descriptor: int) -> bytes:
+def _read_token_value(file: Path, descriptor: int) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise _token_file_error(file, "this is not a regular file")
@@ -115,8 +111,8 @@ def _read_content(file: Path, descriptor: int) -> bytes:
     return content
 
 
-def _create_file(file: Path) -> None:
-    """Create a token file, unless another process has just created it. Raise OSError."""
+def _create_token_file(file: Path) -> None:
+    """Create a token file, unless another process has just created one. Raises OSError."""
     disk.create_private_folder(file.parent)
     temporary_file = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -143,4 +139,4 @@ def _open_error_reason(error: OSError) -> str:
 
 
 def _token_file_error(file: Path, reason: str) -> WrongSettings:
-    return WrongSettings([Problem(source=str(file), field=_SETTING_NAME, reason=reason)])
+    return WrongSettings([Problem(source=str(file), field="gateway.token_file", reason=reason)])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,23 +13,28 @@ from starlette.types import ASGIApp
 from stenolog.errors import StoreClosed
 from stenolog.gateway.access import Access, ReadOnlyRequests
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import Health, error_response, json_response
-from stenolog.gateway.chat_completions import CHAT
-from stenolog.gateway.error_responses import HANDLERS
+from stenolog.gateway.chat_completions import CHAT_ENDPOINTS
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
-from stenolog.gateway.live_stream import EVENTS
+from stenolog.gateway.live_stream import EVENT_ENDPOINTS
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
-from stenolog.gateway.openapi import Endpoint, routes, version, with_document
+from stenolog.gateway.openapi import Endpoint, make_routes, version, with_openapi_document
 from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions_api import SESSIONS
+from stenolog.gateway.responses import EXCEPTION_HANDLERS, error_response, json_response
+from stenolog.gateway.sessions_api import SESSION_ENDPOINTS
 from stenolog.gateway.shared_state import Gateway, gateway_of
-from stenolog.gateway.viewer.pages import SignInPage
+from stenolog.gateway.viewer.pages import BrowserErrorPages
 from stenolog.gateway.viewer.routes import viewer_routes
 
-WEBHOOKS_PREFIX: Final = "/webhooks/"
-_BODY_SECONDS: Final = 30.0
+_MAX_BODY_SECONDS: Final = 30.0
 _CLOSING_TEXT: Final = "the gateway is shutting down"
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Status of the gateway."""
+
+    status: str
+    version: str
 
 
 async def healthz(_: Request) -> Response:
@@ -41,13 +47,13 @@ async def readyz(request: Request) -> Response:
 
     Callers need no token, so the response names agents but no paths. The log has the details.
     """
-    problems = await _find_problems(gateway_of(request))
+    problems = await _readiness_problems(gateway_of(request))
     if problems:
         return error_response(503, "; ".join(problems), code="not_ready")
-    return json_response(Health(status="ok", version=version()))
+    return await healthz(request)
 
 
-async def _find_problems(gateway: Gateway) -> list[str]:
+async def _readiness_problems(gateway: Gateway) -> list[str]:
     if gateway.closing.is_set():
         return [_CLOSING_TEXT]
     problems = []
@@ -61,13 +67,13 @@ async def _find_problems(gateway: Gateway) -> list[str]:
     return problems
 
 
-async def indexing(request: Request) -> Response:
-    """Answer how many sessions are indexed, for a page that shows the number."""
+async def indexing_progress(request: Request) -> Response:
+    """Return the number of indexed sessions and of all sessions, for an open page."""
     counts = gateway_of(request).indexing
     return JSONResponse(None if counts is None else {"indexed": counts[0], "sessions": counts[1]})
 
 
-HEALTH: Final[tuple[Endpoint, ...]] = (
+HEALTH_ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="GET",
         path="/healthz",
@@ -84,47 +90,51 @@ HEALTH: Final[tuple[Endpoint, ...]] = (
         summary="Check whether the stores of all agents work.",
         handler=readyz,
         response=Health,
-        statuses=(503,),
+        error_statuses=(503,),
         is_open=True,
     ),
 )
-ENDPOINTS: Final[tuple[Endpoint, ...]] = with_document((*CHAT, *EVENTS, *SESSIONS, *HEALTH))
+ENDPOINTS: Final[tuple[Endpoint, ...]] = with_openapi_document(
+    (*CHAT_ENDPOINTS, *EVENT_ENDPOINTS, *SESSION_ENDPOINTS, *HEALTH_ENDPOINTS)
+)
 
 
-def make_app(gateway: Gateway, token: Token, *, webhooks: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """Create the application. `webhooks` are routes below /webhooks/, which need no token."""
+def make_app(
+    gateway: Gateway, token: Token, *, webhook_routes: Sequence[BaseRoute] = ()
+) -> ASGIApp:
+    """Create the application. `webhook_routes` are routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
     # A read-only gateway writes nothing to the store of the sessions.
     shared_place = None if gateway.read_only else gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared_place), LoginLinks(token, shared_place)
     own_host = token.host_name()
     hosts = known_hosts(
-        bound=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host
+        bound_host=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host
     )
     app = Starlette(
         # Routes are tried in this order; chat requests come first.
         routes=[
-            *routes(ENDPOINTS),
+            *make_routes(ENDPOINTS),
             *viewer_routes(list_first=gateway.read_only),
             *login_routes(links, cookies, hosts, own_host),
-            Route("/indexing", indexing),
-            *webhooks,
+            Route("/indexing", indexing_progress),
+            *webhook_routes,
         ],
-        exception_handlers=dict(HANDLERS),
+        exception_handlers=dict(EXCEPTION_HANDLERS),
     )
     app.state.gateway = gateway
     # A path with an additional slash is an error. A redirect would hide the error.
     app.router.redirect_slashes = False
     routed_app: ASGIApp = RawPaths(app)
     if gateway.read_only:
-        routed_app = ReadOnlyRequests(routed_app, indexing=lambda: gateway.indexing)
-    limited_app = BodyLimit(routed_app, max_bytes=settings.max_body, seconds=_BODY_SECONDS)
+        routed_app = ReadOnlyRequests(routed_app, indexing_progress=lambda: gateway.indexing)
+    limited_app = BodyLimit(routed_app, max_bytes=settings.max_body, max_seconds=_MAX_BODY_SECONDS)
     protected_app = Access(
         limited_app,
         token=token,
-        known=hosts,
+        known_hosts=hosts,
         cookies=cookies,
         open_paths={endpoint.path for endpoint in ENDPOINTS if endpoint.is_open},
-        prefixes=(WEBHOOKS_PREFIX,),
+        open_prefixes=("/webhooks/",),
     )
-    return SignInPage(protected_app)
+    return BrowserErrorPages(protected_app)

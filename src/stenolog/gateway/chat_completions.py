@@ -5,13 +5,15 @@ request returns the stored answer.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -23,124 +25,84 @@ from starlette.responses import JSONResponse, Response
 
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import (
     Answer,
     Event,
     EventHandler,
     ModelCalled,
-    Notice,
     TextDelta,
     ThinkingDelta,
     TurnOptions,
     UsageReported,
+    tool_name,
 )
+from stenolog.catalog.message_metadata import mark_client_calls, without_marks
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
-from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
-from stenolog.gateway.api_types import error_response, sse_data
-from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat, note_response, text_for_client
-from stenolog.gateway.error_responses import INTERNAL_ERROR, response_for, without_secrets
-from stenolog.gateway.history_matching import SEPARATOR
+from stenolog.gateway.chat_turns import (
+    ChatTurnRequest,
+    answer_chat,
+    answer_without_session,
+    store_receipt,
+    text_for_client,
+)
+from stenolog.gateway.history_matching import SEPARATOR, is_system_message
 from stenolog.gateway.limits import Slot, SlotResponse
 from stenolog.gateway.live_stream import StreamEvent, event_stream
-from stenolog.gateway.openai_types import (
-    ChatRequest,
-    ResponseHead,
-    Usage,
-    calls_delta,
-    check_request,
-    chunk,
-    completion,
-    conversation_of,
-    finish_of,
-    ignored_fields,
-    options_of,
-    response_head,
-    session_of,
-    usage_chunk,
-    wants_new_session,
-)
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import body_of
+from stenolog.gateway.responses import (
+    INTERNAL_ERROR,
+    error_response,
+    response_for,
+    sse_data,
+    without_secrets,
+)
 from stenolog.gateway.shared_state import Gateway, gateway_of
-from stenolog.providers.chat_model import StreamedAnswer
-
-# --- proxying -------------------------------------------------------------------------------------
-# A chat request without a session is answered, but nothing is stored or remembered.
-
-
-async def answer_without_session(
-    loop: AgentLoop,
-    instance: AgentInstance,
-    messages: Sequence[Mapping[str, Any]],
-    options: TurnOptions,
-    on_event: EventHandler,
-) -> Answer:
-    """Return the model's answer to the newest messages that fit its context.
-
-    The agent's tools are not offered to the model.
-
-    Errors of the model's server are in the returned Answer. Raises UsageError.
-    """
-    model = await loop.run(instance.model_for, options.model)
-    context = await loop.run(instance.context, model)
-    reply = StreamedAnswer()
-    try:
-        window = await loop.run(
-            build_window,
-            messages,
-            "",
-            system=options.system if options.system is not None else "",
-            tools=options.tools,
-            limits=context.limits,
-            needs=instance.spec.needs,
-            tokens=context.tokens,
-        )
-        stream = model.stream(
-            window.messages,
-            tools=options.tools,
-            schema=options.schema,
-            max_tokens=options.max_tokens,
-        )
-        async with aclosing(stream) as deltas:
-            async for delta in deltas:
-                reply.add(delta)
-                if delta.notice:
-                    on_event(Notice(text=delta.notice))
-                if delta.reasoning:
-                    on_event(ThinkingDelta(text=delta.reasoning))
-                if delta.text:
-                    on_event(TextDelta(text=delta.text))
-    except StenologError as error:
-        return Answer(key="", text=str(error), outcome="failed", error=error)
-    if reply.usage is not None:
-        on_event(UsageReported(usage=reply.usage))
-    calls = tuple(reply.calls)
-    return Answer(
-        key="",
-        text=reply.text,
-        outcome="calls" if calls else "answered",
-        calls=calls,
-        finish=reply.finish,
-        saved=False,
-    )
-
-
-# --- chat -----------------------------------------------------------------------------------------
-
+from stenolog.messages import calls_of, text_of
 
 MAIN_AGENT: Final = "main"
-_CHANNEL: Final = "api"
 _EARLY_FAILURE_SECONDS: Final = 5.0
 """Maximum seconds before a streamed response starts. Earlier failures get an error status."""
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_IGNORED: Final = 20
-_DONE_DATA: Final = "[DONE]"
+_HEADER_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED_FIELDS: Final = 20
 _RETRY_HEADER: Final = "x-stainless-retry-count"
+MAX_CHAT_MESSAGES: Final = 10_000
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 _logger = logging.getLogger("stenolog")
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """Options of a streamed response."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """The body of a chat request. Fields that are not listed are accepted and have no effect."""
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    n: int | None = None
+    modalities: list[str] | None = None
+
+
+class Usage(Struct, kw_only=True):
+    """Token counts of the provider, summed over all requests of a turn."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
 
 
 class _Chat(Struct, frozen=True, kw_only=True):
@@ -148,8 +110,10 @@ class _Chat(Struct, frozen=True, kw_only=True):
 
     request: ChatRequest
     agent: AgentInstance
-    answer: Callable[[EventHandler], Awaitable[Answer]]
-    head: ResponseHead
+    run_turn: Callable[[EventHandler], Awaitable[Answer]]
+    id: str
+    """Id of the response, the same in all its chunks."""
+    created: int
     headers: dict[str, str]
     marks_retries: bool
     """Whether the client sends the header that marks retries."""
@@ -163,19 +127,19 @@ class _TurnBuffer:
     def __init__(self) -> None:
         self.text = ""
         self.usage = Usage()
-        self._unread: list[dict[str, str]] = []
-        self._news = asyncio.Event()
-        self._new_text = False
+        self._unread_pieces: list[dict[str, str]] = []
+        self._has_news = asyncio.Event()
+        self._starts_new_text = False
 
     def on_event(self, event: Event) -> None:
         """Add the text of an event to the buffer."""
         match event:
             case ModelCalled():
-                self._new_text = bool(self.text)
+                self._starts_new_text = bool(self.text)
             case TextDelta(text=text):
                 # The client sees all texts of a turn as one message.
-                piece = f"{SEPARATOR}{text}" if self._new_text else text
-                self._new_text = False
+                piece = f"{SEPARATOR}{text}" if self._starts_new_text else text
+                self._starts_new_text = False
                 self.text += piece
                 self._put_piece("content", piece)
             case ThinkingDelta(text=text):
@@ -187,33 +151,35 @@ class _TurnBuffer:
 
     def _put_piece(self, field: str, piece: str) -> None:
         # If the reader is slow, the text is added to the last piece instead of a new piece.
-        if self._unread and field in self._unread[-1]:
-            self._unread[-1][field] += piece
+        if self._unread_pieces and field in self._unread_pieces[-1]:
+            self._unread_pieces[-1][field] += piece
         else:
-            self._unread.append({field: piece})
-        self._news.set()
+            self._unread_pieces.append({field: piece})
+        self._has_news.set()
 
     def take_pieces(self) -> list[dict[str, str]]:
         """Return and remove the pieces that the reader has not received yet."""
-        pieces, self._unread = self._unread, []
-        self._news.clear()
+        pieces, self._unread_pieces = self._unread_pieces, []
+        self._has_news.clear()
         return pieces
 
-    async def wait(self, turn: "asyncio.Task[Answer]", *, seconds: float | None = None) -> None:
+    async def wait(
+        self, turn_task: "asyncio.Task[Answer]", *, seconds: float | None = None
+    ) -> None:
         """Wait for a piece of text or the end of the turn, for at most `seconds`."""
-        news_task = asyncio.create_task(self._news.wait())
-        tasks: set[asyncio.Task[Any]] = {news_task, turn}
+        piece_task = asyncio.create_task(self._has_news.wait())
+        tasks: set[asyncio.Task[Any]] = {piece_task, turn_task}
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if await cancel_and_wait([news_task]):
+            if await cancel_and_wait([piece_task]):
                 raise asyncio.CancelledError
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat request."""
     gateway = gateway_of(request)
-    with contextlib.ExitStack() as on_error:
+    with ExitStack() as on_error:
         # A slot is taken before the request is read, so that a rejected request costs nothing.
         turn_slot = gateway.turns.admit()
         on_error.callback(turn_slot.release)
@@ -236,57 +202,61 @@ async def chat_completions(request: Request) -> Response:
     if answer.outcome == "failed":
         return await _error_response_for(request, gateway, answer)
     text = buffer.text or await _answer_text(gateway, chat, answer)
-    body = completion(chat.head, answer, text, buffer.usage)
+    body = make_completion(chat, answer, text, buffer.usage)
     headers = _response_headers(chat, answer.key)
     if chat.key and not answer.saved:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
     # A client that has disconnected has not received the answer and may repeat the request.
     was_received = chat.marks_retries and not await request.is_disconnected()
-    receipt = BackgroundTask(_record_receipt, gateway, chat, answer) if was_received else None
-    return Response(encoded, headers=headers, media_type="application/json", background=receipt)
+    receipt_task = BackgroundTask(_record_receipt, gateway, chat, answer) if was_received else None
+    return Response(
+        encoded, headers=headers, media_type="application/json", background=receipt_task
+    )
 
 
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client received this answer, so its next request is no retry."""
+    """Store that the client received this answer, so that its next request is no retry."""
     if chat.marks_retries and answer.seq is not None:
-        await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
+        await gateway.loop.run(store_receipt, chat.agent.sessions, answer.key, answer.seq)
 
 
 async def _run_turn(gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, slot: Slot) -> Answer:
     with slot:
         try:
-            return await chat.answer(buffer.on_event)
+            return await chat.run_turn(buffer.on_event)
         except StenologError as error:
             return Answer(key="", text=str(error), outcome="failed", error=error)
         except Exception as error:
             if not gateway.closing.is_set():
                 _logger.exception("a chat request failed")
-            return Answer(
-                key="", text=f"{INTERNAL_ERROR} ({type(error).__name__})", outcome="failed"
-            )
+            text = f"{INTERNAL_ERROR} ({type(error).__name__})"
+            return Answer(key="", text=text, outcome="failed")
+
+
+# --- the request ------------------------------------------------------------------------------
 
 
 async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
-    """Parse and check a request. Raise UsageError and HTTPException."""
+    """Parse and check a request. Raises UsageError and HTTPException."""
     body = await body_of(request, ChatRequest)
-    check_request(body)
+    messages = checked_conversation(body)
     fields = _field_names(await request.body())
     agent, model = agent_for(gateway, body.model)
     options = options_of(body, model=model)
-    messages = conversation_of(body)
-    key = session_of(body, _session_key(request))
+    key = session_key_of(body, _session_key_header(request))
     if key is None and gateway.settings.gateway.store_anonymous:
-        key = new_key(_CHANNEL, "anonymous")
+        key = new_key("api", "anonymous")
     headers = {}
     if ignored := ignored_fields(body, fields):
         # A header accepts only some of the characters that a field name may contain.
-        names = [name for name in ignored if _PLAIN_NAME.fullmatch(name)][:_MAX_IGNORED]
-        headers["X-Steno-Without-Effect"] = ", ".join(names) or "unknown fields"
+        names = filter(_HEADER_SAFE_NAME.fullmatch, ignored)
+        header = ", ".join(islice(names, _MAX_IGNORED_FIELDS))
+        headers["X-Steno-Without-Effect"] = header or "unknown fields"
     marks_retries = _RETRY_HEADER in request.headers
-    answer: Callable[[EventHandler], Awaitable[Answer]]
+    run_turn: Callable[[EventHandler], Awaitable[Answer]]
     if key is None:
-        answer = partial(answer_without_session, gateway.loop, agent, messages, options)
+        run_turn = partial(answer_without_session, gateway.loop, agent, messages, options)
     else:
         check_key(key)
         turn_request = ChatTurnRequest(
@@ -300,37 +270,140 @@ async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
             marks_retries=marks_retries,
             new_session=wants_new_session(body, request.headers.get("x-session-new")),
         )
-        answer = partial(answer_chat, gateway.loop, turn_request)
+        run_turn = partial(answer_chat, gateway.loop, turn_request)
     return _Chat(
         request=body,
         agent=agent,
-        answer=answer,
-        head=response_head(body.model or MAIN_AGENT),
+        run_turn=run_turn,
+        id=f"chatcmpl-{secrets.token_hex(12)}",
+        created=int(time.time()),
         headers=headers,
         marks_retries=marks_retries and key is not None,
         key=key or "",
     )
 
 
-def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
-    """Return the agent and the model that a model name selects. Raise HTTPException.
+def checked_conversation(request: ChatRequest) -> list[dict[str, Any]]:
+    """Return the messages without system messages. Raises UsageError for an invalid request."""
+    if request.n not in (None, 1):
+        raise UsageError("n must be 1: each request gets one answer")
+    if request.modalities is not None and request.modalities != ["text"]:
+        raise UsageError('modalities must be ["text"]')
+    if len(request.messages) > MAX_CHAT_MESSAGES:
+        raise UsageError(f"more than {MAX_CHAT_MESSAGES:,} messages; send only the new ones")
+    conversation = [_clean_body(body) for body in request.messages if not is_system_message(body)]
+    if not conversation:
+        raise UsageError("messages must contain at least one user message")
+    for index, body in enumerate(request.messages):
+        if body.get("role") not in _ROLES:
+            raise UsageError(f"messages[{index}].role must be one of {', '.join(_ROLES)}")
+        if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
+            raise UsageError(f"messages[{index}].tool_call_id must be the id of a tool call")
+        if body.get("role") in ("user", "tool") and not _is_valid_content(body.get("content")):
+            raise UsageError(f"messages[{index}].content must be text or a list of parts")
+    if conversation[-1].get("role") == "assistant":
+        raise UsageError("the last message must be a user message or a tool result")
+    for index, tool in enumerate(request.tools or ()):
+        if not tool_name(tool):
+            raise UsageError(f"tools[{index}].function.name is missing")
+    return conversation
 
-    `name` is the name of an agent, or of a model that users of the main agent may choose.
+
+def _is_valid_content(content: Any) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str)
+
+
+def _clean_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's message without stenolog's own field, which only agents may set.
+
+    Tool calls in the message are marked as calls of the client, because unmarked calls count as
+    calls of the agent.
+    """
+    plain = without_marks(body)  # guard: client-field-dropped
+    return mark_client_calls(plain, [call.id for call in calls_of(plain) if call.id])
+
+
+def options_of(request: ChatRequest, *, model: str) -> TurnOptions:
+    """Return the turn options of a request. If `model` is empty, the default model is used."""
+    instructions = [
+        text
+        for body in request.messages
+        if is_system_message(body) and (text := text_of(body.get("content")).strip())
+    ]
+    are_tools_off = request.tool_choice == "none"
+    return TurnOptions(
+        system="\n\n".join(instructions) or None,
+        tools=() if are_tools_off else tuple(request.tools or ()),
+        own_tools=not are_tools_off,
+        model=model,
+        schema=_response_schema(request.response_format),
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+    )
+
+
+def _response_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    match response_format:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_object"}:
+            return {"type": "object"}
+    return None
+
+
+def ignored_fields(request: ChatRequest, fields: Iterable[str]) -> list[str]:
+    """Return the fields of a request that are ignored, to be reported to the client."""
+    ignored = set(fields).difference(ChatRequest.__struct_fields__)
+    if request.tool_choice not in (None, "none", "auto"):
+        ignored.add("tool_choice")
+    output = request.response_format
+    if output is not None and output.get("type") != "text" and _response_schema(output) is None:
+        ignored.add("response_format")
+    return sorted(ignored)
+
+
+def session_key_of(request: ChatRequest, header_key: str) -> str | None:
+    """Return the session key of a request, or None. Raises UsageError if two keys differ."""
+    metadata_key = (request.metadata or {}).get("session")
+    if metadata_key is not None and not isinstance(metadata_key, str):
+        raise UsageError("metadata.session must be text: the key of a session")
+    if metadata_key and header_key and metadata_key != header_key:
+        raise UsageError("X-Session-Key and metadata.session name different sessions; send one")
+    return metadata_key or header_key or None
+
+
+def wants_new_session(request: ChatRequest, header: str | None) -> bool:
+    """Return whether to start a new session if the session with this key was deleted.
+
+    Raises UsageError for a value that is neither true nor false.
+    """
+    field = (request.metadata or {}).get("new_session")
+    for name, value in {"metadata.new_session": field, "X-Session-New": header}.items():
+        if value not in (None, True, False, "true", "false"):
+            raise UsageError(f"{name} must be true or false, not {value!r}")
+    return "true" in (field, header) or field is True
+
+
+def agent_for(gateway: Gateway, model_name: str) -> tuple[AgentInstance, str]:
+    """Return the agent and the model that a model name selects. Raises HTTPException.
+
+    `model_name` is the name of an agent, or of a model that users of the main agent may choose.
     """
     for agent in gateway.loop.registry:
-        if name == (agent.id or MAIN_AGENT):
+        if model_name == (agent.id or MAIN_AGENT):
             return agent, ""
     main_agent = gateway.agent(None)
-    if name in ("", "default", main_agent.model.name, main_agent.spec.model):
+    if model_name in ("", "default", main_agent.model.name, main_agent.spec.model):
         return main_agent, ""
-    if name in main_agent.spec.models:
-        return main_agent, name
+    if model_name in main_agent.spec.models:
+        return main_agent, model_name
     model_names = ", ".join(_model_names(gateway))
-    raise HTTPException(404, f"there is no model {name!r}; available: {model_names}")
+    raise HTTPException(404, f"there is no model {model_name!r}; available: {model_names}")
 
 
 def _field_names(body: bytes) -> set[str]:
-    """Return the names of the fields of a valid request body that are not null."""
+    """Return the names of all fields in a valid request body that are not null."""
     try:
         raw_fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
@@ -344,11 +417,9 @@ def _model_names(gateway: Gateway) -> list[str]:
     return list(dict.fromkeys([*agent_names, *gateway.agent(None).spec.models]))
 
 
-def _session_key(request: Request) -> str | None:
-    """Return the session key in the header; None if the header is missing."""
-    header = request.headers.get("x-session-key")
-    if not header:
-        return None
+def _session_key_header(request: Request) -> str:
+    """Return the session key in the header; empty if the header is missing."""
+    header = request.headers.get("x-session-key", "")
     try:
         return header.encode("latin-1").decode()
     except UnicodeError:
@@ -362,7 +433,7 @@ def _idempotency_key(request: Request) -> str:
     return key
 
 
-# --- the response ----------------------------------------------------------------------------
+# --- the response -----------------------------------------------------------------------------
 
 
 async def _error_response_for(request: Request, gateway: Gateway, answer: Answer) -> Response:
@@ -391,11 +462,10 @@ def _response_headers(chat: _Chat, key: str) -> dict[str, str]:
 async def _stream_chunks(
     gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, turn_task: "asyncio.Task[Answer]"
 ) -> AsyncIterator[StreamEvent]:
-    head = chat.head
-    yield _chunk_event(chunk(head, {"role": "assistant", "content": ""}))
+    yield _chunk_event(make_chunk(chat, {"role": "assistant", "content": ""}))
     while True:
         for piece in buffer.take_pieces():
-            yield _chunk_event(chunk(head, piece))
+            yield _chunk_event(make_chunk(chat, piece))
         if turn_task.done():
             break
         await buffer.wait(turn_task)
@@ -406,15 +476,16 @@ async def _stream_chunks(
         yield _chunk_event({"error": error})
         return
     if not buffer.text and (text := await _answer_text(gateway, chat, answer)):
-        yield _chunk_event(chunk(head, {"content": text}))
+        yield _chunk_event(make_chunk(chat, {"content": text}))
     if answer.calls:
-        yield _chunk_event(chunk(head, calls_delta(answer.calls)))
-    last = chunk(head, {}, finish=finish_of(answer))
-    yield _chunk_event({**last, "session": answer.key, "seq": answer.seq, "saved": answer.saved})
+        calls = [{"index": index, **call} for index, call in enumerate(answer.calls)]
+        yield _chunk_event(make_chunk(chat, {"tool_calls": calls}))
+    last_chunk = make_chunk(chat, {}, finish_reason=finish_reason_of(answer))
+    yield _chunk_event({**last_chunk, **session_fields(answer)})
     options = chat.request.stream_options
     if options is not None and options.include_usage:
-        yield _chunk_event(usage_chunk(head, buffer.usage))
-    yield StreamEvent(data=_DONE_DATA)
+        yield _chunk_event({**make_chunk(chat, {}), "choices": [], "usage": buffer.usage})
+    yield StreamEvent(data="[DONE]")
     await _record_receipt(gateway, chat, answer)
 
 
@@ -422,7 +493,45 @@ def _chunk_event(body: dict[str, Any]) -> StreamEvent:
     return StreamEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
 
 
-# --- the models ------------------------------------------------------------------------------
+def finish_reason_of(answer: Answer) -> str:
+    """Return OpenAI's finish reason for an answer."""
+    if answer.calls:
+        return "tool_calls"
+    return "length" if answer.finish == "length" else "stop"
+
+
+def make_completion(chat: _Chat, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+    """Return a complete response body."""
+    content = text or (None if answer.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if answer.calls:
+        message["tool_calls"] = [dict(call) for call in answer.calls]
+    body = _response_body(chat, "chat.completion", {"message": message}, finish_reason_of(answer))
+    return {**body, "usage": usage, **session_fields(answer)}
+
+
+def session_fields(answer: Answer) -> dict[str, Any]:
+    """Return the fields of a response that OpenAI's API does not have."""
+    return {"session": answer.key, "seq": answer.seq, "saved": answer.saved}
+
+
+def make_chunk(
+    chat: _Chat, delta: Mapping[str, Any], *, finish_reason: str | None = None
+) -> dict[str, Any]:
+    """Return one chunk of a streamed response."""
+    return _response_body(chat, "chat.completion.chunk", {"delta": delta}, finish_reason)
+
+
+def _response_body(
+    chat: _Chat, kind: str, content: Mapping[str, Any], finish_reason: str | None
+) -> dict[str, Any]:
+    model = chat.request.model or MAIN_AGENT
+    choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+    fields = {"id": chat.id, "object": kind, "created": chat.created, "model": model}
+    return {**fields, "choices": [choice]}
+
+
+# --- the models -------------------------------------------------------------------------------
 
 
 async def models(request: Request) -> Response:
@@ -436,7 +545,7 @@ async def models(request: Request) -> Response:
 
 
 _OBJECT_SCHEMA: Final = {"type": "object"}
-CHAT: Final[tuple[Endpoint, ...]] = (
+CHAT_ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="POST",
         path="/v1/chat/completions",
@@ -465,7 +574,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         },
         response_schema=_OBJECT_SCHEMA,
         media_types=("application/json", "text/event-stream"),
-        statuses=(409, 410, 502),
+        error_statuses=(409, 410, 502),
     ),
     Endpoint(
         method="GET",

@@ -1,44 +1,52 @@
-"""Store the new messages of a chat request in its session, and run the turn."""
+"""The turn of a chat request: store its new messages in the session, and answer them.
+
+A request without a session is answered, but nothing is stored or remembered.
+"""
 
 import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from functools import cached_property, partial
 from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.session_history import replace_history
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
     EventHandler,
     InboundMessage,
+    TextDelta,
+    ThinkingDelta,
     TurnOptions,
+    UsageReported,
 )
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
 from stenolog.context.turn_state import answer_to, turn_state
+from stenolog.context.window import build_window
 from stenolog.errors import NoSuchSession, OnceConflict, SessionDeleted, StenologError, UsageError
-from stenolog.gateway.history_matching import Match, match_history, text_at
+from stenolog.gateway.history_matching import Match, answer_text_at, match_history
 from stenolog.messages import calls_of, has_text, results_of
+from stenolog.providers.chat_model import StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, find_view, forked_at
+from stenolog.stores.base import SessionView, find_view, fork_seq_of
 
-_PLAIN_FIELDS: Final = {"role", "content"}
 # Each entry of `requests` has the idempotency key, the last seq and the digest of a request.
 _REQUESTS_FIELD: Final = "requests"
 """Session meta field: the last requests with an idempotency key, except single plain prompts."""
-_MAX_REQUESTS: Final = 20
+_MAX_STORED_REQUESTS: Final = 20
 _RESPONSE_FIELD: Final = "last_response"
 """Session meta field: seq of the last answer that an HTTP client received completely."""
 _DELETED_ADVICE: Final = (
     "restore it, use another key, or send `new_session: true` to start a new session with this key"
 )
-_MAX_SCANNED: Final = 200
+_MAX_SCANNED_MESSAGES: Final = 200
 """Number of newest messages that are searched for the idempotency key of a request."""
 
 _logger = logging.getLogger("stenolog")
@@ -58,7 +66,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     marks_retries: bool = False
     """Whether the client marks its retries. If true, the digest of the request is stored."""
     new_session: bool = False
-    """Whether to start a new session if the one with this key was deleted."""
+    """Whether to start a new session if the session with this key was deleted."""
 
     @cached_property
     def digest(self) -> str:
@@ -82,48 +90,89 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
 
 
 async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: EventHandler) -> Answer:
-    """Answer the new messages. Raise UsageError and errors of reading the store."""
+    """Answer the new messages. Raises UsageError, or StenologError if the store cannot be read."""
     instance = loop.registry.agent(request.agent)
+    handle = partial(
+        loop.handle,
+        on_event=on_event,
+        agent=request.agent,
+        allow_commands=False,
+        options=request.options,
+    )
     if request.is_plain:
-        # Fastest path: one thread call compares the message with the session, and stores it.
+        # Fastest path: one thread call matches and stores the message.
+        inbound = InboundMessage(key=request.key, content=request.messages[0]["content"])
         try:
-            return await loop.handle(
-                InboundMessage(key=request.key, content=request.messages[0]["content"]),
-                on_event=on_event,
-                agent=request.agent,
-                allow_commands=False,
-                options=request.options,
-                prepare=partial(_prepare_plain, instance, request),
-            )
-        except _NotPlainRequest as other:
-            key, view, outcome = other.prepared
+            return await handle(inbound, prepare=partial(_prepare_plain_request, instance, request))
+        except _NotPlainRequest as error:
+            key, view, result = error.prepared
     else:
-        key, view, outcome = await loop.run(_prepare, instance, request)
-    if isinstance(outcome, Answer):
-        return outcome
-    visible, matched = outcome
-    if _is_one_new_prompt(visible, matched):
-        # Fast path: store the message at once. It waits in the log until it is answered.
+        key, view, result = await loop.run(_prepare_request, instance, request)
+    if isinstance(result, Answer):
+        return result
+    if _is_one_new_prompt(view, result):
+        # Fast path: store the message at once. The message waits in the log for its answer.
         inbound = InboundMessage(
             key=key,
-            content=matched.new[0]["content"],
+            content=result.new_messages[0]["content"],
             id=request.once,
             request_digest=request.digest if request.is_marked else "",
         )
-        return await loop.handle(
-            inbound,
-            on_event=on_event,
-            agent=request.agent,
-            allow_commands=False,
-            options=request.options,
-            view=view,
-        )
+        return await handle(inbound, view=view)
 
     async def change(sessions: SessionStore) -> Answer | None:
-        return await loop.run(_store_request, sessions, key, request, view)
+        return await loop.run(_store_new_messages, sessions, key, request, view)
 
     return await loop.change_and_answer(
         key, change, on_event=on_event, agent=request.agent, options=request.options, view=view
+    )
+
+
+async def answer_without_session(
+    loop: AgentLoop,
+    instance: AgentInstance,
+    messages: Sequence[Mapping[str, Any]],
+    options: TurnOptions,
+    on_event: EventHandler,
+) -> Answer:
+    """Return the model's answer to the newest messages that fit the model's context.
+
+    The agent's tools are not offered to the model. Raises UsageError, and StenologError for errors
+    of the model's server.
+    """
+    model = await loop.run(instance.model_for, options.model)
+    context = await loop.run(instance.context, model)
+    window = await loop.run(
+        build_window,
+        messages,
+        "",
+        system=options.system or "",
+        tools=options.tools,
+        limits=context.limits,
+        needs=instance.spec.needs,
+        tokens=context.tokens,
+    )
+    stream = model.stream(
+        window.messages, tools=options.tools, schema=options.schema, max_tokens=options.max_tokens
+    )
+    reply = StreamedAnswer()
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            reply.add(delta)
+            if delta.reasoning:
+                on_event(ThinkingDelta(text=delta.reasoning))
+            if delta.text:
+                on_event(TextDelta(text=delta.text))
+    if reply.usage is not None:
+        on_event(UsageReported(usage=reply.usage))
+    calls = tuple(reply.calls)
+    return Answer(
+        key="",
+        text=reply.text,
+        outcome="calls" if calls else "answered",
+        calls=calls,
+        finish=reply.finish,
+        saved=False,
     )
 
 
@@ -135,36 +184,37 @@ def resolve_session(
     Raises SessionDeleted if the session is in the trash, unless `new_session` is set.
     """
     session_key, view = agent.resolve(key)
-    is_refused = view is None and not new_session
-    if is_refused and any(deleted.key == session_key for deleted in agent.store.list_trash()):
+    may_be_deleted = view is None and not new_session
+    if may_be_deleted and any(deleted.key == session_key for deleted in agent.store.list_trash()):
         raise SessionDeleted(key, advice=_DELETED_ADVICE)
     return session_key, view
 
 
-_PreparedRequest = tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]
+_PreparedRequest = tuple[str, SessionView | None, Match | Answer]
+"""Key and view of the session; then the match, or the stored answer if the request is a retry."""
 
 
 class _NotPlainRequest(Exception):
-    """A request that does not just add its message to an existing session."""
+    """The request does more than add one plain message to an existing session."""
 
     def __init__(self, prepared: _PreparedRequest) -> None:
         self.prepared = prepared
         super().__init__()
 
 
-def _prepare(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
-    """Find the session and compare the session with the request, in one thread call."""
+def _prepare_request(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
+    """Find the session and match its messages with the request, in one thread call."""
     key, view = resolve_session(instance, request.key, new_session=request.new_session)
-    return key, view, _compare_with_session(instance.sessions, key, request, view)
+    return key, view, _match_request(instance.sessions, key, request, view)
 
 
-def _prepare_plain(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
+def _prepare_plain_request(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
     """Return the view of the session if the request only adds one new message. Blocks.
 
     Raises _NotPlainRequest for any other request.
     """
-    prepared = key, view, outcome = _prepare(instance, request)
-    is_plain = not isinstance(outcome, Answer) and _is_one_new_prompt(*outcome)
+    prepared = key, view, result = _prepare_request(instance, request)
+    is_plain = not isinstance(result, Answer) and _is_one_new_prompt(view, result)
     if view is None or key != request.key or not is_plain:
         raise _NotPlainRequest(prepared)
     return view
@@ -174,52 +224,48 @@ def text_for_client(sessions: SessionStore, answer: Answer) -> str:
     """Return the text of an answer for a client that has not received the text in pieces."""
     if answer.seq is None:
         return answer.text
-    return text_at(sessions.get_history(answer.key), answer.seq) or answer.text
+    return answer_text_at(sessions.get_history(answer.key), answer.seq) or answer.text
 
 
-def _is_one_new_prompt(visible: Sequence[Message], match: Match) -> bool:
-    return match.keep == len(visible) and len(match.new) == 1 and _is_plain_prompt(match.new[0])
+def _is_one_new_prompt(view: SessionView | None, match: Match) -> bool:
+    keeps_all = view is None or match.kept_count == len(view.messages)
+    return keeps_all and len(match.new_messages) == 1 and _is_plain_prompt(match.new_messages[0])
 
 
 def _is_plain_prompt(body: Mapping[str, Any]) -> bool:
-    return body.get("role") == "user" and set(body) == _PLAIN_FIELDS
+    return body.get("role") == "user" and body.keys() == {"role", "content"}
 
 
-def _compare_with_session(
+def _match_request(
     sessions: SessionStore, key: str, request: ChatTurnRequest, view: SessionView | None
-) -> tuple[Sequence[Message], Match] | Answer:
-    """Return the visible messages and the new messages, or the stored answer for a retry.
+) -> Match | Answer:
+    """Match the request with the visible messages. For a retry, return the stored answer.
 
     Raises OnceConflict if the idempotency key was used for other messages, and UsageError for
     tool results without a pending call.
     """
     if view is None:
-        return (), Match(
-            keep=0, new=_without_known_results((), match_history((), request.messages).new)
-        )
+        return Match(kept_count=0, new_messages=_without_known_results((), request.messages))
     visible = view.messages
-    request_seq = _seq_of_request(sessions, request, view) if request.once else None
+    request_seq = _find_request_seq(sessions, request, view) if request.once else None
     if request_seq is not None:
         answer = answer_to(sessions.get_history(key, after=request_seq - 1, full=True), request_seq)
         if answer is not None:
             return Answer(key=key, text="", outcome="again", seq=answer.seq)
 
     def read_hidden() -> list[Message]:
-        history = sessions.get_history(key, full=True)
-        return [message for message in history if message.hidden]
+        return [message for message in sessions.get_history(key, full=True) if message.hidden]
 
     match = match_history(
         visible, request.messages, read_hidden=read_hidden if view.info.floor else None
     )
-    answer_seq = match.answer_seq
-    if request.is_retry and answer_seq is not None and _is_retry(request, view, match):
+    if request.is_retry and match.answer_seq is not None and _is_retry(request, view, match):
         if match.has_calls:
             # Without new messages, the turn returns its tool calls to the client again.
-            return visible, Match(keep=len(visible), new=())
-        return Answer(key=key, text="", outcome="again", seq=answer_seq)
-    return visible, Match(
-        keep=match.keep, new=_without_known_results(visible[: match.keep], match.new)
-    )
+            return Match(kept_count=len(visible), new_messages=())
+        return Answer(key=key, text="", outcome="again", seq=match.answer_seq)
+    new_messages = _without_known_results(visible[: match.kept_count], match.new_messages)
+    return Match(kept_count=match.kept_count, new_messages=new_messages)
 
 
 def _without_known_results(
@@ -242,53 +288,51 @@ def _without_known_results(
         pending_ids |= {call.id for call in calls_of(body)}
         results = [] if has_text(body) else results_of(body)
         unknown = [result for result in results if result.id not in pending_ids]
-        if unknown and all((result.id, str(result.content)) in known_results for result in unknown):
-            continue
-        if unknown:
+        if not unknown:
+            new_bodies.append(body)
+        elif any((result.id, str(result.content)) not in known_results for result in unknown):
             raise UsageError(
                 f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
                 "call must come before its result, in the session or in the request"
             )
-        new_bodies.append(body)
     return tuple(new_bodies)
 
 
-def _store_request(
+def _store_new_messages(
     sessions: SessionStore, key: str, request: ChatTurnRequest, earlier_view: SessionView | None
 ) -> Answer | None:
-    """Store the messages of the request. Return None if the agent can answer the request now.
+    """Store the new messages of the request. Return an Answer only if no turn must run.
 
     Only the lease holder may call this function. `earlier_view` is a view that was read before the
     lease was acquired.
     """
     store = sessions.store
     if earlier_view is None:
-        view = find_view(sessions.store, key)
+        view = find_view(store, key)
     else:
         view = earlier_view.merged(store.refresh(earlier_view))
         if view.uid != earlier_view.uid:
             raise SessionDeleted(key, recreated=True)
-    outcome = _compare_with_session(sessions, key, request, view)
-    if isinstance(outcome, Answer):
-        return outcome
-    visible, matched = outcome
+    match = _match_request(sessions, key, request, view)
+    if isinstance(match, Answer):
+        return match
     failure = None
-    if view is not None and matched.keep < len(visible):
-        failure = _replace_tail(sessions, view, request, matched)
-    elif matched.new:
-        bodies = _mark_bodies(request, matched.new)
+    if view is not None and match.kept_count < len(view.messages):
+        failure = _replace_last_messages(sessions, view, request, match)
+    elif match.new_messages:
+        bodies = _mark_messages(request, match.new_messages)
         store.add_messages(key, bodies, once=request.once or None)
     if failure is None and request.once:
-        _note_request(sessions, key, request)
+        _remember_request(sessions, key, request)
     return failure
 
 
-def _mark_bodies(
+def _mark_messages(
     request: ChatTurnRequest, bodies: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Mark the user messages as received, and the last message with the request's digest.
+    """Mark user messages as received, and the last message with the request's key and digest.
 
-    The messages have no sender: a client may pass any session key, so their author is unknown.
+    The messages have no sender: a client may pass any session key, so the author is unknown.
     """
     marked = [mark_received(body) if body.get("role") == "user" else body for body in bodies]
     if not bodies or not request.is_marked:
@@ -303,15 +347,14 @@ def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool
     the answer. The decision depends only on the store, so that every gateway makes the same
     decision.
     """
-    prompt = next((message for message in view.messages if message.seq == match.asked_seq), None)
-    mark = None if prompt is None else request_of(prompt.to_dict())
-    if prompt is None or mark is None or prompt.seq <= forked_at(view.info):
+    prompt = next((message for message in view.messages if message.seq == match.question_seq), None)
+    if prompt is None or prompt.seq <= fork_seq_of(view.info):
         return False
     was_received = view.info.meta.get(_RESPONSE_FIELD) == match.answer_seq
-    return mark == (request.once, request.digest) and not was_received
+    return request_of(prompt.to_dict()) == (request.once, request.digest) and not was_received
 
 
-def note_response(sessions: SessionStore, key: str, seq: int) -> None:
+def store_receipt(sessions: SessionStore, key: str, seq: int) -> None:
     """Store that a client has received the answer at this seq. Errors are logged."""
     store = sessions.store
     try:
@@ -323,39 +366,39 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
         _logger.warning("%s: could not record the receipt of answer %s: %s", key, seq, error)
 
 
-def _replace_tail(
+def _replace_last_messages(
     sessions: SessionStore, view: SessionView, request: ChatTurnRequest, match: Match
 ) -> Answer | None:
-    def replace_in(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
+    def new_history(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
         unanswered_seqs = turn_state(history).unanswered
         sent_contents = [body.get("content") for body in request.messages]
         if any(
             message.seq in unanswered_seqs and message.to_dict().get("content") not in sent_contents
-            for message in history[match.keep :]
+            for message in history[match.kept_count :]
         ):
             return None
-        return [*history[: match.keep], *_mark_bodies(request, match.new)]
+        return [*history[: match.kept_count], *_mark_messages(request, match.new_messages)]
 
-    if replace_history(sessions, view.key, replace_in, view) != "done":
+    if replace_history(sessions, view.key, new_history, view) != "done":
         text = "other messages in this session are being answered; try again in a moment"
         return Answer(key=view.key, text=text, outcome="failed")
     return None
 
 
-def _seq_of_request(
+def _find_request_seq(
     sessions: SessionStore, request: ChatTurnRequest, view: SessionView
 ) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
     Raises OnceConflict if the request with this key had other messages.
     """
-    fork_seq = forked_at(view.info)
-    requests = [row for row in _stored_requests(view) if row[0] == request.once]
-    for message in sessions.get_history(view.key, last=_MAX_SCANNED, full=True):
-        mark = request_of(message.to_dict())
-        if mark is not None and mark[0] == request.once and message.seq > fork_seq:
-            requests.append((request.once, message.seq, mark[1]))
+    fork_seq = fork_seq_of(view.info)
+    requests = [row for row in _read_requests(view) if row[0] == request.once]
+    for message in sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
+        request_mark = request_of(message.to_dict())
+        if request_mark is not None and request_mark[0] == request.once and message.seq > fork_seq:
+            requests.append((request.once, message.seq, request_mark[1]))
     if not requests:
         return None
     _, seq, digest = requests[0]
@@ -365,20 +408,21 @@ def _seq_of_request(
     return seq
 
 
-def _stored_requests(view: SessionView) -> list[tuple[str, int, str]]:
+def _read_requests(view: SessionView) -> list[tuple[str, int, str]]:
     """Return idempotency key, seq and digest of each request in the session's meta."""
     field_value = view.info.meta.get(_REQUESTS_FIELD)
     rows = field_value if isinstance(field_value, list) else []
     return [
-        (row[0], row[1], row[2] if len(row) > 2 else "")
-        for row in rows
-        if isinstance(row, list) and len(row) in (2, 3)
+        (fields[0], fields[1], fields[2] if len(fields) > 2 else "")
+        for fields in rows
+        if isinstance(fields, list) and len(fields) in (2, 3)
     ]
 
 
-def _note_request(sessions: SessionStore, key: str, request: ChatTurnRequest) -> None:
+def _remember_request(sessions: SessionStore, key: str, request: ChatTurnRequest) -> None:
     view = find_view(sessions.store, key, last=1)
     if view is not None and view.messages:
-        other_rows = [row for row in _stored_requests(view) if row[0] != request.once]
-        rows = [*other_rows, (request.once, view.messages[0].seq, request.digest)][-_MAX_REQUESTS:]
-        sessions.store.set_meta(key, **{_REQUESTS_FIELD: [list(row) for row in rows]})
+        other_rows = [row for row in _read_requests(view) if row[0] != request.once]
+        rows = [*other_rows, (request.once, view.messages[0].seq, request.digest)]
+        newest_rows = [list(row) for row in rows[-_MAX_STORED_REQUESTS:]]
+        sessions.store.set_meta(key, **{_REQUESTS_FIELD: newest_rows})

@@ -22,13 +22,13 @@ from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.hosts import LOOPBACK_HOSTS
-from stenolog.gateway.server import Server, config
+from stenolog.gateway.server import Server, server_config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
 from stenolog.settings.conversion import rules_of
 
 _BACKLOG: Final = 1_024
-_MAX_ATTEMPTS: Final = 20
+_MAX_PORT_ATTEMPTS: Final = 20
 """Maximum number of attempts to find a port that is free at both loopback addresses."""
 _NO_ADDRESS_ERRORS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
 """Errors of `bind` on a machine that does not have the address."""
@@ -37,18 +37,18 @@ _SPARE_CONNECTIONS: Final = 512
 _SEARCHES_PER_TAKEOVER: Final = 4
 """Number of searches for interrupted turns within the seconds of the setting `takeover`."""
 _MAX_PARALLEL_SEARCHES: Final = 4
-"""Maximum number of parallel searches. A search lasts until the turns that it resumes end."""
+"""Maximum number of parallel searches for interrupted turns. A search also resumes found turns."""
 _FIRST_RETENTION_SECONDS: Final = 60.0
 _RETENTION_SECONDS: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
 _SEND_SECONDS: Final = 3.0
-"""Time limit in seconds for sending responses after their turns were cancelled."""
+"""Maximum seconds for sending the responses of cancelled turns."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class ChannelService(Protocol):
-    """Service that connects chat apps: it receives messages from them and sends answers to them."""
+    """Service that receives messages from chat apps and sends answers to chat apps."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -57,17 +57,17 @@ class ChannelService(Protocol):
     async def start(self) -> None:
         """Start receiving messages."""
 
-    async def deliver(self, answers: Sequence[Answer]) -> None:
-        """Send answers that no client waits for, each at most once."""
+    async def deliver(self, answer: Answer) -> None:
+        """Send an answer that no client waits for, at most once."""
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
 
     async def stop_sending(self) -> None:
-        """Stop sending answers. Call this before the stores close: they record what was sent."""
+        """Stop sending answers. The stores, which record sent answers, must still be open."""
 
     async def close(self) -> None:
-        """Release all resources, after the stores are closed."""
+        """Release all resources. The stores must be closed."""
 
 
 class NoChannels:
@@ -78,7 +78,7 @@ class NoChannels:
     async def start(self) -> None:
         """Do nothing."""
 
-    async def deliver(self, answers: Sequence[Answer]) -> None:
+    async def deliver(self, answer: Answer) -> None:
         """Do nothing."""
 
     async def drain(self, *, wait_seconds: float) -> None:
@@ -92,7 +92,7 @@ class NoChannels:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at this address. Raise UsageError if listening is not possible.
+    """Return sockets that listen at this address. Raises UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
     listens at both addresses. If the gateway listened at only one address, a program of another
@@ -100,7 +100,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     if host not in LOOPBACK_HOSTS:
         return [_open_socket(host, port)]
-    for _ in range(_MAX_ATTEMPTS if port == 0 else 1):
+    for _ in range(_MAX_PORT_ATTEMPTS if port == 0 else 1):
         first_socket = _open_socket("::1" if host == "::1" else "127.0.0.1", port)
         other_host = "127.0.0.1" if host == "::1" else "::1"
         chosen_port = first_socket.getsockname()[1]
@@ -170,16 +170,18 @@ class Daemon:
         self._gateway = gateway
         self._channels = channels
         self._sockets = list(sockets)
-        app = make_app(gateway, token, webhooks=channels.routes)
+        app = make_app(gateway, token, webhook_routes=channels.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
         # uvicorn's time limit is longer, so that `stop` ends the turns before uvicorn cancels them.
         stop_seconds = settings.shutdown_timeout + 2 * _SEND_SECONDS
-        self._server = Server(config(app, stop_seconds=stop_seconds, max_connections=connections))
+        self._server = Server(
+            server_config(app, stop_seconds=stop_seconds, max_connections=connections)
+        )
         self._serving: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._searches: set[asyncio.Task[None]] = set()
-        """Running searches for interrupted turns, with the turns that they resume."""
+        """Tasks that search for interrupted turns and resume the found turns."""
 
     @property
     def url(self) -> str:
@@ -200,8 +202,8 @@ class Daemon:
         if self._gateway.read_only:
             return
         await self._channels.start()
-        start_task(self._resume(), self._background)
-        start_task(self._apply_retention(), self._background)
+        start_task(self._resume_turns(), self._background_tasks)
+        start_task(self._apply_retention(), self._background_tasks)
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
         """Stop the gateway. Work in progress may take `shutdown_timeout` seconds.
@@ -222,11 +224,11 @@ class Daemon:
         futures: set[asyncio.Future[Any]] = {work, hurry_task}
         await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         was_cancelled = await cancel_and_wait([hurry_task, *work_tasks[1:]])
-        # Stop deliveries to chat apps while the store, which records their progress, is open.
+        # Stop deliveries to chat apps while the store, which records the deliveries, is open.
         await self._channels.stop_sending()
         # `close` cancels all turns that are still running. The next start resumes them.
         report = await self._gateway.loop.close(patience=0)
-        was_cancelled |= await cancel_and_wait(self._background | self._searches)
+        was_cancelled |= await cancel_and_wait(self._background_tasks | self._searches)
         await asyncio.wait({self.serving}, timeout=_SEND_SECONDS)
         if not self.serving.done():
             self._server.force_exit = True
@@ -238,7 +240,7 @@ class Daemon:
             raise asyncio.CancelledError
         return report
 
-    async def _resume(self) -> None:
+    async def _resume_turns(self) -> None:
         """Resume interrupted turns at the start, and later the turns of gateways that were killed.
 
         Searches run as separate tasks, so that a long turn does not delay the next search.
@@ -267,9 +269,7 @@ class Daemon:
 
     async def _resume_once(self, idle_for: float) -> None:
         try:
-            await self._gateway.loop.resume(
-                idle_for=idle_for, each=lambda answer: self._channels.deliver([answer])
-            )
+            await self._gateway.loop.resume(idle_for=idle_for, each=self._channels.deliver)
         except StoreClosed:
             return
         except Exception:

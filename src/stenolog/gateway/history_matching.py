@@ -8,7 +8,8 @@ hidden messages can be made visible again. All functions are pure.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import islice, takewhile
 from typing import Any
 
 from msgspec import Struct
@@ -21,8 +22,7 @@ from stenolog.records import Message
 Body = Mapping[str, Any]
 
 SEPARATOR = "\n\n"
-"""Separator between the texts of one turn, for clients that see them as one message."""
-_SYSTEM_ROLES = ("system", "developer")
+"""Separator between the texts of one turn, which a client sees as one message."""
 
 
 class ClientMessage(Struct, frozen=True, kw_only=True):
@@ -46,19 +46,19 @@ class ClientMessage(Struct, frozen=True, kw_only=True):
 class Match(Struct, frozen=True, kw_only=True):
     """How a request continues its session."""
 
-    keep: int
+    kept_count: int
     """Number of visible messages at the start of the session that stay visible."""
-    new: tuple[Body, ...]
+    new_messages: tuple[Body, ...]
     """Messages of the request to append after the messages that stay visible."""
     answer_seq: int | None = None
-    """Seq of the last answer if the request only repeats messages before it, as a retry does."""
-    asked_seq: int = 0
+    """Seq of the last answer, if the request only repeats messages before this answer."""
+    question_seq: int = 0
     """Seq of the message that the answer at `answer_seq` answers; 0 if unknown."""
     has_calls: bool = False
     """Whether the answer at `answer_seq` has tool calls for the client."""
 
 
-def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMessage]:
+def client_messages(history: Sequence[Message], *, start: int = 0) -> list[ClientMessage]:
     """Return the messages from index `start` as the client has seen them, newest last."""
     messages: list[ClientMessage] = []
     texts: list[str] = []
@@ -89,21 +89,14 @@ def client_view(history: Sequence[Message], *, start: int = 0) -> list[ClientMes
             texts = []
         elif has_text(body):
             texts = []
-            messages.append(
-                ClientMessage(
-                    role="user",
-                    content=_unwrap_single_text(body.get("content")),
-                    seq=message.seq,
-                    end=end,
-                )
-            )
+            content = _unwrap_single_text(body.get("content"))
+            messages.append(ClientMessage(role="user", content=content, seq=message.seq, end=end))
         else:
-            for result in results_of(body):
-                if result.id and result.id in agent_call_ids:
-                    continue
-                messages.append(
-                    _result_message(result.id, result.content, seq=message.seq, end=end)
-                )
+            messages += [
+                _result_message(result.id, result.content, seq=message.seq, end=end)
+                for result in results_of(body)
+                if not result.id or result.id not in agent_call_ids
+            ]
     return messages
 
 
@@ -118,30 +111,30 @@ def match_history(
     `read_hidden` returns the hidden messages. `read_hidden` is called only if needed, and is None
     if the session has no hidden messages. `bodies` contains no system messages.
     """
-    messages = [_client_message(body) for body in bodies]
-    if not any(part.role == "assistant" for part in messages):
+    messages = [_parse_request_message(body) for body in bodies]
+    if not any(message.role == "assistant" for message in messages):
         # The client sends only new messages: compare them with the end of the session.
-        visible = client_view(history, start=_start_of_last(history, len(messages) + 1))
+        visible = client_messages(history, start=_start_of_last_seen(history, len(messages) + 1))
         return _match_new_messages(len(history), visible, messages, bodies)
-    visible = client_view(history)
+    visible = client_messages(history)
     if read_hidden is not None:
         next_index = _index_after_visible(visible, messages)
         if next_index is not None:
-            return Match(keep=len(history), new=tuple(bodies[next_index:]))
-        skipped = _count_hidden(client_view(read_hidden()), visible, messages)
+            return Match(kept_count=len(history), new_messages=tuple(bodies[next_index:]))
+        skipped = _count_hidden(client_messages(read_hidden()), visible, messages)
         if skipped is not None:
             return _match_full_history(len(history), visible, messages[skipped:], bodies[skipped:])
     common_count = _count_common_start(visible, messages)
     if visible and not common_count and (overlap := _count_overlap(visible, messages)):
-        return Match(keep=len(history), new=tuple(bodies[overlap:]))
+        return Match(kept_count=len(history), new_messages=tuple(bodies[overlap:]))
     return _match_full_history(len(history), visible, messages, bodies)
 
 
-def _start_of_last(history: Sequence[Message], count: int) -> int:
-    """Return an index from which the client has seen at least `count` messages, or 0.
+def _start_of_last_seen(history: Sequence[Message], count: int) -> int:
+    """Return an index so that the client has seen `count` messages of `history[index:]`, or 0.
 
-    The index is 0 or that of a user message after all tool results. Whether the client has seen a
-    tool result depends on earlier calls.
+    An index above 0 points to a user message after all tool results, because earlier calls
+    determine whether the client has seen a tool result.
     """
     for index in range(len(history) - 1, -1, -1):
         body = history[index].to_dict()
@@ -156,11 +149,11 @@ def _start_of_last(history: Sequence[Message], count: int) -> int:
 
 def is_system_message(body: Body) -> bool:
     """Return whether a message of a request is a system message."""
-    return body.get("role") in _SYSTEM_ROLES
+    return body.get("role") in ("system", "developer")
 
 
-def text_at(history: Sequence[Message], seq: int) -> str:
-    """Return the text of the answer at this seq for the client: all texts of its turn."""
+def answer_text_at(history: Sequence[Message], seq: int) -> str:
+    """Return all texts of the turn with the answer at `seq`, joined as the client sees them."""
     texts: list[str] = []
     for message in history:
         body = message.to_dict()
@@ -168,8 +161,7 @@ def text_at(history: Sequence[Message], seq: int) -> str:
             texts += [text] if (text := text_parts_of(body).strip()) else []
             if message.seq == seq:
                 return SEPARATOR.join(texts)
-            client_calls = client_call_ids(body)
-            if not calls_of(body) or client_calls:
+            if not calls_of(body) or client_call_ids(body):
                 texts = []
         elif has_text(body):
             texts = []
@@ -187,29 +179,30 @@ def _match_new_messages(
 ) -> Match:
     """Match a request of a client that sends only new messages.
 
-    If the log ends with the same unanswered messages, the client repeats a request that stored
-    them. All other messages of the request are new.
+    If the log ends with the same unanswered messages, an earlier request has stored these messages.
+    All other messages of the request are new.
     """
     overlap = _count_overlap(visible, messages)
-    match = Match(keep=count, new=tuple(bodies[overlap:]))
-    before_answer = visible[-1 - len(messages) : -1]
-    if (
-        overlap
-        or len(visible) <= len(messages)
-        or not all(map(_is_same_message, before_answer, messages))
-    ):
+    match = Match(kept_count=count, new_messages=tuple(bodies[overlap:]))
+    if overlap or len(visible) <= len(messages):
         return match
-    return _with_answer(match, visible)
+    before_answer = visible[-1 - len(messages) : -1]
+    is_repeated = all(map(_is_same_message, before_answer, messages))
+    return _with_answer(match, visible) if is_repeated else match
 
 
 def _match_full_history(
     count: int, visible: list[ClientMessage], messages: list[ClientMessage], bodies: Sequence[Body]
 ) -> Match:
     """Match a request with the whole conversation: messages after the common start are new."""
-    common = _count_common_start(visible, messages)
-    keep = count if common == len(visible) else (visible[common - 1].end if common else 0)
-    match = Match(keep=keep, new=tuple(bodies[common:]))
-    return match if match.new or common + 1 != len(visible) else _with_answer(match, visible)
+    common_count = _count_common_start(visible, messages)
+    kept_count = visible[common_count - 1].end if common_count else 0
+    if common_count == len(visible):
+        kept_count = count
+    match = Match(kept_count=kept_count, new_messages=tuple(bodies[common_count:]))
+    if match.new_messages or common_count + 1 != len(visible):
+        return match
+    return _with_answer(match, visible)
 
 
 def _with_answer(match: Match, visible: list[ClientMessage]) -> Match:
@@ -219,7 +212,7 @@ def _with_answer(match: Match, visible: list[ClientMessage]) -> Match:
         return match
     question_seq = visible[-2].seq if len(visible) > 1 else 0
     return replace(
-        match, answer_seq=answer.seq, asked_seq=question_seq, has_calls=bool(answer.calls)
+        match, answer_seq=answer.seq, question_seq=question_seq, has_calls=bool(answer.calls)
     )
 
 
@@ -229,12 +222,10 @@ def _index_after_visible(visible: list[ClientMessage], messages: list[ClientMess
     Returns None if the request lacks a visible message.
     """
     count = len(visible)
-    starts = range(len(messages) - count, -1, -1) if visible else ()
-    matching_starts = (
-        at for at in starts if all(map(_is_same_message, visible, messages[at : at + count]))
-    )
-    start = next(matching_starts, None)
-    return None if start is None else start + count
+    for end in range(len(messages), count - 1, -1) if visible else ():
+        if all(map(_is_same_message, visible, messages[end - count : end])):
+            return end
+    return None
 
 
 def _count_hidden(
@@ -242,42 +233,34 @@ def _count_hidden(
 ) -> int | None:
     """Return how many messages at the start of the request are hidden; None if this is unclear.
 
-    If several numbers are possible, return the one after which most visible messages follow.
+    If several numbers are possible, return the number after which most visible messages follow.
     """
-    hidden_count = 0
-    next_index = 0
+    # `hidden_end` is the number of hidden messages up to and including the last one found.
+    hidden_count = hidden_end = 0
+    remaining = enumerate(hidden, start=1)
     for message in messages:
         # Skip hidden messages that the client has removed from the conversation.
-        index = next(
-            (at for at in range(next_index, len(hidden)) if _is_same_message(hidden[at], message)),
-            None,
-        )
-        if index is None:
+        end = next((end for end, other in remaining if _is_same_message(other, message)), None)
+        if end is None:
             break
-        next_index = index + 1
-        hidden_count += 1
+        hidden_count, hidden_end = hidden_count + 1, end
     candidates = [
-        (common, at)
-        for at in range(hidden_count + 1)
-        if (common := _count_common_start(visible, messages, start=at)) or not visible
+        (common, index)
+        for index in range(hidden_count + 1)
+        if (common := _count_common_start(visible, messages, start=index)) or not visible
     ]
-    if not candidates and hidden_count and next_index == len(hidden):
-        return hidden_count  # the client has removed all visible messages
-    if not candidates:
-        return None
-    return max(candidates)[1]
+    if candidates:
+        return max(candidates)[1]
+    # The request may end with the last hidden message: the client has removed all visible messages.
+    return hidden_count if hidden_count and hidden_end == len(hidden) else None
 
 
 def _count_common_start(
     visible: Sequence[ClientMessage], messages: Sequence[ClientMessage], *, start: int = 0
 ) -> int:
     """Return how many messages from index `start` of the request equal the first visible ones."""
-    count = 0
-    for first, second in zip(visible, islice(messages, start, None), strict=False):
-        if not _is_same_message(first, second):
-            break
-        count += 1
-    return count
+    are_same = map(_is_same_message, visible, islice(messages, start, None))
+    return sum(takewhile(bool, are_same))
 
 
 def _count_overlap(visible: Sequence[ClientMessage], messages: Sequence[ClientMessage]) -> int:
@@ -291,27 +274,23 @@ def _count_overlap(visible: Sequence[ClientMessage], messages: Sequence[ClientMe
 # --- one message -----------------------------------------------------------------------------
 
 
-def _is_same_message(first: ClientMessage, second: ClientMessage) -> bool:
-    if first.role != second.role or first.calls != second.calls or first.call_id != second.call_id:
+def _is_same_message(stored: ClientMessage, sent: ClientMessage) -> bool:
+    if stored.role != sent.role or stored.calls != sent.calls or stored.call_id != sent.call_id:
         return False
-    if first.is_cut and isinstance(first.content, str) and isinstance(second.content, str):
-        return first.content.startswith(second.content)
-    return first.content == second.content
+    if stored.is_cut and isinstance(stored.content, str) and isinstance(sent.content, str):
+        return stored.content.startswith(sent.content)
+    return stored.content == sent.content
 
 
-def _client_message(body: Body) -> ClientMessage:
-    role = body.get("role")
-    match role:
-        case "assistant":
-            return ClientMessage(
-                role=role,
-                content=_normalized_text(body),
-                calls=tuple(map(_comparable_call, calls_of(body))),
-            )
-        case "tool":
-            id = body.get("tool_call_id")
-            return _result_message(id if isinstance(id, str) else None, body.get("content"))
-    return ClientMessage(role="user", content=_unwrap_single_text(body.get("content")))
+def _parse_request_message(body: Body) -> ClientMessage:
+    role, content = body.get("role"), body.get("content")
+    if role == "assistant":
+        calls = tuple(map(_comparable_call, calls_of(body)))
+        return ClientMessage(role=role, content=_normalized_text(body), calls=calls)
+    if role == "tool":
+        id = body.get("tool_call_id")
+        return _result_message(id if isinstance(id, str) else None, content)
+    return ClientMessage(role="user", content=_unwrap_single_text(content))
 
 
 def _normalized_text(body: Body) -> str:
@@ -321,13 +300,10 @@ def _normalized_text(body: Body) -> str:
 
 def _comparable_call(call: ToolCall) -> tuple[str, object]:
     """Return a call with decoded arguments: clients format the JSON differently."""
-    arguments = call.arguments
-    if isinstance(arguments, str):
-        try:
-            return call.name, json.loads(arguments)
-        except (ValueError, RecursionError):
-            return call.name, arguments
-    return call.name, arguments
+    if isinstance(call.arguments, str):
+        with suppress(ValueError, RecursionError):
+            return call.name, json.loads(call.arguments)
+    return call.name, call.arguments
 
 
 def _result_message(

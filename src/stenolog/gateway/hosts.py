@@ -18,7 +18,7 @@ LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _LOOPBACK_NAME: Final = "localhost"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _AUTHORITY_PATTERN: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
-_MAX_LENGTH: Final = 300
+_MAX_HOST_LENGTH: Final = 300
 """Maximum length of a `Host` value; a host name has at most 253 characters."""
 _MAX_CACHED_RESULTS: Final = 128
 """Maximum number of remembered results: clients of a gateway send few different hosts."""
@@ -42,9 +42,9 @@ class KnownHosts(Struct, frozen=True, kw_only=True):
 
 
 def known_hosts(
-    *, bound: str, hosts: Iterable[str] = (), origins: Iterable[str] = (), own_host: str = ""
+    *, bound_host: str, hosts: Iterable[str] = (), origins: Iterable[str] = (), own_host: str = ""
 ) -> KnownHosts:
-    """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
+    """Return the known hosts. `bound_host`, `hosts` and `origins` are from the settings.
 
     `own_host` is the name of this gateway below `localhost`. Browsers send a host's cookie to every
     port of the host. So browsers cannot log in at a host that other programs share, unless `hosts`
@@ -53,18 +53,18 @@ def known_hosts(
     parsed_origins = (_parse_origin(origin.encode()) for origin in origins)
     listed_names = [*hosts, own_host] if own_host else hosts
     listed_hosts = frozenset(_canonical_host(name.lower()) for name in listed_names)
-    bound_host = _canonical_host(bound.lower())
+    canonical_bound_host = _canonical_host(bound_host.lower())
     return KnownHosts(
-        hosts=listed_hosts | {bound_host},
+        hosts=listed_hosts | {canonical_bound_host},
         origins=frozenset(origin for origin in parsed_origins if origin is not None),
-        cookie_hosts=listed_hosts | ({bound_host} - LOOPBACK_HOSTS),
+        cookie_hosts=listed_hosts | ({canonical_bound_host} - LOOPBACK_HOSTS),
     )
 
 
-def accepts_cookies(host: bytes, known: KnownHosts) -> bool:
+def accepts_cookies(host: bytes, known_hosts: KnownHosts) -> bool:
     """Return whether the gateway accepts login cookies at this host."""
     authority = parse_authority(host)
-    return authority is not None and authority.host in known.cookie_hosts
+    return authority is not None and authority.host in known_hosts.cookie_hosts
 
 
 def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
@@ -79,30 +79,29 @@ def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
 
 
 @lru_cache(maxsize=_MAX_CACHED_RESULTS)
-def parse_authority(value: bytes) -> Authority | None:
+def parse_authority(header: bytes) -> Authority | None:
     """Parse a `Host` header. Return None if the header is malformed."""
-    host_header = value.decode("latin-1").lower()
-    match = _AUTHORITY_PATTERN.fullmatch(host_header) if len(host_header) <= _MAX_LENGTH else None
-    if match is None:
+    host_text = header.decode("latin-1").lower()
+    match = len(host_text) <= _MAX_HOST_LENGTH and _AUTHORITY_PATTERN.fullmatch(host_text)
+    if not match:
         return None
-    brackets, name, port = match.groups()
+    ipv6_text, name, port = match.groups()
     if port is not None and not 0 < int(port) <= 65_535:
         return None
-    if brackets is None:
-        return Authority(_canonical_host(name), int(port) if port else None)
-    address = _parse_address(brackets)
-    if not isinstance(address, IPv6Address):
+    if ipv6_text is not None and not isinstance(_parse_address(ipv6_text), IPv6Address):
         return None
-    return Authority(str(address), int(port) if port else None)
+    return Authority(_canonical_host(ipv6_text or name), int(port) if port else None)
 
 
-def is_known_host(values: Sequence[bytes], known: KnownHosts) -> bool:
+def is_known_host(host_headers: Sequence[bytes], known_hosts: KnownHosts) -> bool:
     """Return whether the `Host` headers name this gateway, at any port."""
     # If there are two `Host` headers, a proxy may have checked only one of them.
-    if len(values) != 1:  # guard: one-host-header
+    if len(host_headers) != 1:  # guard: one-host-header
         return False
-    authority = parse_authority(values[0])
-    return authority is not None and (authority.host in known.hosts or is_loopback(authority.host))
+    authority = parse_authority(host_headers[0])
+    return authority is not None and (
+        authority.host in known_hosts.hosts or is_loopback(authority.host)
+    )
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
@@ -110,16 +109,16 @@ def is_same_origin(origin: bytes, host: bytes) -> bool:
 
     The schemes of page and request may differ, because a proxy may terminate TLS.
     """
-    page, authority = _parse_origin(origin), parse_authority(host)
-    if page is None or authority is None:
+    page_origin, authority = _parse_origin(origin), parse_authority(host)
+    if page_origin is None or authority is None:
         return False
-    scheme, name, port = page
+    scheme, name, port = page_origin
     return (name, port) == (authority.host, authority.port or _DEFAULT_PORTS[scheme])
 
 
-def is_allowed_origin(origin: bytes, known: KnownHosts) -> bool:
+def is_allowed_origin(origin: bytes, known_hosts: KnownHosts) -> bool:
     """Return whether the settings list this `Origin`."""
-    return _parse_origin(origin) in known.origins
+    return _parse_origin(origin) in known_hosts.origins
 
 
 @lru_cache(maxsize=_MAX_CACHED_RESULTS)
@@ -131,8 +130,8 @@ def is_loopback(host: str) -> bool:
     return host == _LOOPBACK_NAME if address is None else address.is_loopback
 
 
-def server_end(host: str, port: int) -> str:
-    """Return the server's host and port as text, which is the same on client and server."""
+def address_text(host: str, port: int) -> str:
+    """Return a server's host and port as one text, equal at the client and at the server."""
     # Remove the name of a network interface, such as `%eth0`: it differs between machines.
     address = _parse_address(host.partition("%")[0])
     # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
@@ -140,9 +139,9 @@ def server_end(host: str, port: int) -> str:
     return f"{mapped or address or host} {port}"
 
 
-def _parse_origin(value: bytes) -> tuple[str, str, int] | None:
-    """Return scheme, host and port; None if the value is not the origin of a web page."""
-    scheme, separator, rest = value.partition(b"://")
+def _parse_origin(origin: bytes) -> tuple[str, str, int] | None:
+    """Return scheme, host and port; None if the origin is not that of a web page."""
+    scheme, separator, rest = origin.partition(b"://")
     scheme_name = scheme.decode("latin-1").lower()
     authority = parse_authority(rest)
     if not separator or scheme_name not in _DEFAULT_PORTS or authority is None:

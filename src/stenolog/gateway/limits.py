@@ -1,4 +1,4 @@
-"""Limits for requests: their size, their duration, and their number at the same time."""
+"""Limits for the size, the duration and the number of concurrent requests."""
 
 import asyncio
 from typing import Final, Self
@@ -9,24 +9,23 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.api_types import error_response
+from stenolog.gateway.responses import error_response
 
 MAX_HEAD_BYTES: Final = 16_384
 """Maximum size of the head of a request: the request line and the headers."""
-_RETRY_SECONDS: Final = 1
 
 
 class BodyLimit:
-    """Middleware that limits a request body to `max_bytes` bytes and `seconds` of waiting.
+    """Middleware that limits a request body to `max_bytes` bytes and `max_seconds` of waiting.
 
     The middleware buffers nothing: it counts the bytes while the application reads them. A request
     whose Content-Length is too large is rejected before its body is read.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._seconds = seconds
+        self._max_seconds = max_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -38,20 +37,20 @@ class BodyLimit:
         if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
             await _too_large_response(self._max_bytes)(scope, receive, send)
             return
-        await _LimitedBody(self._app, self._max_bytes, self._seconds).serve(scope, receive, send)
+        body = _LimitedBody(self._app, self._max_bytes, self._max_seconds)
+        await body.serve(scope, receive, send)
 
 
 class _LimitedBody:
     """The body of one request while the application reads it."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._bytes_left = max_bytes
-        self._seconds_left = seconds
-        self._complete = False
-        self._started = False
-        """Whether the response has started."""
+        self._seconds_left = max_seconds
+        self._body_complete = False
+        self._response_started = False
         self._rejected = False
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,14 +62,14 @@ class _LimitedBody:
                 if rejection is None:
                     return message
                 self._rejected = True
-                if not self._started:
+                if not self._response_started:
                     await rejection(scope, receive, send)
             # The client already has a response. To the application, the client looks disconnected.
             return {"type": "http.disconnect"}
 
         async def send_unless_rejected(message: Message) -> None:
-            if self._started or not self._rejected:
-                self._started = True
+            if self._response_started or not self._rejected:
+                self._response_started = True
                 await send(message)
 
         try:
@@ -80,12 +79,12 @@ class _LimitedBody:
             return
         except Exception:
             # After a rejection the application's errors are irrelevant.
-            if not self._rejected or self._started:
+            if not self._rejected or self._response_started:
                 raise
 
     async def _next_message(self, receive: Receive) -> tuple[Message, Response | None]:
-        """Return the next message, and an error response if a limit is exceeded, or None."""
-        if self._complete:
+        """Return the next message, and an error response if a limit is exceeded, otherwise None."""
+        if self._body_complete:
             return await receive(), None
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -98,7 +97,7 @@ class _LimitedBody:
             return {}, error_response(408, text, code="body_too_slow")
         self._seconds_left = max(0.0, self._seconds_left - (clock() - start))
         self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
-        self._complete = not message.get("more_body", False)
+        self._body_complete = not message.get("more_body", False)
         return message, _too_large_response(self._max_bytes) if self._bytes_left < 0 else None
 
 
@@ -127,14 +126,11 @@ class ConcurrencyLimit:
         self._noun = noun
 
     def admit(self) -> "Slot":
-        """Take a slot. Raise Overloaded if no slot is free."""
+        """Take a slot. Raises Overloaded if no slot is free."""
         if self.in_use >= self.limit:  # guard: concurrency-limit
             self.rejected_count += 1
-            raise Overloaded(
-                self._status,
-                f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment.",
-                {"Retry-After": str(_RETRY_SECONDS)},
-            )
+            text = f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment."
+            raise Overloaded(self._status, text, {"Retry-After": "1"})
         self.in_use += 1
         return Slot(self)
 
@@ -159,7 +155,7 @@ class Slot:
 
 
 class SlotResponse(Response):
-    """A response that holds a slot until it is sent or has failed."""
+    """A response that holds a slot until the response is sent or fails."""
 
     def __init__(self, response: Response, slot: Slot) -> None:
         super().__init__()

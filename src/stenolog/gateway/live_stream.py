@@ -12,21 +12,22 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.threads import cancel_and_wait
+from stenolog.codec import encode_object
 from stenolog.errors import SessionDeleted, UsageError
-from stenolog.gateway.api_types import AgentQuery, encode_json, message_item, sse_data
 from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.requests import parse_query
+from stenolog.gateway.requests import AgentQuery, parse_query
+from stenolog.gateway.responses import encode_json, message_item, sse_data
 from stenolog.gateway.shared_state import Gateway
 from stenolog.records import Message
 from stenolog.stores.base import Store, find_info
-from stenolog.stores.following import CHECK_SECONDS, ChangeKind, SessionChange, changes_between
+from stenolog.stores.following import CHECK_SECONDS, SessionChange, changes_between
 
 # --- streaming ------------------------------------------------------------------------------------
 # Responses with server-sent events have keep-alive comments and a time limit for slow clients.
@@ -63,7 +64,9 @@ def event_stream(
 # --- events ---------------------------------------------------------------------------------------
 
 
-_ID_FORM: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
+_EVENT_ID_PATTERN: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
+_CHANGE_FIELDS: Final = ("floor", "visible", "last_seq", "undoable", "summary")
+"""Fields of SessionInfo that an event about a change contains."""
 _RECONNECT_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
@@ -73,84 +76,71 @@ class EventsQuery(AgentQuery, frozen=True, kw_only=True):
 
     changes: bool = False
     """Also send `event: change` for summaries, undo, titles and so on."""
-    after: Annotated[str, Meta(max_length=200, pattern=f"^{_ID_FORM.pattern}$")] | UnsetType = UNSET
+    after: (
+        Annotated[str, Meta(max_length=200, pattern=f"^{_EVENT_ID_PATTERN.pattern}$")] | UnsetType
+    ) = UNSET
     """Only messages after this seq. The header Last-Event-ID overrides this parameter."""
-
-
-class ChangeEvent(Struct, frozen=True, kw_only=True):
-    """A change of a session other than a new message."""
-
-    kind: ChangeKind
-    floor: int
-    visible: int
-    last_seq: int
-    undoable: int
-    summary: str
-
-
-class _Position(Struct, frozen=True):
-    """The last message that a client has received. `uid` is empty if the client sent no uid."""
-
-    uid: str
-    seq: int
 
 
 async def events(request: Request) -> Response:
     """Stream the messages and changes of a session."""
     call = parse_query(request, EventsQuery)
     gateway, query = call.gateway, call.query
-    after = request.headers.get("last-event-id") or (query.after if query.after else "0")
-    position = _parse_position(after)
+    position = _parse_event_id(request.headers.get("last-event-id") or query.after or "0")
     session_key = await gateway.loop.run(call.agent.resolve_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    events = _stream(gateway, call.agent.store, session_key, position, changes=query.changes)
-    return SlotResponse(event_stream(events), gateway.streams.admit())
+    stream = _stream_events(gateway, call.agent.store, session_key, position, changes=query.changes)
+    return SlotResponse(event_stream(stream), gateway.streams.admit())
 
 
-def _parse_position(id: str) -> _Position:
-    match = _ID_FORM.fullmatch(id.strip())
+def _parse_event_id(event_id: str) -> tuple[str, int]:
+    """Return uid and seq of the last message that a client received. The uid may be empty."""
+    match = _EVENT_ID_PATTERN.fullmatch(event_id.strip())
     if match is None:
-        raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
-    return _Position(match[1] or "", int(match[2]))
+        raise UsageError(
+            f"invalid Last-Event-ID {event_id!r}; send the id of the last received event"
+        )
+    return match[1] or "", int(match[2])
 
 
-async def _stream(
-    gateway: Gateway, store: Store, key: str, position: _Position, *, changes: bool
+async def _stream_events(
+    gateway: Gateway, store: Store, key: str, position: tuple[str, int], *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
+    last_uid, last_seq = position
     yield StreamEvent(comment="stenolog", retry=_RECONNECT_MILLISECONDS)
     while not gateway.closing.is_set():
         info = await gateway.loop.run(find_info, store, key)
         uid = "" if info is None else info.uid  # `uid` is empty if the session does not exist yet
-        if position.uid and position.uid != uid:
+        if last_uid and last_uid != uid:
             # The session was deleted while the client was disconnected.
             # If the key exists now, the key belongs to another session.
-            yield _deleted_event(position.uid)
-            position = _Position(uid, 0)
+            yield _deleted_event(last_uid)
+            last_uid, last_seq = uid, 0
         try:
-            stream = _messages_and_changes(
-                gateway, store, key, position.seq, uid or None, changes=changes
+            items = _follow_messages_and_changes(
+                gateway, store, key, last_seq, uid or None, changes=changes
             )
-            async with aclosing(stream) as arrivals:
-                async for news in arrivals:
+            async with aclosing(items) as received_items:
+                async for item in received_items:
                     if not uid:
                         break  # The session exists now. Its uid must be read before its messages.
-                    if isinstance(news, SessionChange):
-                        yield _change_event(news)
+                    if isinstance(item, SessionChange):
+                        yield _change_event(item)
                         continue
-                    yield _message_event(uid, news)
-                    position = _Position(uid, news.seq)
+                    yield _message_event(uid, item)
+                    last_uid, last_seq = uid, item.seq
                 else:
                     return
         except SessionDeleted:
             yield _deleted_event(uid)
-            position = _Position("", 0)
+            last_uid, last_seq = "", 0
 
 
-async def _messages_and_changes(
+async def _follow_messages_and_changes(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | SessionChange, None]:
-    """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
+    """Yield messages and changes until the gateway closes. Raises SessionDeleted."""
     read_info = partial(gateway.loop.run, find_info, store, key)
     known_info = await read_info() if changes else None
     async with aclosing(gateway.follower.messages(store, key, after=after, uid=uid)) as arrivals:
@@ -196,17 +186,16 @@ def _change_event(change: SessionChange) -> StreamEvent:
 
     The event has no id, because a client that reconnects reads the current state of the session.
     """
-    field_names = ("floor", "visible", "last_seq", "undoable", "summary")
-    fields = {name: getattr(change.info, name) for name in field_names}
-    event = ChangeEvent(kind=change.kind, **fields)
-    return StreamEvent(event="change", data=sse_data(encode_json(event)))
+    fields = {name: getattr(change.info, name) for name in _CHANGE_FIELDS}
+    data = sse_data(encode_object({"kind": change.kind, **fields}))
+    return StreamEvent(event="change", data=data)
 
 
 def _deleted_event(uid: str) -> StreamEvent:
     return StreamEvent(event="deleted", data=f'{{"uid":"{uid}"}}')
 
 
-EVENTS: Final[tuple[Endpoint, ...]] = (
+EVENT_ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="GET",
         path="/v1/sessions/{key}/events",

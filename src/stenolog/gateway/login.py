@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from math import inf
 from typing import Final
@@ -34,8 +35,8 @@ from starlette.types import Scope
 
 from stenolog.errors import OnceConflict, StoreUnavailable
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import error_response
 from stenolog.gateway.hosts import KnownHosts, accepts_cookies, parse_authority
+from stenolog.gateway.responses import error_response
 from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -49,8 +50,8 @@ _logger = logging.getLogger("stenolog")
 
 LINK_SECONDS: Final = 60
 
-_CODE_FORM: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
-_USED_CODES: Final = "login-links"
+_CODE_PATTERN: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
+_USED_CODES_KEY: Final = "login-links"
 """Session in the namespace `channels` with one message per used code."""
 
 
@@ -61,44 +62,35 @@ class LoginLinks:
         self, token: Token, where: str | None = None, now: Callable[[], float] = time.time
     ) -> None:
         """Record used codes in the store at `where`, or only in this process if `where` is None."""
-        self._token = token
-        self._where = where
+        self.token = token
         self._now = now
-        self._used_here = InMemoryStore()
+        self._open_store = partial(_open_shared_store, where, InMemoryStore())
 
     def make_code(self) -> str:
         """Create a code for one link."""
-        until, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
-        return f"{until}-{nonce}-{self._token.proof('code', until, nonce)}"
+        expiry, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
+        return f"{expiry}-{nonce}-{self.token.proof('code', expiry, nonce)}"
 
-    def proof_for(self, nonce: str, url: str) -> str:
-        """Return a proof for the caller that the link comes from a gateway with the token."""
-        return self._token.proof("give", nonce, url)
-
-    def is_token(self, text: bytes) -> bool:
-        """Return whether the text is the access token. The comparison takes constant time."""
-        return self._token.is_equal(text)
-
-    def use(self, code: str) -> bool:
+    def use_code(self, code: str) -> bool:
         """Return whether the code is valid, and mark the code as used.
 
         Blocks on the store. Raises StoreUnavailable, after which the code may be used up.
         """
-        match = _CODE_FORM.fullmatch(code)
+        match = _CODE_PATTERN.fullmatch(code)
         if match is None:
             return False
-        until, nonce, signature = match.groups()
+        expiry, nonce, signature = match.groups()
         # guard: login-link-signed
-        if not hmac.compare_digest(signature, self._token.proof("code", until, nonce)):
+        if not hmac.compare_digest(signature, self.token.proof("code", expiry, nonce)):
             return False
         # guard: login-link-expires
-        return self._now() < int(until) and self._is_first_use(nonce)
+        return self._now() < int(expiry) and self._is_first_use(nonce)
 
     def _is_first_use(self, nonce: str) -> bool:
         try:
-            with _open_shared_store(self._where, self._used_here) as store:
+            with self._open_store() as store:
                 # Each attempt stores different content, so a second use raises OnceConflict.
-                store.add_message(_USED_CODES, "user", secrets.token_hex(16), once=nonce)
+                store.add_message(_USED_CODES_KEY, "user", secrets.token_hex(16), once=nonce)
         except OnceConflict:
             return False  # guard: login-link-once
         return True
@@ -118,11 +110,11 @@ def _open_shared_store(where: str | None, local_store: Store) -> Iterator[Store]
 # --- login ----------------------------------------------------------------------------------------
 
 
-LOGIN: Final = "/login"
-SIGN_IN: Final = "/sign-in"
+LOGIN_PATH: Final = "/login"
+SIGN_IN_PATH: Final = "/sign-in"
 """Path to which the form of the sign-in page is sent."""
-LOGOUT: Final = "/logout"
-LINKS: Final = "/v1/login-links"
+LOGOUT_PATH: Final = "/logout"
+LINKS_PATH: Final = "/v1/login-links"
 COOKIE_NAME: Final = "steno"
 COOKIE_SECONDS: Final = 7 * 86_400
 LOGOUT_SECONDS: Final = 2
@@ -131,25 +123,27 @@ PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
 """Value of `request.state.caller` for callers that sent the token or proved that they have it."""
 
-_MAX_PROOFS: Final = 1_000
+_MAX_UNEXPIRED_PROOFS: Final = 1_000
 _WRONG_HOST_TEXT: Final = (
     "Browsers cannot sign in at this host name, because other programs on this machine would get "
     "the cookie. Run `{command}`, or add the name to gateway.hosts."
 )
-_PROOF_FORM: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
-_HOME: Final = (
+_PROOF_PATTERN: Final = re.compile(
+    r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})"
+)
+_HOME_REDIRECT_HTML: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
 )
-_REDIRECT_PAGE: Final = (
+_REDIRECT_HTML: Final = (
     '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
     '<meta http-equiv="refresh" content="0;url={url}"><title>stenolog</title>'
     '<a href="{url}">stenolog</a>'
 )
 _MAX_FORM_BYTES: Final = 10_000
-_LOGOUTS: Final = "ended-logins"
+_LOGOUTS_KEY: Final = "ended-logins"
 """Session in the namespace `channels` with one message per logged-out cookie."""
-_COOKIE_FORM: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
+_COOKIE_PATTERN: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
 class TokenProofs:
@@ -165,29 +159,30 @@ class TokenProofs:
         # Proofs that were made before this process started are rejected.
         # An earlier process at the same address may have received these old proofs.
         self._start_time = int(now() * 1_000) / 1_000
-        self._used: dict[str, float] = {}
+        self._used_nonces: dict[str, float] = {}
         """Nonces of used proofs, each with the time at which its proof expires."""
 
-    def check(self, header: str, end: str) -> str | None:
+    def check(self, header: str, server_address: str) -> str | None:
         """Return the nonce of a valid proof; None if the proof is invalid.
 
-        `end` is the server's address of the connection, as returned by `server_end`.
+        `server_address` is the address at which the server received the proof, from `address_text`.
         """
-        match = _PROOF_FORM.fullmatch(header)
+        match = _PROOF_PATTERN.fullmatch(header)
         if match is None:
             return None
         milliseconds, nonce, proof = match.groups()
-        if not hmac.compare_digest(proof, self._token.proof("ask", end, milliseconds, nonce)):
+        expected_proof = self._token.proof("ask", server_address, milliseconds, nonce)
+        if not hmac.compare_digest(proof, expected_proof):
             return None
-        at, now = int(milliseconds) / 1_000, self._now()
-        if abs(now - at) > PROOF_SECONDS or at < self._start_time:
+        made_at, now = int(milliseconds) / 1_000, self._now()
+        if abs(now - made_at) > PROOF_SECONDS or made_at < self._start_time:
             return None
-        self._used = {used_nonce: until for used_nonce, until in self._used.items() if until >= now}
+        used = {other: expiry for other, expiry in self._used_nonces.items() if expiry >= now}
         # A proof that is forgotten before it expires could be used again.
         # If there are too many unexpired proofs, new proofs are rejected.
-        if nonce in self._used or len(self._used) >= _MAX_PROOFS:
+        if nonce in used or len(used) >= _MAX_UNEXPIRED_PROOFS:
             return None
-        self._used[nonce] = at + PROOF_SECONDS
+        self._used_nonces = {**used, nonce: made_at + PROOF_SECONDS}
         return nonce
 
 
@@ -203,18 +198,17 @@ class Cookies:
         self, token: Token, now: Callable[[], float] = time.time, where: str | None = None
     ) -> None:
         """Record logged-out cookies in the store at `where`; if None, only in this process."""
-        self._key = token.key("login cookie")  # guard: cookie-bound-to-token
+        self._key = token.derive_key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
-        self._where = where
-        self._ended_here = InMemoryStore()
-        self._ended: frozenset[str] = frozenset()
+        self._open_store = partial(_open_shared_store, where, InMemoryStore())
+        self._logged_out_ids: frozenset[str] = frozenset()
         """Ids of logged-out logins that had not expired when the store was last read."""
-        self._read_at = -inf
+        self._logouts_read_at = -inf
 
-    def make(self) -> str:
+    def make_value(self) -> str:
         """Create a cookie value."""
-        until, login = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
-        return f"{until}.{login}.{self._signature(until, login)}"
+        expiry, login_id = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
+        return f"{expiry}.{login_id}.{self._signature(expiry, login_id)}"
 
     def is_valid(self, value: str) -> bool:
         """Return whether a cookie value is valid: signed, not expired and not logged out.
@@ -224,51 +218,51 @@ class Cookies:
         parsed_value = self._parse_value(value)
         if parsed_value is None:
             return False
-        if abs(self._now() - self._read_at) >= LOGOUT_SECONDS:
+        if abs(self._now() - self._logouts_read_at) >= LOGOUT_SECONDS:
             try:
-                with _open_shared_store(self._where, self._ended_here) as store:
+                with self._open_store() as store:
                     self._read_logouts(store)
             except StoreUnavailable:
                 # If the store is unreadable, the pages show an error instead of sessions.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
-        return parsed_value[1] not in self._ended  # guard: cookie-ended
+        return parsed_value[1] not in self._logged_out_ids  # guard: cookie-ended
 
-    def end(self, value: str) -> None:
+    def log_out(self, value: str) -> None:
         """Invalidate a cookie value at every gateway of the store. Blocks on the store."""
         parsed_value = self._parse_value(value)
         if parsed_value is None:
             return
-        until, login = parsed_value
-        with _open_shared_store(self._where, self._ended_here) as store:
-            store.add_message(_LOGOUTS, "user", f"{until}.{login}", once=login)
+        expiry, login_id = parsed_value
+        with self._open_store() as store:
+            store.add_message(_LOGOUTS_KEY, "user", f"{expiry}.{login_id}", once=login_id)
             if expired_seqs := self._read_logouts(store):
                 # Hide the messages about expired logins: hidden messages are not read again.
-                store.hide(_LOGOUTS, expired_seqs[0], expired_seqs[-1])
+                store.hide(_LOGOUTS_KEY, expired_seqs[0], expired_seqs[-1])
 
     def _parse_value(self, value: str) -> tuple[str, str] | None:
         """Return expiry time and login id of a cookie; None if the cookie is invalid or expired."""
-        match = _COOKIE_FORM.fullmatch(value)
+        match = _COOKIE_PATTERN.fullmatch(value)
         if match is None:
             return None
-        until, login, signature = match.groups()
-        is_signed = hmac.compare_digest(signature, self._signature(until, login))
-        return (until, login) if is_signed and int(until) > self._now() else None
+        expiry, login_id, signature = match.groups()
+        is_signed = hmac.compare_digest(signature, self._signature(expiry, login_id))
+        return (expiry, login_id) if is_signed and int(expiry) > self._now() else None
 
     def _read_logouts(self, store: Store) -> list[int]:
         """Read the logged-out logins. Return the seqs of expired logins at the start of the log."""
-        now = self._now()
-        entries = [
-            (message.seq, *message.content.split(".")) for message in store.get_history(_LOGOUTS)
-        ]
-        self._ended = frozenset(login for _, until, login in entries if int(until) > now)
-        self._read_at = now
-        return [seq for seq, _, _ in takewhile(lambda entry: int(entry[1]) <= now, entries)]
+        now, history = self._now(), store.get_history(_LOGOUTS_KEY)
+        logouts = [(message.seq, *message.content.split(".")) for message in history]
+        self._logged_out_ids = frozenset(
+            login_id for _, expiry, login_id in logouts if int(expiry) > now
+        )
+        self._logouts_read_at = now
+        return [seq for seq, _, _ in takewhile(lambda logout: int(logout[1]) <= now, logouts)]
 
-    def _signature(self, until: str, login: str) -> str:
-        return hmac.digest(self._key, f"{until}.{login}".encode(), hashlib.sha256).hex()
+    def _signature(self, expiry: str, login_id: str) -> str:
+        return hmac.digest(self._key, f"{expiry}.{login_id}".encode(), hashlib.sha256).hex()
 
 
-def _comes_from_page(request: Request) -> bool:
+def _may_come_from_page(request: Request) -> bool:
     """Return whether another page, such as the file of `steno open`, may have opened this URL."""
     # If another page opened the URL, a browser does not send the new cookie after a redirect.
     # A browser sends the cookie only with requests of pages of this gateway.
@@ -284,28 +278,23 @@ def cookie_values(headers: Headers) -> list[str]:
     return [value for name, _, value in split_pairs if name == COOKIE_NAME]
 
 
-def _login_origin(request: Request, known: KnownHosts, own_host: str) -> str:
+def _link_origin(request: Request, known_hosts: KnownHosts, own_host: str) -> str:
     """Return the origin of a link that logs a browser in, at a host name that accepts cookies."""
     authority = parse_authority(request.headers["host"].encode("latin-1"))
     host, port = own_host, ""
     if authority is not None:
-        host = authority.host if authority.host in known.cookie_hosts else host
+        host = authority.host if authority.host in known_hosts.cookie_hosts else host
         port = "" if authority.port is None else f":{authority.port}"
     return f"{request.scope['scheme']}://{f'[{host}]' if ':' in host else host}{port}"
 
 
-async def _read_form(request: Request) -> bytes:
-    """Return the body of a form; empty if the body is too long for a token."""
+async def _read_form_token(request: Request) -> bytes:
+    """Return the field `token` of a form; empty if it is missing, or if the form is too long."""
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > _MAX_FORM_BYTES:
             return b""
-    return body
-
-
-def _token_in_form(body: bytes) -> bytes:
-    """Return the field `token` of a form; empty if the field is missing."""
     try:
         fields = parse_qs(body.decode("ascii"), max_num_fields=8)
     except ValueError:
@@ -313,10 +302,12 @@ def _token_in_form(body: bytes) -> bytes:
     return fields.get("token", [""])[0].strip().encode(errors="replace")
 
 
-def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: str) -> list[Route]:
-    """Return the routes that create a login link, log a browser in with a link, and log it out.
+def login_routes(
+    links: LoginLinks, cookies: Cookies, known_hosts: KnownHosts, own_host: str
+) -> list[Route]:
+    """Return the routes that create a login link, log a browser in with a link, or log it out.
 
-    `host` is the host name at which browsers of this machine log in.
+    `own_host` is the host name at which browsers of this machine log in.
     """
 
     async def create_link(request: Request) -> Response:
@@ -325,39 +316,42 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
             command = open_command(request.scope)
             text = f"A cookie cannot create login links. Send the access token, or run `{command}`."
             return error_response(403, text, code="token_needed")
-        url = f"{LOGIN}?code={links.make_code()}"
-        fields = {"url": url, "host": host, "expires_in": LINK_SECONDS}
+        url = f"{LOGIN_PATH}?code={links.make_code()}"
+        fields = {"url": url, "host": own_host, "expires_in": LINK_SECONDS}
         nonce = getattr(request.state, "proof_nonce", None)
         if nonce is not None:
-            fields["proof"] = links.proof_for(nonce, url)
+            # The caller can check that the link comes from a gateway with the token.
+            fields["proof"] = links.token.proof("give", nonce, url)
         return JSONResponse(fields)
 
     async def sign_in(request: Request) -> Response:
-        token = _token_in_form(await _read_form(request))
+        token = await _read_form_token(request)
         # The number of attempts is not limited, so that others cannot lock out the user.
         # A token is too long to be guessed.
-        if not links.is_token(token):  # guard: form-token
+        if not links.token.is_equal(token):  # guard: form-token
             text = "This is not the access token of this gateway."
             return error_response(401, text, code="wrong_token")
         # The response opens a login link, because this host name may not accept cookies.
-        url = f"{_login_origin(request, known, host)}{LOGIN}?code={links.make_code()}"
-        return HTMLResponse(_REDIRECT_PAGE.format(url=html.escape(url)))
+        url = f"{_link_origin(request, known_hosts, own_host)}{LOGIN_PATH}?code={links.make_code()}"
+        return HTMLResponse(_REDIRECT_HTML.format(url=html.escape(url)))
 
     async def log_in(request: Request) -> Response:
         if request.method != "GET":
             # Programs may send HEAD to preview a link. A preview must not use up the link.
             return PlainTextResponse("", 405, {"Allow": "GET"})
         command = open_command(request.scope)
-        if not accepts_cookies(request.headers["host"].encode("latin-1"), known):
-            # The response does not name the right host: only holders of the token may know it.
+        if not accepts_cookies(request.headers["host"].encode("latin-1"), known_hosts):
+            # The response does not name the right host, which only holders of the token may know.
             return PlainTextResponse(_WRONG_HOST_TEXT.format(command=command), 421)
-        if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
+        if not await asyncio.to_thread(links.use_code, request.query_params.get("code", "")):
             text = f"This link was used before or has expired. Run `{command}` for a new one."
             return PlainTextResponse(text, 403)
-        response = HTMLResponse(_HOME) if _comes_from_page(request) else RedirectResponse("/", 303)
+        response: Response = RedirectResponse("/", 303)
+        if _may_come_from_page(request):
+            response = HTMLResponse(_HOME_REDIRECT_HTML)
         response.set_cookie(  # guard: cookie-http-only
             COOKIE_NAME,
-            cookies.make(),
+            cookies.make_value(),
             max_age=COOKIE_SECONDS,
             path="/",
             secure=request.scope["scheme"] == "https",
@@ -368,16 +362,16 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, host: s
 
     async def log_out(request: Request) -> Response:
         for value in cookie_values(request.headers):
-            await asyncio.to_thread(cookies.end, value)
+            await asyncio.to_thread(cookies.log_out, value)
         response = JSONResponse({"logged_out": True})
         response.delete_cookie(COOKIE_NAME, path="/", httponly=True, samesite="strict")
         return response
 
     return [
-        Route(LINKS, create_link, methods=["POST"]),
-        Route(LOGIN, log_in, methods=["GET"]),
-        Route(SIGN_IN, sign_in, methods=["POST"]),
-        Route(LOGOUT, log_out, methods=["POST"]),
+        Route(LINKS_PATH, create_link, methods=["POST"]),
+        Route(LOGIN_PATH, log_in, methods=["GET"]),
+        Route(SIGN_IN_PATH, sign_in, methods=["POST"]),
+        Route(LOGOUT_PATH, log_out, methods=["POST"]),
     ]
 
 

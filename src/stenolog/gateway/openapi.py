@@ -8,7 +8,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
+from inspect import iscoroutinefunction
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -18,11 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stenolog.codec import MAX_KEY_BYTES
-from stenolog.gateway.api_types import ErrorResponse, json_response
-from stenolog.gateway.error_responses import response_for
 from stenolog.gateway.requests import ApiCall, body_of, parse_query
+from stenolog.gateway.responses import ErrorResponse, json_response, response_for
 from stenolog.gateway.shared_state import gateway_of
-from stenolog.settings.fields import field_texts
+from stenolog.settings.fields import field_docstrings
 
 
 @cache
@@ -66,7 +67,8 @@ _KEY_PARAMETER: Final = {
     "example": "cli:default",
 }
 
-Handler = Callable[[ApiCall[Any, Any]], Awaitable[Struct]]
+BlockingHandler = Callable[[ApiCall[Any, Any]], Struct]
+Handler = Callable[[ApiCall[Any, Any]], Awaitable[Struct]] | BlockingHandler
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 H = TypeVar("H", bound=Handler)
 RequestHandler = Callable[[Request], Awaitable[Response]]
@@ -84,14 +86,14 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     query: type[Struct] | None = None
     body: type[Struct] | None = None
     body_schema: Mapping[str, Any] | None = None
-    """JSON schema of the body, if no type parses it."""
+    """JSON schema of the body, if no type parses the body."""
     response: type[Struct] | None = None
     response_schema: Mapping[str, Any] | None = None
     """JSON schema of the response, if no type describes the response."""
     media_types: tuple[str, ...] = ("application/json",)
     status: int = 200
     """HTTP status of a successful response."""
-    statuses: tuple[int, ...] = ()
+    error_statuses: tuple[int, ...] = ()
     """Error statuses in addition to those of all endpoints."""
     is_open: bool = False
     """Whether the endpoint requires no token."""
@@ -104,14 +106,15 @@ def endpoint(
     name: str,
     *,
     status: int = 200,
-    statuses: tuple[int, ...] = (),
+    error_statuses: tuple[int, ...] = (),
     unlimited: bool = False,
 ) -> Callable[[H], H]:
     """Return a decorator that adds a handler to `endpoints`.
 
     The annotations and the first docstring line of the handler describe the endpoint. The handler
-    gets a parsed and checked request, and returns the value of the response. An `unlimited`
-    endpoint has no concurrency limit (for example `stop`, which frees a slot).
+    gets a parsed and checked request, and returns the value of the response. A handler that is not
+    a coroutine function runs in a thread. An `unlimited` endpoint has no concurrency limit (for
+    example `stop`, which frees a slot).
     """
 
     def register(handler: H) -> H:
@@ -123,7 +126,10 @@ def endpoint(
             with nullcontext() if unlimited else gateway_of(request).turns.admit():
                 call = parse_query(request, query)
                 call = replace(call, body=await body_of(request, body))
-                return json_response(await handler(call), status=status)
+                if iscoroutinefunction(handler):
+                    return json_response(await handler(call), status=status)
+                value = await call.gateway.loop.run(cast(BlockingHandler, handler), call)
+                return json_response(value, status=status)
 
         new_endpoint = Endpoint(
             method=method,
@@ -135,7 +141,7 @@ def endpoint(
             body=None if method in ("GET", "DELETE") else body,
             response=hints["return"],
             status=status,
-            statuses=statuses,
+            error_statuses=error_statuses,
         )
         endpoints.append(new_endpoint)
         return handler
@@ -143,7 +149,7 @@ def endpoint(
     return register
 
 
-def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
+def make_routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     """Return one route per path, so that a 405 response lists all allowed methods."""
     paths: dict[str, dict[str, Endpoint]] = {}
     for endpoint in endpoints:
@@ -154,12 +160,12 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     ]
 
 
-def with_document(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+def with_openapi_document(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Return the endpoints and an additional endpoint that serves their OpenAPI document."""
 
     @cache
     def encode_document() -> bytes:
-        return msgspec.json.encode(document(all_endpoints, version=version()))
+        return msgspec.json.encode(openapi_document(all_endpoints, version=version()))
 
     async def serve_document(_: Request) -> Response:
         headers = {"X-Content-Type-Options": "nosniff"}
@@ -177,17 +183,16 @@ def with_document(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     return all_endpoints
 
 
-def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
+def openapi_document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     """Return the OpenAPI document, version 3.1."""
-    types: set[type[Struct]] = {ErrorResponse}
-    for endpoint in endpoints:
-        types |= {kind for kind in (endpoint.body, endpoint.response) if kind is not None}
-    structs = sorted(types, key=lambda kind: kind.__name__)
+    types: set[type[Struct] | None] = {ErrorResponse}
+    types.update(*((endpoint.body, endpoint.response) for endpoint in endpoints))
+    structs = sorted(filter(None, types), key=attrgetter("__name__"))
     schema_references, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMA_PATH)
-    references = dict(zip(structs, schema_references, strict=True))
+    references: dict[type | None, Any] = dict(zip(structs, schema_references, strict=True))
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
-        operation = _operation(endpoint, references)
+        operation = _make_operation(endpoint, references)
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -216,20 +221,20 @@ def _make_handler(methods: Mapping[str, Endpoint]) -> RequestHandler:
     return handler
 
 
-def _operation(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, Any]:
+def _make_operation(endpoint: Endpoint, references: Mapping[type | None, Any]) -> dict[str, Any]:
     parameters = [_KEY_PARAMETER] if "{key}" in endpoint.path else []
     if endpoint.query is not None:
-        parameters = [*parameters, *_parameters(endpoint.query)]
+        parameters = [*parameters, *_make_parameters(endpoint.query)]
     operation: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
         "parameters": parameters,
-        "responses": _responses(endpoint, references),
+        "responses": _make_responses(endpoint, references),
     }
-    if endpoint.body is not None or endpoint.body_schema is not None:
-        schema = references[endpoint.body] if endpoint.body is not None else endpoint.body_schema
+    schema = references.get(endpoint.body, endpoint.body_schema)
+    if schema is not None:
         operation["requestBody"] = {
-            "required": endpoint.body is None or not _has_defaults(endpoint.body),
+            "required": endpoint.body is None or not _has_only_defaults(endpoint.body),
             "content": {"application/json": {"schema": schema}},
         }
     if endpoint.is_open:
@@ -237,12 +242,11 @@ def _operation(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, 
     return operation
 
 
-def _parameters(query: type[Struct]) -> list[dict[str, Any]]:
+def _make_parameters(query: type[Struct]) -> list[dict[str, Any]]:
     schema = msgspec.json.schema(query)["$defs"][query.__name__]
     texts: dict[str, str] = {}
-    for kind in query.__mro__:
-        if issubclass(kind, Struct) and kind is not Struct:
-            texts = {**field_texts(sys.modules[kind.__module__]).get(kind.__name__, {}), **texts}
+    for struct_type in reversed(query.__mro__[: query.__mro__.index(Struct)]):
+        texts |= field_docstrings(sys.modules[struct_type.__module__]).get(struct_type.__name__, {})
     return [
         {
             "name": name,
@@ -255,22 +259,20 @@ def _parameters(query: type[Struct]) -> list[dict[str, Any]]:
     ]
 
 
-def _responses(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, Any]:
-    schema = endpoint.response_schema
-    if endpoint.response is not None:
-        schema = references[endpoint.response]
+def _make_responses(endpoint: Endpoint, references: Mapping[type | None, Any]) -> dict[str, Any]:
+    schema = references.get(endpoint.response, endpoint.response_schema)
     content = {
-        media: {} if schema is None else {"schema": schema} for media in endpoint.media_types
+        media_type: {} if schema is None else {"schema": schema}
+        for media_type in endpoint.media_types
     }
     responses = {str(endpoint.status): {"description": endpoint.summary, "content": content}}
     error_content = {"application/json": {"schema": references[ErrorResponse]}}
-    for status in sorted(
-        {*(OPEN_ERRORS if endpoint.is_open else COMMON_ERRORS), *endpoint.statuses}
-    ):
+    common_statuses = OPEN_ERRORS if endpoint.is_open else COMMON_ERRORS
+    for status in sorted({*common_statuses, *endpoint.error_statuses}):
         responses[str(status)] = {"description": _STATUS_TEXTS[status], "content": error_content}
     return responses
 
 
-def _has_defaults(kind: type[Struct]) -> bool:
+def _has_only_defaults(struct_type: type[Struct]) -> bool:
     """Return whether all fields have defaults."""
-    return len(kind.__struct_defaults__) == len(kind.__struct_fields__)
+    return len(struct_type.__struct_defaults__) == len(struct_type.__struct_fields__)

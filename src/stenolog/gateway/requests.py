@@ -7,11 +7,11 @@ client sent it, and `key_of` decodes the key strictly.
 
 import json
 import re
-from typing import Final, Generic, Never, TypeVar
+from typing import Annotated, Final, Generic, Never, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,17 +19,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
-from stenolog.gateway.api_types import AgentQuery
 from stenolog.gateway.shared_state import Gateway, gateway_of
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 S = TypeVar("S", bound=Struct)
-A = TypeVar("A", bound=AgentQuery)
+A = TypeVar("A", bound="AgentQuery")
 
+MAX_SEQ: Final = 2**53 - 1
+"""Highest integer that all JSON parsers read exactly."""
+Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
 _MAX_PARAMETERS: Final = 100
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class AgentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Query parameter of all requests: the agent."""
+
+    agent: str = "main"
+    """Name of the agent. `main` is the agent in the section `[agent]` of the settings."""
+
+
+class EmptyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An empty body, which may be omitted."""
 
 
 class ApiCall(Struct, Generic[Q, B], frozen=True, kw_only=True):
@@ -59,7 +72,7 @@ class RawPaths:
 
 
 def key_of(request: Request) -> str:
-    """Return the session key in the path. Raise UsageError if the key is invalid."""
+    """Return the session key in the path. Raises UsageError if the key is invalid."""
     segment: str = request.path_params["key"]
     if _BAD_ESCAPE.search(segment):
         raise UsageError("the key in the path has a % without two hex digits; write it as %25")
@@ -71,8 +84,8 @@ def key_of(request: Request) -> str:
     return key
 
 
-def query_of(request: Request, kind: type[S]) -> S:
-    """Parse the query parameters. Raise UsageError."""
+def query_of(request: Request, query_type: type[S]) -> S:
+    """Parse the query parameters. Raises UsageError."""
     try:
         text = request.scope["query_string"].decode("ascii")
         pairs = parse_qsl(
@@ -92,7 +105,7 @@ def query_of(request: Request, kind: type[S]) -> S:
         if _is_number(fields.get(name, "")):
             raise UsageError(f"invalid query: {name} must be a time such as 2026-01-31T08:00:00Z")
     try:
-        return msgspec.convert(fields, kind, strict=False)
+        return msgspec.convert(fields, query_type, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"invalid query: {_validation_text(error)}") from None
 
@@ -105,11 +118,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def parse_query(request: Request, kind: type[A]) -> ApiCall[A, None]:
-    """Parse path and query. Raise UsageError, and HTTPException 404 for an unknown agent."""
+def parse_query(request: Request, query_type: type[A]) -> ApiCall[A, None]:
+    """Parse path and query. Raises UsageError, and HTTPException 404 for an unknown agent."""
     gateway = gateway_of(request)
     key = key_of(request) if "key" in request.path_params else ""
-    query = query_of(request, kind)
+    query = query_of(request, query_type)
     try:
         agent = gateway.agent(query.agent)
     except UsageError as error:
@@ -117,7 +130,7 @@ def parse_query(request: Request, kind: type[A]) -> ApiCall[A, None]:
     return ApiCall(gateway=gateway, agent=agent, key=key, query=query, body=None)
 
 
-async def body_of(request: Request, kind: type[S]) -> S:
+async def body_of(request: Request, body_type: type[S]) -> S:
     """Parse the body, a JSON object; an empty body is allowed if all fields have defaults.
 
     Raises UsageError, and HTTPException for another media type.
@@ -125,15 +138,17 @@ async def body_of(request: Request, kind: type[S]) -> S:
     body = await request.body()
     if not body:
         try:
-            return kind()
+            return body_type()
         except TypeError:
             raise UsageError("the body is empty; send a JSON object") from None
     _check_media_type(request)
     try:
         if _SURROGATE.search(body):
             # Only the standard library decodes lone surrogates.
-            return msgspec.convert(json.loads(body.decode(), parse_constant=_reject_constant), kind)
-        return msgspec.json.decode(body, type=kind)
+            return msgspec.convert(
+                json.loads(body.decode(), parse_constant=_reject_constant), body_type
+            )
+        return msgspec.json.decode(body, type=body_type)
     except msgspec.ValidationError as error:
         raise UsageError(f"invalid body: {_validation_text(error)}") from None
     except RecursionError:
@@ -163,5 +178,5 @@ def _check_media_type(request: Request) -> None:
 def _validation_text(error: msgspec.ValidationError) -> str:
     """Return msgspec's error text, with the field name as the client wrote it."""
     text = str(error)
-    reason, at, path = text.rpartition(" - at ")
-    return f"{path.strip('`').removeprefix('$.')}: {reason}" if at else text
+    reason, separator, path = text.rpartition(" - at ")
+    return f"{path.strip('`').removeprefix('$.')}: {reason}" if separator else text

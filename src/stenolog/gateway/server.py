@@ -43,7 +43,7 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     rest_bytes: int = 1_048_576
     # The server needs far longer to parse a tiny chunk than a client needs to send it.
     framing_bytes: int = 65_536
-    """Maximum framing bytes of a chunked body, in addition to a quarter of its content's size."""
+    """Maximum framing bytes of a chunked body, in addition to a quarter of the content's size."""
 
 
 class ConnectionLimit:
@@ -73,7 +73,7 @@ class _Config(uvicorn.Config):
     connection_limit: ConnectionLimit
 
 
-def config(
+def server_config(
     app: ASGIApp,
     *,
     limits: ClientLimits | None = None,
@@ -81,7 +81,7 @@ def config(
     idle_seconds: int = 15,
     stop_seconds: float = 10.0,
 ) -> uvicorn.Config:
-    """Return the configuration for `Server(config(app)).serve(sockets=[socket])`.
+    """Return the configuration for `Server(server_config(app)).serve(sockets=[socket])`.
 
     At the limit of `max_connections`, a new connection replaces an idle connection. If no
     connection is idle, the new connection is closed at once. A connection stays open for
@@ -130,10 +130,10 @@ class _Connection(H11Protocol):
         super().__init__(config, *args, **extra)
         self._limits = cast(_Config, config).limits
         self._connection_limit = cast(_Config, config).connection_limit
-        self._awaited: str | None = None
-        """What the client has to send now: a `head`, the `rest` of a body, or the `next` head."""
-        self._since = 0.0
-        self._deadline: asyncio.TimerHandle | None = None
+        self._awaited_part: str | None = None
+        """What the client has to send now: `head`, `rest` of a body, `next` head, or None."""
+        self._waiting_since = 0.0
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._rest_bytes = 0
         self._framing_bytes = 0
@@ -145,7 +145,7 @@ class _Connection(H11Protocol):
         if len(self.connections) > self._connection_limit.limit:
             self._close_idle_connection()
         if not transport.is_closing():
-            self._watch()
+            self._update_awaited_part()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers."""
@@ -163,10 +163,10 @@ class _Connection(H11Protocol):
             self._parse_piece(data[start : start + piece_size])
             if self.transport.is_closing():
                 break
-        self._watch()
+        self._update_awaited_part()
 
     def _parse_piece(self, piece: bytes) -> None:
-        if self._awaited == "rest":
+        if self._awaited_part == "rest":
             self._rest_bytes -= len(piece)
         cycle = self.cycle
         old_body_bytes = len(cycle.body) if cycle is not None else 0
@@ -184,7 +184,7 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request. Wait only briefly for the rest of the current request."""
         super().on_response_complete()
-        self._watch()
+        self._update_awaited_part()
 
     def pause_writing(self) -> None:
         """Start the time limit for a client that does not read."""
@@ -219,19 +219,21 @@ class _Connection(H11Protocol):
         """Log nothing: a request for a websocket gets a normal response."""
 
     def _close_idle_connection(self) -> None:
-        """Close the connection that waits longest for its client; if none waits, this one."""
+        """Close the connection that waits longest for its client; if none waits, close this one."""
         others = (other for other in self.connections if isinstance(other, _Connection))
-        candidates = [other for other in others if other._awaited is not None]
+        candidates = [other for other in others if other._awaited_part is not None]
         # Connections on which a request was already answered are closed last.
         idle_connection = min(
-            candidates, key=lambda other: (other._awaited != "head", other._since), default=self
+            candidates,
+            key=lambda other: (other._awaited_part != "head", other._waiting_since),
+            default=self,
         )
         # Remove the connection now, because the callback for a closed connection comes later.
         self.connections.discard(idle_connection)
         idle_connection.transport.abort()
         self._connection_limit.count_closed()
 
-    def _watch(self) -> None:
+    def _update_awaited_part(self) -> None:
         if self.transport.is_closing():
             self._wait_for(None)
         elif self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
@@ -244,17 +246,17 @@ class _Connection(H11Protocol):
             self._wait_for(None)
 
     def _wait_for(self, part: str | None) -> None:
-        if part == self._awaited:
+        if part == self._awaited_part:
             return
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        self._awaited, self._since = part, self.loop.time()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        self._awaited_part, self._waiting_since = part, self.loop.time()
         # uvicorn has its own time limit for `next`.
         if part in ("head", "rest"):
             seconds = self._limits.head_seconds if part == "head" else self._limits.rest_seconds
             self._rest_bytes = self._limits.rest_bytes
-            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+            self._deadline_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_unread_timer(self) -> None:
         if self._unread_timer is not None:

@@ -1,152 +1,312 @@
 """The sessions API: list, search, change, delete and talk to sessions.
 
-A request that changes a session needs its lease, like a chat command. Only titles and tags can be
-changed without the lease. Blocking calls run in the thread pools of the agent loop.
+A request that changes a session needs the lease of the session, like a chat command. Only titles
+and tags can be changed without the lease. Handlers that are not coroutine functions run in a thread
+of the agent loop, because they block.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from itertools import accumulate
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.exceptions import HTTPException
 
-from stenolog.agent.blocking_model import ModelClosing
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.turn_events import InboundMessage
-from stenolog.catalog import Catalog
-from stenolog.catalog.entries import Hits, Page, State
+from stenolog.catalog.entries import Hits, Page, Sort, State
 from stenolog.catalog.searchable_text import state_from, tags_from, title_from
-from stenolog.codec import encode_object
+from stenolog.codec import MAX_KEY_BYTES, MAX_TOKEN_BYTES, encode_object
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import ModelUnavailable, StenologError, StoreClosed, StoreUnavailable
-from stenolog.gateway.api_types import (
-    MAX_SESSIONS_PER_PAGE,
-    AgentQuery,
-    EmptyBody,
-    ForkRequest,
-    GroupStats,
-    ListQuery,
-    MessagePage,
-    MessageRequest,
-    MessageResponse,
-    MessagesQuery,
-    RestoreRequest,
-    SearchQuery,
-    SessionDetails,
-    SessionPatch,
-    Stats,
-    StopResponse,
-    SummaryResponse,
-    TrashResponse,
-    given_parameters,
-    message_item,
-    value_or_none,
-)
 from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint, endpoint
-from stenolog.gateway.requests import ApiCall
-from stenolog.records import Compacted, Message, SessionInfo, Trashed, Undone
-from stenolog.sessions import undoing
-from stenolog.sessions.session_store import SessionStore
+from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, EmptyBody, Seq
+from stenolog.gateway.responses import MessageItem, message_item
+from stenolog.records import CompactionResult, Message, SessionInfo, TrashedSession, UndoResult
+from stenolog.sessions.session_store import SessionStore, undo_last
 from stenolog.stores.base import Store, leased_keys
 
 T = TypeVar("T")
 
+MAX_SESSIONS_PER_PAGE: Final = 500
+_MAX_MESSAGES_PER_PAGE: Final = 1_000
+_MAX_HITS_PER_PAGE: Final = 100
 _MAX_COUNTED_SESSIONS: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
-_STATE_MESSAGES: Final = 32
+_FIRST_STATE_MESSAGES: Final = 32
 """Number of last messages that are read first to find the state of a session."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
-_INFO_FIELDS: Final = (
-    *("key", "uid", "summary", "forked_from", "created", "updated", "last_seq", "floor"),
-    *("visible", "count", "lost", "damaged", "archived", "undoable"),
-)
-"""Fields of SessionDetails that are copied from SessionInfo."""
 
-SESSIONS: Final[list[Endpoint]] = []
-_endpoint: Final = partial(endpoint, SESSIONS)
+# --- queries ----------------------------------------------------------------------------------
+# The docstring of a field is its description in the OpenAPI document.
+
+
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+Moment = Annotated[datetime, Meta(tz=True)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class PageQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of sessions and of the search."""
+
+    after: str | UnsetType = UNSET
+    """Start of this page: the value of `after` in the response with the previous page."""
+    prefix: str = ""
+    """Only sessions whose key starts with this text."""
+    tag: str | UnsetType = UNSET
+    """Only sessions with this tag."""
+    since: Moment | UnsetType = UNSET
+    """Earliest time of a hit, or of the last message of a listed session, with a time zone, such as
+    `2026-01-31T08:00:00Z`."""
+    until: Moment | UnsetType = UNSET
+    """Time before which a hit, or the last message of a listed session, was stored. Written as in
+    `since`."""
+
+
+class ListQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of sessions."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_SESSIONS_PER_PAGE)] = 50
+    """Maximum number of sessions."""
+    channel: str | UnsetType = UNSET
+    """Only sessions of this channel: the part of a key before `:`."""
+    state: State | UnsetType = UNSET
+    """Only sessions in this state. `interrupted`: the last turn was not fully answered."""
+    program: str | UnsetType = UNSET
+    """Only sessions imported from this program, for example `claude-code`. An empty value selects
+    sessions without a program. `project` and `model` work in the same way."""
+    project: str | UnsetType = UNSET
+    """Only sessions with this working directory."""
+    model: str | UnsetType = UNSET
+    """Only sessions whose last answer is of this model."""
+    failed: bool | UnsetType = UNSET
+    """true: only sessions with a failed tool call. false: only sessions without one."""
+    sort: Sort = "changed"
+    """changed: last change first. newest, oldest: by the last message. cost, tokens, length:
+    highest first."""
+
+
+class MessagesQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query parameters of the messages of a session."""
+
+    last: Annotated[int, Meta(ge=1, le=MAX_SEQ)] | UnsetType = UNSET
+    """Only the newest messages, at most this many."""
+    after: Seq = 0
+    """Only messages with a seq greater than this."""
+    full: bool = False
+    """Include hidden, replaced and archived messages."""
+    limit: Annotated[int, Meta(ge=1, le=_MAX_MESSAGES_PER_PAGE)] = 100
+    """Maximum number of messages."""
+
+
+class SearchQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of a search."""
+
+    q: str
+    """Words that a message must contain. `"in quotes"`: a phrase; `-word`: no message with
+    `word`; `wor*`: words that start with `wor`."""
+    role: str | UnsetType = UNSET
+    """Only messages with this role."""
+    limit: Annotated[int, Meta(ge=1, le=_MAX_HITS_PER_PAGE)] = 20
+    """Maximum number of hits."""
+    newest: bool = False
+    """Sort by time, newest first, instead of by relevance."""
+
+
+def given_parameters(query: AgentQuery) -> dict[str, Any]:
+    """Return the query parameters that are set, without the agent."""
+    fields = msgspec.structs.asdict(query)
+    return {name: value for name, value in fields.items() if name != "agent" and value is not UNSET}
+
+
+def value_or_none(value: T | UnsetType) -> T | None:
+    """Return the value; None if it is unset."""
+    return None if isinstance(value, UnsetType) else value
+
+
+# --- bodies -----------------------------------------------------------------------------------
+
+
+class SessionPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New title and tags of a session. Omitted fields stay unchanged."""
+
+    title: Annotated[str, Meta(max_length=1_000)] | UnsetType | None = UNSET
+    tags: Annotated[list[ShortText], Meta(max_length=100)] | UnsetType = UNSET
+
+
+class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The deleted session to restore, and its new key."""
+
+    uid: (
+        Annotated[ShortText, Meta(description="Default: the session deleted last.")] | UnsetType
+    ) = UNSET
+    as_key: Key | UnsetType = UNSET
+
+
+class MessageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of the user."""
+
+    content: (
+        Annotated[str, Meta(min_length=1)] | Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    )
+    id: Annotated[
+        str,
+        Meta(
+            max_length=MAX_TOKEN_BYTES,
+            description="Id of the message. A message with a known id is not stored again.",
+        ),
+    ] = ""
+    new_session: Annotated[
+        bool, Meta(description="Start a new session if the session with this key was deleted.")
+    ] = False
+
+
+class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Key of the copy of a session, and the last message to copy."""
+
+    new_key: Key
+    at: Annotated[Seq, Meta(description="Seq of the last message to copy.")] | UnsetType = UNSET
+
+
+# --- responses --------------------------------------------------------------------------------
+
+
+class SessionDetails(Struct, frozen=True, kw_only=True):
+    """One session."""
+
+    key: str
+    uid: str
+    """Unique id of the session. A session created again under the same key has another uid."""
+    title: str
+    """The title that was set, or else the start of the first prompt, as in the list."""
+    tags: tuple[str, ...]
+    state: State
+    summary: str
+    """Summary of the hidden messages."""
+    forked_from: str | None
+    created: datetime
+    updated: datetime
+    last_seq: int
+    floor: int
+    visible: int
+    count: int
+    lost: int
+    damaged: int
+    archived: int
+    undoable: int
+    meta: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+    """All fields of the session's meta, including title and tags."""
+
+
+class MessagePage(Struct, frozen=True, kw_only=True):
+    """A page of messages, sorted by seq."""
+
+    messages: Sequence[MessageItem]
+    after: int | None
+    """Seq after which the next page starts; None for the last page."""
+
+
+class MessageResponse(Struct, frozen=True, kw_only=True):
+    """The answer to a message."""
+
+    answer: str
+    outcome: str
+    """Outcome of the turn: answered, interrupted, again, elsewhere or command."""
+    seq: int | None
+    """Seq of the answer; None if the answer is not stored."""
+    saved: bool
+    """Whether all messages of the turn are stored."""
+    session: str
+    """Key for the next message. The commands /new, /fork and /resume change the session."""
+
+
+class SummaryResponse(Struct, frozen=True, kw_only=True):
+    """Result of summarizing a session. The endpoint `undo` can undo the summary."""
+
+    compacted: int
+    """Number of summarized messages; 0 if there was nothing to summarize."""
+    first: int | None = None
+    last: int | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    words: str
+
+
+class TrashResponse(Struct, frozen=True, kw_only=True):
+    """Deleted sessions."""
+
+    sessions: Sequence[TrashedSession]
+    count: int
+    """Number of all deleted sessions."""
+
+
+class StopResponse(Struct, frozen=True, kw_only=True):
+    """Whether an answer was in progress."""
+
+    stopped: bool
+
+
+class GroupStats(Struct, kw_only=True):
+    """Counts for a group of sessions."""
+
+    sessions: int = 0
+    messages: int = 0
+    tokens: int = 0
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """Counts for all sessions, and for each channel and state."""
+
+    sessions: int
+    messages: int
+    """Number of messages, including hidden and archived messages."""
+    tokens: int
+    """Estimated tokens of the visible messages."""
+    channels: Mapping[str, GroupStats]
+    """Counts by channel: the part of a key before the first `:`, empty for a key without `:`."""
+    states: Mapping[str, GroupStats]
+    complete: bool
+    """False if there are more sessions than were counted."""
+
+
+# --- endpoints --------------------------------------------------------------------------------
+
+
+SESSION_ENDPOINTS: Final[list[Endpoint]] = []
+_endpoint: Final = partial(endpoint, SESSION_ENDPOINTS)
 
 # --- reading ---------------------------------------------------------------------------------
 
 
 @_endpoint("GET", "/v1/sessions", "listSessions")
-async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
+def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
     """List sessions, most recently changed first unless `sort` says otherwise."""
-    return await call.gateway.loop.run(call.agent.catalog.list, **given_parameters(call.query))
+    return call.agent.catalog.list(**given_parameters(call.query))
 
 
 @_endpoint("GET", _SESSION_PATH, "getSession")
-async def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
+def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
     """Return one session, without its messages."""
-    return await call.gateway.loop.run(_session_details, call.agent, call.key)
+    return _read_details(call.agent, call.key)
 
 
 @_endpoint("GET", f"{_SESSION_PATH}/messages", "listMessages")
-async def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
+def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
     """List the messages of a session, sorted by seq."""
-    return await call.gateway.loop.run(_read_page, call.agent, call.key, call.query)
-
-
-@_endpoint("GET", "/v1/search", "search")
-async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
-    """Search messages, including hidden and archived ones."""
-    fields = given_parameters(call.query)
-    return await call.gateway.loop.run(call.agent.catalog.search, fields.pop("q"), **fields)
-
-
-@_endpoint("GET", "/v1/stats", "stats")
-async def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
-    """Return the number of sessions, messages and tokens."""
-    return await call.gateway.loop.run(_count_sessions, call.agent.catalog)
-
-
-def _session_details(agent: AgentInstance, key: str) -> SessionDetails:
-    store = agent.store
-    session_key = agent.resolve_key(key)
-    info = store.info(session_key)
-    return SessionDetails(
-        **{name: getattr(info, name) for name in _INFO_FIELDS},
-        title=_session_title(agent, info),
-        tags=tags_from(info.meta),
-        state=_session_state(store, session_key),
-        meta=Raw(encode_object(dict(info.meta))),
-    )
-
-
-def _session_title(agent: AgentInstance, info: SessionInfo) -> str:
-    """Return the title in the session's meta, otherwise the title in the catalog, or empty text."""
-    title = title_from(info.meta, "")
-    if not title:
-        with suppress(StenologError):
-            entry = agent.catalog.entry(info.key)
-            title = "" if entry is None else entry.title
-    return title
-
-
-def _session_state(store: Store, key: str) -> State:
-    """Return the state of the last turn. Reads only as many messages as needed."""
-    if leased_keys(store, [key]):
-        return "running"
-    tail_length = _STATE_MESSAGES
-    while True:
-        tail = store.get_history(key, last=tail_length)
-        state = state_from(tail, whole=len(tail) < tail_length)
-        if state is not None:
-            return state
-        tail_length *= 8
-
-
-def _read_page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
-    store = agent.store
-    session_key = agent.resolve_key(key)
-    store.info(session_key)  # `info` raises NoSuchSession; `get_history` returns an empty list
+    store, query = call.agent.store, call.query
+    # `_find_existing_key` raises NoSuchSession; `get_history` returns an empty list.
     history = store.get_history(
-        session_key, last=value_or_none(query.last), after=query.after, full=query.full
+        _find_existing_key(call.agent, call.key),
+        last=value_or_none(query.last),
+        after=query.after,
+        full=query.full,
     )
     page = _limit_page(history, query.limit)
     return MessagePage(
@@ -155,25 +315,24 @@ def _read_page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessageP
     )
 
 
-def _limit_page(history: list[Message], limit: int) -> list[Message]:
-    """Return the messages of one page. A page has at least one message."""
-    size = 0
-    for number, message in enumerate(history[:limit], start=1):
-        size += len(message.to_json())
-        if size > _PAGE_BYTES:
-            return history[:number]
-    return history[:limit]
+@_endpoint("GET", "/v1/search", "search")
+def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
+    """Search messages, including hidden and archived ones."""
+    fields = given_parameters(call.query)
+    return call.agent.catalog.search(fields.pop("q"), **fields)
 
 
-def _count_sessions(catalog: Catalog) -> Stats:
+@_endpoint("GET", "/v1/stats", "stats")
+def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
+    """Return the number of sessions, messages and tokens."""
     seen_keys: set[str] = set()
     channels: defaultdict[str, GroupStats] = defaultdict(GroupStats)
     states: defaultdict[str, GroupStats] = defaultdict(GroupStats)
     total = GroupStats()
     after: str | None = None
     while True:
-        page = catalog.list(limit=MAX_SESSIONS_PER_PAGE, after=after)
-        # A session that changes during the count may be listed twice. Count it once.
+        page = call.agent.catalog.list(limit=MAX_SESSIONS_PER_PAGE, after=after)
+        # A session that changes during the count may be listed twice. Count each session once.
         new_entries = [entry for entry in page.entries if entry.key not in seen_keys]
         seen_keys.update(entry.key for entry in new_entries)
         for entry in new_entries:
@@ -188,10 +347,51 @@ def _count_sessions(catalog: Catalog) -> Stats:
     return Stats(**counts, channels=channels, states=states, complete=after is None)
 
 
+def _read_details(agent: AgentInstance, key: str) -> SessionDetails:
+    info = agent.store.info(agent.resolve_key(key))
+    own_fields = {
+        "title": _read_title(agent, info),
+        "tags": tags_from(info.meta),
+        "state": _read_state(agent.store, info.key),
+        "meta": Raw(encode_object(dict(info.meta))),
+    }
+    return msgspec.convert({**msgspec.structs.asdict(info), **own_fields}, SessionDetails)
+
+
+def _read_title(agent: AgentInstance, info: SessionInfo) -> str:
+    """Return the title in the session's meta, otherwise the title in the catalog, or empty text."""
+    title = title_from(info.meta, "")
+    if not title:
+        with suppress(StenologError):
+            entry = agent.catalog.entry(info.key)
+            title = "" if entry is None else entry.title
+    return title
+
+
+def _read_state(store: Store, key: str) -> State:
+    """Return the state of the last turn. Reads only as many messages as needed."""
+    if leased_keys(store, [key]):
+        return "running"
+    tail_length = _FIRST_STATE_MESSAGES
+    while True:
+        tail = store.get_history(key, last=tail_length)
+        state = state_from(tail, whole=len(tail) < tail_length)
+        if state is not None:
+            return state
+        tail_length *= 8
+
+
+def _limit_page(history: list[Message], limit: int) -> list[Message]:
+    """Return the messages of one page. A page has at least one message."""
+    sizes = accumulate(len(message.to_json()) for message in history[:limit])
+    count = next((count for count, size in enumerate(sizes, 1) if size > _PAGE_BYTES), limit)
+    return history[:count]
+
+
 # --- talking ---------------------------------------------------------------------------------
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/messages", "say", statuses=(409, 410, 502))
+@_endpoint("POST", f"{_SESSION_PATH}/messages", "say", error_statuses=(409, 410, 502))
 async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResponse:
     """Send a message and wait for the answer. Creates the session if there is none.
 
@@ -227,55 +427,65 @@ async def stop(call: ApiCall[AgentQuery, EmptyBody]) -> StopResponse:
 
 
 @_endpoint("PATCH", _SESSION_PATH, "changeSession")
-async def change_session(call: ApiCall[AgentQuery, SessionPatch]) -> SessionDetails:
+def change_session(call: ApiCall[AgentQuery, SessionPatch]) -> SessionDetails:
     """Change the title or the tags of a session."""
-    return await call.gateway.loop.run(_change_meta, call.agent, call.key, call.body)
+    key = _find_existing_key(call.agent, call.key)
+    fields: dict[str, Any] = {}
+    if call.body.title is not UNSET:
+        fields["title"] = call.body.title
+    if call.body.tags is not UNSET:
+        fields["tags"] = list(dict.fromkeys(call.body.tags)) or None
+    if fields:
+        call.agent.store.set_meta(key, **fields)
+    return _read_details(call.agent, key)
 
 
-@_endpoint("DELETE", _SESSION_PATH, "deleteSession", statuses=(409,))
-async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> Trashed:
+@_endpoint("DELETE", _SESSION_PATH, "deleteSession", error_statuses=(409,))
+async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> TrashedSession:
     """Move a session to the trash, from which it can be restored."""
     return await _change_with_lease(call, lambda store, key: store.delete(key))
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/restore", "restoreSession", statuses=(409,))
-async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
+@_endpoint("POST", f"{_SESSION_PATH}/restore", "restoreSession", error_statuses=(409,))
+def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
-    return await call.gateway.loop.run(_restore, call.agent, call.key, call.body)
+    as_key = value_or_none(call.body.as_key)
+    call.agent.store.restore(call.key, uid=value_or_none(call.body.uid), as_key=as_key)
+    return _read_details(call.agent, as_key or call.key)
 
 
 @_endpoint("GET", "/v1/trash", "listTrash")
-async def list_trash(call: ApiCall[AgentQuery, EmptyBody]) -> TrashResponse:
+def list_trash(call: ApiCall[AgentQuery, EmptyBody]) -> TrashResponse:
     """List the deleted sessions, the last deleted first."""
-    deleted = await call.gateway.loop.run(call.agent.store.list_trash)
+    deleted = call.agent.store.list_trash()
     newest_first = sorted(deleted, key=lambda session: session.deleted, reverse=True)
     return TrashResponse(sessions=newest_first[:MAX_SESSIONS_PER_PAGE], count=len(newest_first))
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/archive", "archiveSession", statuses=(409,))
-async def archive_session(call: ApiCall[AgentQuery, EmptyBody]) -> Compacted:
+@_endpoint("POST", f"{_SESSION_PATH}/archive", "archiveSession", error_statuses=(409,))
+async def archive_session(call: ApiCall[AgentQuery, EmptyBody]) -> CompactionResult:
     """Archive the messages that a summary has hidden. Archived messages stay readable."""
     return await _change_with_lease(call, lambda store, key: store.compact(key))
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/fork", "forkSession", status=201, statuses=(409,))
+@_endpoint("POST", f"{_SESSION_PATH}/fork", "forkSession", status=201, error_statuses=(409,))
 async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails:
     """Copy the visible messages to a new session."""
     new_key, at = call.body.new_key, value_or_none(call.body.at)
     await _change_with_lease(call, lambda store, key: store.fork(key, new_key, at=at))
-    return await call.gateway.loop.run(_session_details, call.agent, new_key)
+    return await call.gateway.loop.run(_read_details, call.agent, new_key)
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/undo", "undo", statuses=(409,))
-async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
+@_endpoint("POST", f"{_SESSION_PATH}/undo", "undo", error_statuses=(409,))
+async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> UndoResult:
     """Undo the newest operation that hid messages."""
-    return await _change_with_lease(call, undoing.undo_last)
+    return await _change_with_lease(call, undo_last)
 
 
-@_endpoint("POST", f"{_SESSION_PATH}/compact", "compactSession", statuses=(409,))
-async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
+@_endpoint("POST", f"{_SESSION_PATH}/compact", "compactSession", error_statuses=(409,))
+async def summarize_session(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
     """Summarize all turns except the newest ones."""
-    key = await call.gateway.loop.run(_existing_key, call.agent, call.key)
+    key = await call.gateway.loop.run(_find_existing_key, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:
         del sessions  # `summarize` detects concurrent summaries itself
@@ -299,9 +509,9 @@ async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
 
 
 async def _change_with_lease(call: ApiCall[Any, Any], change: Callable[[Store, str], T]) -> T:
-    """Run a change of the store while holding the lease. Raise SessionBusy."""
+    """Run a change of the store while holding the lease. Raises SessionBusy."""
     loop = call.gateway.loop
-    key = await loop.run(_existing_key, call.agent, call.key)
+    key = await loop.run(_find_existing_key, call.agent, call.key)
 
     async def run_change(sessions: SessionStore) -> T:
         return await loop.run(change, sessions.store, key)
@@ -309,25 +519,6 @@ async def _change_with_lease(call: ApiCall[Any, Any], change: Callable[[Store, s
     return await loop.change(key, run_change, agent=call.agent.id)
 
 
-def _existing_key(agent: AgentInstance, key: str) -> str:
-    """Return the key of the session with this key or alias. Raise NoSuchSession."""
-    session_key = agent.resolve_key(key)
-    return agent.store.info(session_key).key
-
-
-def _change_meta(agent: AgentInstance, key: str, body: SessionPatch) -> SessionDetails:
-    session_key = _existing_key(agent, key)
-    fields: dict[str, Any] = {}
-    if body.title is not UNSET:
-        fields["title"] = body.title
-    if body.tags is not UNSET:
-        fields["tags"] = list(dict.fromkeys(body.tags)) or None
-    if fields:
-        agent.store.set_meta(session_key, **fields)
-    return _session_details(agent, session_key)
-
-
-def _restore(agent: AgentInstance, key: str, body: RestoreRequest) -> SessionDetails:
-    as_key = value_or_none(body.as_key)
-    agent.store.restore(key, uid=value_or_none(body.uid), as_key=as_key)
-    return _session_details(agent, as_key or key)
+def _find_existing_key(agent: AgentInstance, key: str) -> str:
+    """Return the key of the session with this key or alias. Raises NoSuchSession."""
+    return agent.store.info(agent.resolve_key(key)).key

@@ -31,12 +31,12 @@ _MAX_BUFFERED_MESSAGES: Final = 256
 
 
 class _Listener:
-    """Messages that one listener has not received yet."""
+    """Buffer of the messages that one listener has not received yet."""
 
     def __init__(self) -> None:
         self.messages: deque[Message] = deque()
-        self.missed = True
-        """Whether the store may have messages that are not buffered."""
+        self.must_read_store = True
+        """Whether the store may have messages that this buffer lacks."""
         self.ended = False
         self.error: Exception | None = None
         self.news = asyncio.Event()
@@ -45,13 +45,13 @@ class _Listener:
         """Buffer a message, unless the listener has to read the store anyway."""
         if len(self.messages) >= _MAX_BUFFERED_MESSAGES:
             self.messages.clear()
-            self.missed = True
-        elif not self.missed:
+            self.must_read_store = True
+        elif not self.must_read_store:
             self.messages.append(message)
         self.news.set()
 
     def end(self, error: Exception | None) -> None:
-        """End the stream of the listener. The stream raises `error` unless it is None."""
+        """End the stream of the listener. The stream raises `error` unless `error` is None."""
         self.ended, self.error = True, error
         self.news.set()
 
@@ -72,7 +72,7 @@ class SessionFollower:
         self._followed: dict[tuple[int, str, str | None], _FollowedSession] = {}
 
     @property
-    def count(self) -> int:
+    def followed_count(self) -> int:
         """Number of sessions that are followed now."""
         return len(self._followed)
 
@@ -88,19 +88,26 @@ class SessionFollower:
         followed = self._followed.setdefault(followed_key, _FollowedSession())
         followed.listeners.add(listener)
         try:
-            await self._start_following(followed, store, key, uid)
+            if followed.task is None:
+                info = await self._loop.run(find_info, store, key)
+                # Another listener may have started to follow the session in the meantime.
+                if followed.task is None:
+                    start_seq = 0 if info is None else info.last_seq
+                    follow = self._follow(followed, store, key, start_seq, uid)
+                    followed.task = asyncio.create_task(follow)
             while True:
-                if listener.missed:
-                    listener.missed = False
-                    for message in await self._loop.run(_read_stored, store, key, after, uid):
+                if listener.must_read_store:
+                    listener.must_read_store = False
+                    stored = await self._loop.run(_read_stored_messages, store, key, after, uid)
+                    for message in stored:
                         yield message
                         after = message.seq
-                while listener.messages and not listener.missed:
+                while listener.messages and not listener.must_read_store:
                     message = listener.messages.popleft()
                     if message.seq > after:
                         yield message
                         after = message.seq
-                if listener.missed or listener.messages:
+                if listener.must_read_store or listener.messages:
                     continue
                 if listener.ended:
                     break
@@ -115,18 +122,6 @@ class SessionFollower:
                     del self._followed[followed_key]
                 if followed.task is not None and await cancel_and_wait([followed.task]):
                     raise asyncio.CancelledError
-
-    async def _start_following(
-        self, followed: _FollowedSession, store: Store, key: str, uid: str | None
-    ) -> None:
-        """Start to follow the session, unless it is already followed."""
-        if followed.task is None:
-            info = await self._loop.run(find_info, store, key)
-            # Another listener may have started to follow the session in the meantime.
-            if followed.task is None:
-                start_seq = 0 if info is None else info.last_seq
-                follow = self._follow(followed, store, key, start_seq, uid)
-                followed.task = asyncio.create_task(follow)
 
     async def _follow(
         self, followed: _FollowedSession, store: Store, key: str, after: int, uid: str | None
@@ -147,7 +142,7 @@ class SessionFollower:
             listener.end(failure)
 
 
-def _read_stored(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
+def _read_stored_messages(store: Store, key: str, after: int, uid: str | None) -> list[Message]:
     """Return the synced messages with seq greater than `after`."""
     return list(store.follow(key, after=after, uid=uid, timeout=0))
 
@@ -175,18 +170,21 @@ class Gateway:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def agent(self, name: str | None) -> AgentInstance:
-        """Return the agent with this name; the first agent for `main` or None. Raise UsageError."""
+        """Return the agent with this name, or the first for `main` or None. Raises UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
     @property
     def indexing(self) -> tuple[int, int] | None:
         """Number of indexed sessions and of all sessions; None if all are indexed."""
         catalogs = [agent.catalog for agent in self.loop.registry]
-        progresses = [
-            catalog.progress for catalog in catalogs if isinstance(catalog, BackgroundCatalog)
+        counts = [
+            progress
+            for catalog in catalogs
+            if isinstance(catalog, BackgroundCatalog) and (progress := catalog.progress)
         ]
-        counts = [progress for progress in progresses if progress is not None]
-        return (sum(done for done, _ in counts), sum(all for _, all in counts)) if counts else None
+        if not counts:
+            return None
+        return sum(done for done, _ in counts), sum(total for _, total in counts)
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that a shutdown waits for."""

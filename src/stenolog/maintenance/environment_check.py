@@ -41,7 +41,7 @@ _TEMPORARY_FILESYSTEMS: Final = {
 
 
 class CheckNote(Struct, frozen=True, kw_only=True):
-    """A fact about a workspace that is not a fault."""
+    """A fact about a workspace that is not a problem."""
 
     kind: str
     """One of: disk, index, version, interrupted turns, turns under way."""
@@ -52,20 +52,21 @@ class CheckNote(Struct, frozen=True, kw_only=True):
 # --- findings --------------------------------------------------------------------------------
 
 
-def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
-    """Return a finding if fewer than `least` bytes are free on the disk."""
+def check_disk_space(workspace: str, *, min_bytes: int = LOW_DISK_BYTES) -> list[Finding]:
+    """Return a finding if fewer than `min_bytes` bytes are free on the disk."""
     folder = _sessions_folder(workspace)
     try:
-        free = least if folder is None else shutil.disk_usage(folder).free
+        free_bytes = min_bytes if folder is None else shutil.disk_usage(folder).free
     except OSError:
         return []  # `examine` reports a folder that cannot be read
-    if free >= least:
+    if free_bytes >= min_bytes:
         return []
     return [
         Finding(
             kind="low disk space",
             path=str(folder),
-            meaning=f"Only {free:,} bytes are free. When the disk is full, messages are rejected.",
+            meaning=f"Only {free_bytes:,} bytes are free. "
+            "When the disk is full, messages are rejected.",
             advice="Free some space. `steno archive --all` compresses hidden messages.",
         )
     ]
@@ -73,52 +74,53 @@ def low_disk(workspace: str, *, least: int = LOW_DISK_BYTES) -> list[Finding]:
 
 def _sessions_folder(workspace: str) -> Path | None:
     """Return the folder of the logs or of the SQLite file; None for other kinds of stores."""
-    parsed = parse_address(workspace)
-    if parsed.engine == "jsonl":
-        return Path(parsed.path)
-    return Path(parsed.path).absolute().parent if parsed.engine == "sqlite" else None
+    address = parse_address(workspace)
+    if address.engine == "jsonl":
+        return Path(address.path)
+    return Path(address.path).absolute().parent if address.engine == "sqlite" else None
 
 
-def unindexed_sessions(workspace: str) -> list[Finding]:
+def check_indexing(workspace: str) -> list[Finding]:
     """Return a finding for each session that the catalog cannot index."""
     findings: list[Finding] = []
     with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
-            findings += _unindexed_sessions_of_agent(workspace, agent)
+            findings += _check_indexing_of_agent(workspace, agent)
     return findings
 
 
-def purged_but_in_fallback(workspace: str) -> list[Finding]:
+def check_fallback_purges(workspace: str) -> list[Finding]:
     """Return a finding for each purged session that the fallback store still contains."""
     findings: list[Finding] = []
     with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
-            place = locate_sessions(workspace, agent)
-            if place.fallback is None or not place.fallback.is_dir():
+            location = locate_sessions(workspace, agent)
+            if location.fallback is None or not location.fallback.is_dir():
                 continue
-            with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+            with open_store(location.where, namespace=location.namespace, read_only=True) as store:
                 findings += [
                     Finding(
                         kind="purged text",
                         key=key,
-                        path=str(place.fallback.absolute() / NAMESPACE),
+                        path=str(location.fallback.absolute() / NAMESPACE),
                         meaning="The session was purged, but the fallback folder still has its "
                         "messages.",
-                        advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
+                        advice=f"Run `steno purge {quote(key)} "
+                        f"-w {quote(str(location.fallback))}`.",
                     )
-                    for key in keys_purged_since_merge(place, store)
+                    for key in keys_purged_since_merge(location, store)
                 ]
     return findings
 
 
-def _unindexed_sessions_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
-    place = locate_sessions(workspace, agent)
-    folder = Path(place.where, place.namespace)
-    is_jsonl = parse_address(place.where).engine == "jsonl"
+def _check_indexing_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
+    location = locate_sessions(workspace, agent)
+    folder = Path(location.where, location.namespace)
+    is_jsonl = parse_address(location.where).engine == "jsonl"
     if is_jsonl and not folder.is_dir():
         return
     root = parse_address(workspace).path
-    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+    with open_store(location.where, namespace=location.namespace, read_only=True) as store:
         for key, error in find_unindexable_sessions(store):
             agent_option = "" if agent is None else f" --agent {quote(agent)}"
             yield Finding(
@@ -135,7 +137,7 @@ def _unindexed_sessions_of_agent(workspace: str, agent: str | None) -> Iterator[
 # --- notes -----------------------------------------------------------------------------------
 
 
-def check_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote]:
+def list_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote]:
     """Return the notes on a workspace or a database.
 
     `mounts` is the path of the file in which the system lists its file systems.
@@ -175,22 +177,24 @@ def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
 
 
 def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
-    place = locate_sessions(workspace, agent)
-    is_jsonl = parse_address(place.where).engine == "jsonl"
-    if is_jsonl and not Path(place.where, place.namespace).is_dir():
+    location = locate_sessions(workspace, agent)
+    is_jsonl = parse_address(location.where).engine == "jsonl"
+    if is_jsonl and not Path(location.where, location.namespace).is_dir():
         return
     owner = "" if agent is None else f" of the agent {agent}"
-    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+    with open_store(location.where, namespace=location.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
             yield from _catalog_notes(path)
         # An outdated catalog is updated only in memory, because the doctor writes nothing.
         with open_catalog(store, keep=False) as catalog:
-            interrupted = catalog.list(state="interrupted", limit=1 << 62).entries
+            interrupted_entries = catalog.list(state="interrupted", limit=1 << 62).entries
             running_entries = catalog.list(state="running", limit=1 << 62).entries
-        if interrupted:
+        if interrupted_entries:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=_name_sessions(interrupted, f"{owner} with an unanswered last message"),
+                meaning=_name_sessions(
+                    interrupted_entries, f"{owner} with an unanswered last message"
+                ),
                 advice="An agent resumes only messages that it received itself, not imported or "
                 "copied ones. `steno list --state interrupted` lists the sessions.",
             )
@@ -249,7 +253,7 @@ def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]
     Sessions that are unchanged since the catalog indexed them are not read again.
     Sessions that the store itself cannot read are skipped.
     """
-    indexed_stamps = _indexed_stamps(store)
+    indexed_stamps = _read_indexed_stamps(store)
     reader = SessionReader(store, StampRules())
     for key, stamp in store.stamps().items():
         if indexed_stamps.get(key) == stamp:
@@ -263,12 +267,12 @@ def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]
             continue
 
 
-def _indexed_stamps(store: Store) -> dict[str, str]:
+def _read_indexed_stamps(store: Store) -> dict[str, str]:
     """Return, by key, the change stamps of sessions that the catalog indexed without a problem."""
     with (
         closing(database_of(store, keep=False)) as database,
         suppress(CatalogDamaged, CatalogUnusable),
         database.read_transaction() as transaction,
     ):
-        return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
+        return {key: stamp for key, stamp in transaction.run("sound")}  # noqa: C416 - rows have any length
     return {}

@@ -13,7 +13,7 @@ from typing import Final
 from stenolog.codec import correct_checksum, parse_line, plain_message, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
 from stenolog.stores import file_names, spans
-from stenolog.stores.findings import Finding as Finding
+from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl import scan
 
 ASIDE_FOLDER: Final = "aside"
@@ -64,18 +64,18 @@ class LogReport:
 
 
 def examine_log(
-    text: bytes, name: str, *, folder: str = "sessions", deleted: bool = False
+    content: bytes, name: str, *, folder: str = "sessions", deleted: bool = False
 ) -> LogReport:
     """Return the findings for the bytes of a log with this file name.
 
-    `deleted` means that the log is in the trash. In the trash, file names do not contain the key,
-    and no process writes to a log.
+    `deleted` means that the log is in the trash, where file names do not contain the key and no
+    process writes to a log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else file_names.key_of_log(name)
-    records, _ = scan.read_records(text, offset=0)
+    records, _ = scan.read_records(content, offset=0)
     if not records:
-        return _examine_without_records(text, key, path)
+        return _examine_without_records(content, key, path)
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
     unknown_kinds = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
@@ -94,11 +94,11 @@ def examine_log(
         findings.append(_unknown_kind_finding(key, path, unknown_kinds[0]))
     if deleted and state is None:
         findings.append(_unknown_key_finding(path))
-    damage = _DamagedLog(text, key, path, state, deleted=deleted)
+    damage = _DamagedLog(content, key, path, state, deleted=deleted)
     is_writable = state is not None and not findings and not deleted
     findings += damage.damaged_line_findings()
     # Restoring a deleted session drops the invalid bytes at the end of its log.
-    # So they are a finding only if messages that may have been acknowledged are lost.
+    # So invalid bytes are reported only if messages that may have been acknowledged are lost.
     findings += [f for f in damage.tail_findings(may_write=is_writable) if f.lost or not deleted]
     findings += damage.missing_line_findings()
     return LogReport(
@@ -106,17 +106,17 @@ def examine_log(
     )
 
 
-def _examine_without_records(text: bytes, key: str | None, path: str) -> LogReport:
+def _examine_without_records(content: bytes, key: str | None, path: str) -> LogReport:
     make_finding = partial(Finding, key=key, path=path)
     move_advice = f"--repair moves it into {ASIDE_FOLDER}/."
-    if not text:
+    if not content:
         finding = make_finding(
             kind=Kind.EMPTY_FILE,
             meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
             advice=move_advice,
             repairable=True,
         )
-    elif scan.may_be_torn_log(text) and b"\n" in text.strip(b"\0\n"):
+    elif scan.may_be_torn_log(content) and b"\n" in content.strip(b"\0\n"):
         finding = make_finding(
             kind=Kind.DAMAGED_LINE,
             where="every line",
@@ -124,10 +124,10 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
             advice=f"Check the disk and restore the file from a backup. {move_advice}",
             repairable=True,
         )
-    elif scan.may_be_torn_log(text):
+    elif scan.may_be_torn_log(content):
         finding = make_finding(
-            kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
-            where=f"bytes 0 to {len(text):,}",
+            kind=Kind.NUL_BYTES if b"\0" in content else Kind.TORN_TAIL,
+            where=f"bytes 0 to {len(content):,}",
             meaning="The first write was interrupted and never acknowledged, so no session exists. "
             "Safe to ignore.",
             advice=move_advice,
@@ -191,17 +191,17 @@ class _DamagedLog:
     """The damaged lines of one log, each with the messages that were lost in it."""
 
     def __init__(
-        self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
+        self, content: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
     ) -> None:
         first_seq = 1 if state is None or state.archive is None else state.archive.last + 1
-        self.scan = scan.scan_log(text, offset=0, next_seq=first_seq)
-        self._text = text
-        self._finding = partial(Finding, key=key, path=path)
+        self.scan = scan.scan_log(content, offset=0, next_seq=first_seq)
+        self._content = content
+        self._make_finding = partial(Finding, key=key, path=path)
         self._restore_advice = "Restore the session. " if deleted else ""
         known_missing = [] if state is None else [*state.void, *state.purged]
-        self._lost = spans.minus(self.scan.lost, spans.union(known_missing))
+        self._lost_seqs = spans.minus(self.scan.lost, spans.union(known_missing))
         self._bad_lines_by_offset = (
-            _find_bad_lines(text) if self.scan.damaged or self.scan.tail is not None else {}
+            _find_bad_lines(content) if self.scan.damaged or self.scan.tail is not None else {}
         )
 
     def damaged_line_findings(self) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ class _DamagedLog:
         tail = self.scan.tail
         if tail is None:
             return
-        start, end = self.scan.consumed, len(self._text)
+        start, end = self.scan.consumed, len(self._content)
         bad_lines = self._bad_lines_by_offset.values()
         edited_lines = [bad_line for bad_line in bad_lines if bad_line.is_edited]
         added_lines = [bad_line for bad_line in bad_lines if bad_line.offset >= start]
@@ -242,13 +242,13 @@ class _DamagedLog:
         if added_lines and all(self._is_plain_message(bad_line) for bad_line in added_lines):
             yield from map(self._added_line_finding, added_lines)
             return
-        kind, meaning = _describe_tail(tail, self._text[start:])
+        kind, meaning = _describe_tail(tail, self._content[start:])
         # If --repair made a batch void, --accept could no longer accept its edited line.
         repairable = may_write and not edited_lines
         advice_now = "The next write skips these bytes; --repair does so now."
         first_advice = self._restore_advice or "Fix the other findings of this log first. "
         advice_later = f"{first_advice}The next write then skips these bytes."
-        yield self._finding(
+        yield self._make_finding(
             kind=kind,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
             meaning=meaning,
@@ -258,20 +258,20 @@ class _DamagedLog:
         )
 
     def missing_line_findings(self) -> Iterator[Finding]:
-        """Yield a finding for missing messages that are not explained by a damaged line."""
-        if self._lost:
-            yield self._finding(
+        """Yield a finding for missing messages that no damaged line explains."""
+        if self._lost_seqs:
+            yield self._make_finding(
                 kind=Kind.MISSING_LINE,
                 meaning="Lines were deleted by hand, or the file is an incomplete copy. "
-                + describe_lost(self._lost),
+                + describe_lost(self._lost_seqs),
                 advice="Restore the file from a backup if you need these messages.",
-                lost=tuple(self._lost),
+                lost=tuple(self._lost_seqs),
             )
 
     def _hand_edit_finding(self, bad_line: "_BadLine", lost: Sequence[Span]) -> Finding:
-        return self._finding(
+        return self._make_finding(
             kind=Kind.HAND_EDIT,
-            where=bad_line.position(),
+            where=bad_line.describe_position(),
             meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
             f"{describe_lost(lost)}",
             advice=f"{self._restore_advice}Read the line. --accept makes the line valid.",
@@ -279,13 +279,13 @@ class _DamagedLog:
         )
 
     def _is_plain_message(self, bad_line: "_BadLine") -> bool:
-        line = self._text[bad_line.offset : bad_line.offset + bad_line.length]
+        line = self._content[bad_line.offset : bad_line.offset + bad_line.length]
         return plain_message(line) is not None
 
     def _added_line_finding(self, bad_line: "_BadLine") -> Finding:
-        return self._finding(
+        return self._make_finding(
             kind=Kind.HAND_EDIT,
-            where=bad_line.position(),
+            where=bad_line.describe_position(),
             meaning="A message in plain JSON was added by hand. The line is not a record, so "
             "the session does not contain it. No message is missing.",
             advice=f"{self._restore_advice}Read the line. --accept stores the line as a message.",
@@ -293,23 +293,23 @@ class _DamagedLog:
 
     def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:
         more_text = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
-        return self._finding(
+        return self._make_finding(
             kind=Kind.DAMAGED_LINE,
-            where=bad_lines[0].position() + more_text,
+            where=bad_lines[0].describe_position() + more_text,
             meaning="A line end is missing or was changed (CRLF), but every record was found. "
             "No message is missing.",
             advice="Nothing to do. Do not open logs in editors that change line ends.",
         )
 
     def _damaged_line_finding(
-        self, bad_line: "_BadLine", text: bytes, lost: Sequence[Span]
+        self, bad_line: "_BadLine", content: bytes, lost: Sequence[Span]
     ) -> Finding:
         kind, meaning = Kind.DAMAGED_LINE, "The line is not a record."
-        if b"\0" in text:
+        if b"\0" in content:
             kind, meaning = Kind.NUL_BYTES, "The disk lost this part of the file (NUL bytes)."
-        return self._finding(
+        return self._make_finding(
             kind=kind,
-            where=bad_line.position(),
+            where=bad_line.describe_position(),
             meaning=f"{meaning} {describe_lost(lost)}",
             advice="The rest of the session is intact. Check the disk; restore the file from a "
             "backup if you need this line.",
@@ -317,11 +317,11 @@ class _DamagedLog:
         )
 
     def _take_lost_seqs(self, bad_line: "_BadLine") -> list[Span]:
-        """Remove the lost seqs around this line from `_lost`, and return them."""
+        """Remove the lost seqs around this line from `_lost_seqs`, and return them."""
         lost_seqs = spans.clipped(
-            self._lost, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
+            self._lost_seqs, bad_line.low_seq, min(bad_line.high_seq, self.scan.next_seq)
         )
-        self._lost = spans.minus(self._lost, lost_seqs)
+        self._lost_seqs = spans.minus(self._lost_seqs, lost_seqs)
         return lost_seqs
 
 
@@ -329,7 +329,7 @@ class _DamagedLog:
 class _BadLine:
     """A line that is not a record."""
 
-    line: int
+    line_number: int
     offset: int
     length: int
     is_edited: bool
@@ -342,16 +342,16 @@ class _BadLine:
     high_seq: int
     """The seqs from `low_seq` to `high_seq` may be missing between the records around the line."""
 
-    def position(self) -> str:
-        return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
+    def describe_position(self) -> str:
+        return f"line {self.line_number:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
 
 
-def _find_bad_lines(text: bytes) -> dict[int, _BadLine]:
+def _find_bad_lines(content: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
     bad_lines: dict[int, _BadLine] = {}
     lines_since_record: list[_BadLine] = []
     offset, low_seq = 0, 1
-    for number, line in enumerate(text.split(b"\n"), 1):
+    for line_number, line in enumerate(content.split(b"\n"), 1):
         record = parse_line(line) if line else None
         if record is not None:
             for bad_line in lines_since_record:
@@ -360,14 +360,14 @@ def _find_bad_lines(text: bytes) -> dict[int, _BadLine]:
             low_seq = record.seq + isinstance(record, Message)
         elif line:
             corrected_line = correct_checksum(line)
-            edit = parse_line(corrected_line) if corrected_line is not None else None
+            edited = parse_line(corrected_line) if corrected_line is not None else None
             bad_line = _BadLine(
-                line=number,
+                line_number=line_number,
                 offset=offset,
                 length=len(line),
-                is_edited=edit is not None,
-                edited_seqs=[(edit.seq, edit.seq)] if isinstance(edit, Message) else [],
-                is_in_batch=edit is not None and scan.batch_position(edit) is not None,
+                is_edited=edited is not None,
+                edited_seqs=[(edited.seq, edited.seq)] if isinstance(edited, Message) else [],
+                is_in_batch=edited is not None and scan.batch_position(edited) is not None,
                 low_seq=low_seq,
                 high_seq=sys.maxsize,
             )
@@ -394,6 +394,6 @@ def describe_lost(lost: Sequence[Span]) -> str:
     """Return a sentence that names the messages that cannot be read."""
     if not lost:
         return "No message is missing."
-    seqs = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in lost)
+    seqs = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in lost)
     is_single = spans.size(lost) == 1
     return f"The {'message' if is_single else 'messages'} with seq {seqs} cannot be read."

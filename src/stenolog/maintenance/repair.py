@@ -15,22 +15,25 @@ from msgspec.structs import replace
 from stenolog.codec import control_line, correct_checksum, parse_line, plain_line, plain_message
 from stenolog.errors import StenologError
 from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind, examine_log
-from stenolog.maintenance.log_files import (
+from stenolog.maintenance.workspace_check import (
     BUSY_TIMEOUT_SECONDS,
-    locked_archives,
-    locked_log,
-    opened_trash,
+    TEMP_NAME,
+    examine,
+    examine_folder,
+    load_sqlite_checks,
+    lock_archives,
+    lock_log,
+    open_trash,
     read_file,
     unreferenced_archives,
 )
-from stenolog.maintenance.workspace_check import TEMP_NAME, examine, examine_folder, sqlite_checks
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
 from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.stores import spans
-from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all
 from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
-from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import open_store, parse_address
@@ -44,11 +47,11 @@ def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
     Raises the errors of `examine`.
     """
-    parsed = parse_address(workspace)
-    if parsed.engine == "sqlite":
-        file = Path(parsed.path)
-        return _with_finding_path(sqlite_checks().repair(file), path=file.name)
-    if parsed.engine == "postgresql":
+    address = parse_address(workspace)
+    if address.engine == "sqlite":
+        file = Path(address.path)
+        return _with_finding_path(load_sqlite_checks().repair(file), path=file.name)
+    if address.engine == "postgresql":
         return _repair_postgres(workspace)
     return _repair_findings(
         workspace,
@@ -98,10 +101,10 @@ def _repair_findings(
     choose_findings: Callable[[Iterable[Finding]], list[Finding]],
     repair_finding: Callable[[_LogFolder, Finding], str],
 ) -> list[RepairResult]:
-    parsed = parse_address(workspace)
-    if parsed.engine != "jsonl":
+    address = parse_address(workspace)
+    if address.engine != "jsonl":
         return []  # other modules repair databases
-    workspace_path = Path(parsed.path)
+    workspace_path = Path(address.path)
     check_workspace(workspace_path)
     results: list[RepairResult] = []
     for path in log_folders(workspace_path):
@@ -117,12 +120,10 @@ def _try_repair(
     folder: _LogFolder, finding: Finding, repair_finding: Callable[[_LogFolder, Finding], str]
 ) -> RepairResult:
     try:
-        return RepairResult(finding=finding, done=True, words=repair_finding(folder, finding))
+        with system_errors(f"repairing {finding.path}"):
+            return RepairResult(finding=finding, done=True, words=repair_finding(folder, finding))
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
-    except OSError as error:
-        error_text = str(store_error(error, f"repairing {finding.path}"))
-        return RepairResult(finding=finding, done=False, words=error_text)
 
 
 # --- repairing -------------------------------------------------------------------------------
@@ -132,14 +133,14 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
     directory = folder.directory
     *path_below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
     if path_below == [trash.FOLDER]:
-        return _move_trashed(folder, name)
+        return _move_trashed_file(folder, name)
     if path_below:
         return _move_archive(folder, path_below[-1], name, finding.key)
     leftover = TEMP_NAME.fullmatch(name)
     if leftover is not None:
-        with locked_log(directory, leftover[1]):
+        with lock_log(directory, leftover[1]):
             return _move_aside(folder, directory.descriptor, name)
-    with locked_log(directory, name) as descriptor:
+    with lock_log(directory, name) as descriptor:
         if descriptor is None:
             return _ALREADY_FIXED
         log_report = examine_log(read_file(descriptor), name)
@@ -147,39 +148,36 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
             if any(finding.repairable for finding in log_report.findings):
                 return _move_aside(folder, directory.descriptor, name)
             return _ALREADY_FIXED
-    return _mark_void(directory, log_report.state.key)
+    return _mark_tail_void(directory, log_report.state.key)
 
 
-def _move_trashed(folder: _LogFolder, name: str) -> str:
+def _move_trashed_file(folder: _LogFolder, name: str) -> str:
     """Move a file that is in the trash, but is not a session, into the folder `aside`."""
     leftover = TEMP_NAME.fullmatch(name)
-    with opened_trash(folder.directory) as trash_folder:
+    with open_trash(folder.directory) as trash_folder:
         if trash_folder is None:
             return _ALREADY_FIXED
-        with locked_log(trash_folder, leftover[1] if leftover is not None else name) as descriptor:
+        with lock_log(trash_folder, leftover[1] if leftover is not None else name) as descriptor:
             if leftover is None:
                 if descriptor is None:
                     return _ALREADY_FIXED
-                log_report = examine_log(read_file(descriptor), name, deleted=True)
-                if log_report.state is not None or not any(
-                    f.repairable for f in log_report.findings
-                ):
+                report = examine_log(read_file(descriptor), name, deleted=True)
+                if report.state is not None or not any(f.repairable for f in report.findings):
                     return _ALREADY_FIXED
             return _move_aside(folder, trash_folder.descriptor, name)
 
 
-def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's writer mark invalid bytes at the end of the log as void.
+def _mark_tail_void(directory: Directory, key: str) -> str:
+    """Mark invalid bytes at the end of the log as void.
 
-    The writer also does this before each append.
+    The store's writer does this, as before each append.
     """
-    with _locked_log(directory, key) as log:
+    with _lock_open_log(directory, key) as log:
         if log is None:
             return _ALREADY_FIXED
         with log.mutex:
-            has_bad_tail = log.tail is not None
-        if not has_bad_tail:
-            return _ALREADY_FIXED
+            if log.tail is None:
+                return _ALREADY_FIXED
         _, write_outcome = writer.append_batches(log, [])
         if write_outcome.error is not None:
             raise write_outcome.failure(f"marking the tail of {key!r} as void")
@@ -187,7 +185,7 @@ def _mark_void(directory: Directory, key: str) -> str:
 
 
 @contextmanager
-def _locked_log(directory: Directory, key: str) -> Iterator[Log | None]:
+def _lock_open_log(directory: Directory, key: str) -> Iterator[Log | None]:
     log_cache = OpenLogCache(directory, busy_timeout=BUSY_TIMEOUT_SECONDS, cache_bytes=0)
     try:
         yield log_cache.lock(key, create=False)
@@ -197,10 +195,10 @@ def _locked_log(directory: Directory, key: str) -> Iterator[Log | None]:
 
 
 def _move_archive(folder: _LogFolder, uid: str, name: str, key: str | None) -> str:
-    with locked_archives(folder.directory, uid) as archives:
-        if archives is None or name not in unreferenced_archives(
-            folder.directory, archives, uid, key
-        ):
+    with lock_archives(folder.directory, uid) as archives:
+        if archives is None:
+            return _ALREADY_FIXED
+        if name not in unreferenced_archives(folder.directory, archives, uid, key):
             return _ALREADY_FIXED
         return _move_aside(folder, archives, name, prefix=f"{uid}-")
 
@@ -238,7 +236,7 @@ def _unique_time_text() -> str:
 def _accept_edits(folder: _LogFolder, finding: Finding) -> str:
     if finding.key is None:
         return _ALREADY_FIXED
-    with _locked_log(folder.directory, finding.key) as log:
+    with _lock_open_log(folder.directory, finding.key) as log:
         if log is None:
             return _ALREADY_FIXED
         with log.mutex:
@@ -258,17 +256,14 @@ def _write_copy_aside(directory: Directory, name: str, text: bytes) -> str:
     target = f"{name}.{_unique_time_text()}"
     with _open_aside(directory) as aside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(target, flags, 0o600, dir_fd=aside)
-        try:
+        with closing(open_descriptor(target, flags, dir_fd=aside)) as descriptor:
             write_all(descriptor, text)
             sync_file(descriptor)
-        finally:
-            os.close(descriptor)
         sync_folder(aside)
     return target
 
 
-def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
+def fix_edits(text: bytes, *, last_seq: int) -> bytes | None:
     """Return the log with the hand edits accepted.
 
     Edited records get correct checksums, and messages in plain JSON become records. The restored
@@ -277,14 +272,13 @@ def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
-    next_seqs = _next_seqs(records)
+    next_seqs = _find_next_seqs(records)
     last_time = ""
     restored_seqs: list[Span] = []
     for index, line in enumerate(lines):
         if line and records[index] is None:
-            record_line = correct_checksum(line) or _to_record(
-                line, last_seq + 1, next_seqs[index], last_time
-            )
+            record_line = correct_checksum(line)
+            record_line = record_line or _to_record(line, last_seq + 1, next_seqs[index], last_time)
             if record_line is not None:
                 lines[index] = record_line
                 records[index] = parse_line(record_line)
@@ -305,7 +299,7 @@ def fix_edits(text: bytes, *, last_seq: int = 0) -> bytes | None:
     return b"\n".join(lines)
 
 
-def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
+def _find_next_seqs(records: Sequence[Record | None]) -> list[int | None]:
     """Return, for each line, the seq of the next message; None after the last message."""
     next_seqs: list[int | None] = []
     next_seq: int | None = None
@@ -327,7 +321,7 @@ def _to_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> b
 
 
 def _readable_seqs(record: Record | None) -> list[Span]:
-    """Return the seqs that become readable with this record: all seqs of its batch."""
+    """Return the seqs that become readable if this record is restored: those of its batch."""
     if not isinstance(record, Message):
         return []
     index, count = scan.batch_position(record) or (1, 1)
@@ -335,7 +329,7 @@ def _readable_seqs(record: Record | None) -> list[Span]:
 
 
 def _line_without_lost(record: StateRecord | VoidRecord, restored_seqs: list[Span]) -> bytes | None:
-    """Return the record's line without these seqs in its list of lost messages.
+    """Return the line of the record, with these seqs removed from its lost messages.
 
     Returns None if the line does not change.
     """

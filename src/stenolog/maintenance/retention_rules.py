@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
-from stenolog.records import SessionInfo, Trashed
+from stenolog.records import SessionInfo, TrashedSession
 from stenolog.transfer.merge import IMPORT_TIME, import_receipts
 
 Action = Literal["archive", "delete", "purge"]
@@ -33,9 +33,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     older_than: timedelta | None = None
     """Minimum time since the last change."""
     keep_newest: int = 0
-    """Number of newest sessions, among those with the rule's prefix and tag, that are kept."""
+    """Number of newest sessions to keep, of those with the rule's prefix and tag."""
     larger_than: int = 0
-    """The rule applies only if the live log is larger than this, in bytes. 0 means any size."""
+    """Size in bytes that the live log must exceed; 0 for any size."""
     tag: str = ""
     prefix: str = ""
     exclude_tag: str = ""
@@ -43,13 +43,13 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     @property
     def has_condition(self) -> bool:
-        """Whether the rule has a condition; a rule without conditions applies to no session."""
+        """Whether the rule has conditions; a rule without conditions applies to no session."""
         if self.action == "purge":
-            return self.older_than is not None and not self.has_unknown_condition
+            return self.older_than is not None and not self.has_uncheckable_condition
         return bool(self.older_than or self.keep_newest or self.larger_than or self.tag)
 
     @property
-    def has_unknown_condition(self) -> bool:
+    def has_uncheckable_condition(self) -> bool:
         """Whether a purge rule has conditions that cannot be checked for deleted sessions."""
         return self.action == "purge" and bool(self.keep_newest or self.larger_than or self.tag)
 
@@ -66,54 +66,49 @@ class RetentionStep(Struct, frozen=True, kw_only=True):
     """Time of the last change, or of the deletion if the session is in the trash."""
     in_trash: bool = False
     trash_entries: tuple[tuple[str, datetime], ...] = ()
-    """Uid and deletion time of every session of this key in the trash, for a purge."""
+    """For a purge: uid and deletion time of every session in the trash with this key."""
     unfinished: bool = False
     """Whether the step completes an interrupted purge."""
 
 
 def plan_retention(
     entries: Sequence[Entry],
-    trash: Sequence[Trashed],
+    trash: Sequence[TrashedSession],
     rules: Sequence[Rule],
     *,
     now: datetime,
     read_info: Callable[[str], SessionInfo | None],
-    tags_of: Callable[[Trashed], Collection[str] | None] = lambda _: (),
-    unfinished: Sequence[Trashed] = (),
+    tags_of: Callable[[TrashedSession], Collection[str] | None] = lambda _: (),
+    unfinished: Sequence[TrashedSession] = (),
 ) -> list[RetentionStep]:
     """Return the steps that the rules require: archive first, purge last, one step per session.
 
     If rules require different actions for a session, the strongest action wins: purge, then delete,
     then archive. `read_info` returns details of a session. `tags_of` returns the tags of a deleted
-    session, or None if the tags are unreadable. Both functions are called only if a rule needs
-    their results. `unfinished` are sessions whose purge was interrupted.
+    session, or None if the tags are unreadable. `read_info` and `tags_of` are called only if a rule
+    needs their results. `unfinished` are sessions whose purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
     for rule in rules:
-        rule_steps = _steps_of_rule(
-            rule, entries, trash, now=now, read_info=read_info, tags_of=tags_of
-        )
-        for step in (*rule_steps, *_unfinished_purge_steps(rule, unfinished)):
+        if not rule.has_condition:
+            continue
+        if rule.action == "purge":
+            rule_steps = _plan_purges(rule, entries, trash, unfinished, now, tags_of)
+        else:
+            rule_steps = _plan_archive_or_delete(rule, entries, now, read_info)
+        for step in rule_steps:
             planned_step = steps.get(step.uid)
             if planned_step is None or _STRENGTH[planned_step.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
     return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
 
-def _steps_of_rule(
+def _plan_archive_or_delete(
     rule: Rule,
     entries: Sequence[Entry],
-    trash: Sequence[Trashed],
-    *,
     now: datetime,
     read_info: Callable[[str], SessionInfo | None],
-    tags_of: Callable[[Trashed], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    if not rule.has_condition:
-        return
-    if rule.action == "purge":
-        yield from _purge_steps(rule, entries, trash, now=now, tags_of=tags_of)
-        return
     matching_entries = [entry for entry in entries if _matches_filters(rule, entry)]
     max_time = datetime.max.replace(tzinfo=UTC)
     matching_entries.sort(key=lambda entry: (entry.updated or max_time, entry.key), reverse=True)
@@ -132,11 +127,8 @@ def _steps_of_rule(
 
 def _matches_filters(rule: Rule, entry: Entry) -> bool:
     is_readable = entry.problem is None and entry.updated is not None
-    return (
-        is_readable
-        and entry.key.startswith(rule.prefix)
-        and (not rule.tag or rule.tag in entry.tags)
-    )
+    has_tag = not rule.tag or rule.tag in entry.tags
+    return is_readable and has_tag and entry.key.startswith(rule.prefix)
 
 
 def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:
@@ -167,35 +159,37 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
     """
     times = []
     for receipt in import_receipts(info.meta):
-        at = _parse_time(receipt.get(IMPORT_TIME))
-        if at is not None:
-            times.append(at)
+        import_time = _parse_time(receipt.get(IMPORT_TIME))
+        if import_time is not None:
+            times.append(import_time)
         elif receipt.get("last_seq") == info.last_seq:
             times.append(datetime.max.replace(tzinfo=UTC))
     return max(times, default=None)
 
 
 def _parse_time(value: object) -> datetime | None:
-    """Return the time in a meta field; None if a program has stored another kind of value."""
+    """Return the time in a meta field; None if the value is not a time."""
     try:
-        at = datetime.fromisoformat(value) if isinstance(value, str) else None
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
         return None
-    return at if at is None or at.utcoffset() is not None else at.replace(tzinfo=UTC)
+    return time if time is None or time.utcoffset() is not None else time.replace(tzinfo=UTC)
 
 
-def _purge_steps(
+def _plan_purges(
     rule: Rule,
     entries: Sequence[Entry],
-    trash: Sequence[Trashed],
-    *,
+    trash: Sequence[TrashedSession],
+    unfinished: Iterable[TrashedSession],
     now: datetime,
-    tags_of: Callable[[Trashed], Collection[str] | None],
+    tags_of: Callable[[TrashedSession], Collection[str] | None],
 ) -> Iterator[RetentionStep]:
-    """Yield a purge of each session that was deleted long enough ago."""
+    """Yield a step for each session that was deleted long enough ago.
+
+    Then yield the steps that complete interrupted purges, for sessions of any age.
+    """
     # A purge deletes all sessions in the trash that have the same key.
-    # So all of them must be old, none may be excluded by a tag, and no live session may have the
-    # same key.
+    # So every session with this key must be in the trash, old, and without `exclude_tag`.
     kept_keys = {session.key for session in entries}
     kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
     matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
@@ -208,19 +202,13 @@ def _purge_steps(
     for session in matching_sessions:
         if session.key not in kept_keys:
             step = _make_step(rule, session, session.deleted)
-            yield replace(step, trash_entries=trash_entries(session.key, trash))
-
-
-def _unfinished_purge_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[RetentionStep]:
-    """Yield steps that complete interrupted purges. The age of the sessions does not matter."""
-    if rule.action != "purge" or not rule.has_condition:
-        return
+            yield replace(step, trash_entries=deleted_sessions_of_key(session.key, trash))
     for session in unfinished:
         if not session.key or session.key.startswith(rule.prefix):
             yield replace(_make_step(rule, session, session.deleted), unfinished=True)
 
 
-def _make_step(rule: Rule, entry: Entry | Trashed, updated: datetime) -> RetentionStep:
+def _make_step(rule: Rule, entry: Entry | TrashedSession, updated: datetime) -> RetentionStep:
     return RetentionStep(
         action=rule.action,
         rule=rule.name,
@@ -228,10 +216,12 @@ def _make_step(rule: Rule, entry: Entry | Trashed, updated: datetime) -> Retenti
         uid=entry.uid,
         messages=entry.count,
         updated=updated,
-        in_trash=isinstance(entry, Trashed),
+        in_trash=isinstance(entry, TrashedSession),
     )
 
 
-def trash_entries(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
-    """Return uid and time of deletion of every session of this key in the trash."""
+def deleted_sessions_of_key(
+    key: str, trash: Iterable[TrashedSession]
+) -> tuple[tuple[str, datetime], ...]:
+    """Return uid and deletion time of every session in the trash with this key."""
     return tuple(sorted((entry.uid, entry.deleted) for entry in trash if entry.key == key))

@@ -18,15 +18,15 @@ from stenolog.maintenance.retention_rules import (
     RETENTION_FIELD,
     RetentionStep,
     Rule,
+    deleted_sessions_of_key,
     plan_retention,
-    trash_entries,
 )
-from stenolog.records import SessionInfo, Trashed, timestamp
+from stenolog.records import SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
-from stenolog.stores.jsonl.directory import store_error
+from stenolog.stores.jsonl.directory import system_errors
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
@@ -36,12 +36,12 @@ _ENTRIES_PER_PAGE: Final = 1_000
 _LEASE_SECONDS: Final = 60.0
 
 # The outcome `begins` occurs only in the log.
-# If no later line is about the same session, the run was interrupted at this step.
+# If `begins` is the last outcome of a session, the run was interrupted at that step.
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
 
 
 class RetentionResult(Struct, frozen=True, kw_only=True):
-    """Result of a step."""
+    """A step and its outcome."""
 
     step: RetentionStep
     agent: str | None
@@ -57,9 +57,8 @@ def execute_step(
 ) -> tuple[Outcome, str]:
     """Execute a step if the session is unchanged since the plan was made.
 
-    Return the outcome, and a text with the reason or the number of messages.
-
-    `on_start` is called immediately before data is deleted.
+    Return the outcome, and a text with the reason or the number of messages. `on_start` is called
+    immediately before data is deleted.
     """
     try:
         if step.action == "purge":
@@ -100,12 +99,12 @@ def _purge_deleted_sessions(
         on_start()
         store.finish_purge(step.uid)
         return "done", "completed an interrupted purge"
-    entries = trash_entries(step.key, store.list_trash())
-    planned_entry = (step.uid, step.updated)
-    if planned_entry not in entries:
+    deleted_sessions = deleted_sessions_of_key(step.key, store.list_trash())
+    planned_session = (step.uid, step.updated)
+    if planned_session not in deleted_sessions:
         return "skipped", "the session is not in the trash"
     # The trash may have fewer sessions than planned: another process may have purged some.
-    if not step.in_trash or not set(entries) <= set(step.trash_entries):
+    if not step.in_trash or not set(deleted_sessions) <= set(step.trash_entries):
         return "skipped", "the trash changed after the plan was made"
     try:
         store.info(step.key)
@@ -113,7 +112,7 @@ def _purge_deleted_sessions(
         on_start()
         if isinstance(store, PurgingStore):
             # Purge only the checked session: another process may create this key right now.
-            purge_result = store.purge_trash(step.key, [planned_entry])
+            purge_result = store.purge_trash(step.key, [planned_session])
         else:
             purge_result = store.purge(step.key)
         return "done", f"{purge_result.messages:,} messages deleted permanently"
@@ -140,13 +139,18 @@ def apply_rules(
     """
     plan: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):
-        for agent_name, agent_namespace in _selected_agents(workspace, agent, namespace):
+        agents = [(agent, namespace)]
+        if agent is None and namespace is None:
+            agents += ((name, None) for name in other_namespaces(workspace).agents)
+        for agent_name, agent_namespace in agents:
             # If the session of an interrupted purge is unknown, every namespace lists the purge.
-            has_unknown = any(result.step.unfinished and not result.step.uid for result in plan)
+            has_unknown_purge = any(
+                result.step.unfinished and not result.step.uid for result in plan
+            )
             plan += (
                 result
                 for result in _plan_for_agent(workspace, rules, agent_name, agent_namespace)
-                if not (has_unknown and result.step.unfinished and not result.step.uid)
+                if not (has_unknown_purge and result.step.unfinished and not result.step.uid)
             )
     if dry_run or not plan or not confirm(plan):
         return plan
@@ -177,7 +181,7 @@ def apply_rules_everywhere(
     """
     results: list[RetentionResult] = []
     for place in dict.fromkeys(places):
-        agents = _agents_of(place)
+        agents = _list_agents(place)
         while not should_stop():
             try:
                 agent, namespace = next(agents)
@@ -186,19 +190,17 @@ def apply_rules_everywhere(
                 )
             except StopIteration:
                 break
-            except StenologError as error:
-                log_reports.warning("retention: nothing was done: %s", error)
             except Exception as error:  # noqa: BLE001 - must not affect other places
-                error_type = type(error).__name__
-                log_reports.warning("retention: nothing was done: %s: %s", error_type, error)
+                name = "" if isinstance(error, StenologError) else f"{type(error).__name__}: "
+                log_reports.warning("retention: nothing was done: %s%s", name, error)
     for result in results:
         if result.outcome == "failed":
-            log_reports.warning("retention: %s", _log_line(result))
+            log_reports.warning("retention: %s", _format_line(result))
     return results
 
 
-def _agents_of(place: str) -> Iterator[tuple[str | None, str | None]]:
-    """Yield each agent and namespace of a place, to be processed separately."""
+def _list_agents(place: str) -> Iterator[tuple[str | None, str | None]]:
+    """Yield each agent of a place with its namespace. None stands for the default."""
     if parse_address(place).engine == "memory":
         return
     yield None, locate_sessions(place, None).namespace
@@ -206,37 +208,30 @@ def _agents_of(place: str) -> Iterator[tuple[str | None, str | None]]:
         yield name, None
 
 
-def _selected_agents(
-    workspace: str, agent: str | None, namespace: str | None
-) -> list[tuple[str | None, str | None]]:
-    if agent is not None or namespace is not None:
-        return [(agent, namespace)]
-    return [(None, None), *((name, None) for name in other_namespaces(workspace).agents)]
-
-
 def _plan_for_agent(
     workspace: str, rules: Sequence[Rule], agent: str | None, namespace: str | None
 ) -> list[RetentionResult]:
     location = locate_sessions(workspace, agent)
-    name = namespace or location.namespace
+    store_namespace = namespace or location.namespace
     engine = parse_address(location.where).engine
-    if engine == "jsonl" and not Path(location.where, name).exists():
+    if engine == "jsonl" and not Path(location.where, store_namespace).exists():
         return []  # the place has no sessions yet
-    with open_store(location.where, namespace=name, read_only=True) as store:
+    with open_store(location.where, namespace=store_namespace, read_only=True) as store:
         # The catalog of a PostgreSQL store is in the database, which is only read here.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
-            entries = list(_all_entries(catalog))
+            entries = list(_read_all_entries(catalog))
         steps = plan_retention(
             entries,
             store.list_trash(),
             rules,
             now=datetime.now(UTC),
             read_info=partial(_read_info, store),
-            tags_of=_trash_tags_reader(store),
+            tags_of=_make_trash_tags_reader(store),
             unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
         )
     return [
-        RetentionResult(step=step, agent=agent, namespace=name, outcome="planned") for step in steps
+        RetentionResult(step=step, agent=agent, namespace=store_namespace, outcome="planned")
+        for step in steps
     ]
 
 
@@ -256,12 +251,12 @@ def _execute_steps(
                     yield replace(result, outcome=outcome, words=detail)
 
 
-def _all_entries(catalog: Catalog) -> Iterator[Entry]:
-    page = catalog.list(limit=_ENTRIES_PER_PAGE)
-    yield from page.entries
-    while page.after is not None:
-        page = catalog.list(limit=_ENTRIES_PER_PAGE, after=page.after)
-        yield from page.entries
+def _read_all_entries(catalog: Catalog) -> Iterator[Entry]:
+    catalog_page = catalog.list(limit=_ENTRIES_PER_PAGE)
+    yield from catalog_page.entries
+    while catalog_page.after is not None:
+        catalog_page = catalog.list(limit=_ENTRIES_PER_PAGE, after=catalog_page.after)
+        yield from catalog_page.entries
 
 
 def _read_info(store: Store, key: str) -> SessionInfo | None:
@@ -270,22 +265,19 @@ def _read_info(store: Store, key: str) -> SessionInfo | None:
     return None
 
 
-def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
+def _make_trash_tags_reader(store: Store) -> Callable[[TrashedSession], Sequence[str] | None]:
     marks: dict[str, SnapshotMark] = {}
 
-    def tags_of(session: Trashed) -> Sequence[str] | None:
+    def tags_of(session: TrashedSession) -> Sequence[str] | None:
         if not isinstance(store, SnapshotStore):
             return None
-        try:
+        with suppress(StenologError):  # the doctor reports the problem
             if not marks:
                 marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
-            mark = marks.get(session.uid)
-            if mark is None:
-                return None
-            with store.read_snapshot(mark) as reading:
-                return tags_from(reading.snapshot.meta)
-        except StenologError:
-            return None  # the doctor reports the problem
+            if session.uid in marks:
+                with store.read_snapshot(marks[session.uid]) as reading:
+                    return tags_from(reading.snapshot.meta)
+        return None
 
     return tags_of
 
@@ -299,23 +291,19 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
 
     Raises StoreUnavailable if the log cannot be opened: without a log, no action is executed.
     """
-    parsed = parse_address(workspace)
-    if parsed.engine != "jsonl":
-        yield lambda result: log_reports.info("retention: %s", _log_line(result))
+    address = parse_address(workspace)
+    if address.engine != "jsonl":
+        yield lambda result: log_reports.info("retention: %s", _format_line(result))
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = Path(parsed.path, LOG_NAME)
-    try:
+    path = Path(address.path, LOG_NAME)
+    with system_errors(f"opening {path}"):
         descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise store_error(error, f"opening {path}") from error
 
     def log_result(result: RetentionResult) -> None:
-        try:
-            write_all(descriptor, f"{_log_line(result)}\n".encode("utf-8", "backslashreplace"))
+        with system_errors(f"writing to {path}"):
+            write_all(descriptor, f"{_format_line(result)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
-        except OSError as error:
-            raise store_error(error, f"writing to {path}") from error
 
     try:
         yield log_result
@@ -331,7 +319,7 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
     """
     path = Path(parse_address(workspace).path, LOG_NAME)
 
-    def masked_line(line: bytes) -> bytes:
+    def mask_line(line: bytes) -> bytes:
         columns = line.split(b"\t")
         if len(columns) < _COLUMN_COUNT:
             return line
@@ -343,20 +331,19 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
             columns[column] = b"-" * len(columns[column])
         return b"\t".join(columns)
 
-    try:
-        return overwrite_lines(path, masked_line)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise store_error(error, f"changing {path}") from error
+    with system_errors(f"changing {path}"):
+        try:
+            return overwrite_lines(path, mask_line)
+        except FileNotFoundError:
+            return 0
 
 
-def escaped_for_log(name: str) -> str:
+def escape_for_log(name: str) -> str:
     """Return a key or another name, with special characters escaped as in the log."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
-def place_in_log(agent: str | None, namespace: str) -> str:
+def format_place(agent: str | None, namespace: str) -> str:
     """Return the place of a session as it appears in the log."""
     return namespace if agent is None else f"agent {agent}"
 
@@ -367,17 +354,17 @@ _COLUMN_COUNT: Final = 9
 """Number of columns in a line of the log; the constants above are indexes of columns."""
 
 
-def _log_line(result: RetentionResult) -> str:
+def _format_line(result: RetentionResult) -> str:
     step = result.step
     columns = (
         timestamp(datetime.now(UTC)),
         result.outcome,
         step.action,
         step.rule,
-        place_in_log(result.agent, result.namespace),
+        format_place(result.agent, result.namespace),
         step.key,
         step.uid,
         f"last changed {timestamp(step.updated)}",
         result.words,
     )
-    return "\t".join(map(escaped_for_log, columns))
+    return "\t".join(map(escape_for_log, columns))

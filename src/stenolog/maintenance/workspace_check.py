@@ -1,7 +1,7 @@
 """The doctor: finds problems in a workspace of logs.
 
-`log_damage.py` examines the bytes of a log, and `log_files.py` examines the archives of a session.
-This module examines the folders. Only `repair.py` writes.
+`log_damage.py` examines the bytes of a log. This module examines the folders and the archives, and
+locks a file against writers where necessary. Only `repair.py` writes.
 """
 
 import fcntl
@@ -9,8 +9,9 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Sequence
-from contextlib import closing, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,23 +21,25 @@ from typing import Final
 from msgspec.structs import replace
 
 from stenolog.errors import StenologError, UsageError
-from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind
-from stenolog.maintenance.log_files import (
-    examine_archives,
-    examine_log_file,
-    list_archives,
-    locked_archives,
-    locked_log,
-    names_in,
-    opened_subfolder,
-    opened_trash,
-    unreferenced_archives,
+from stenolog.maintenance.log_damage import (
+    ASIDE_FOLDER,
+    Kind,
+    LogReport,
+    describe_lost,
+    examine_log,
 )
+from stenolog.records import Span, State
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
-from stenolog.stores import file_names
+from stenolog.stores import file_names, spans
 from stenolog.stores.catalog_file import CATALOG_NAME as CATALOG
 from stenolog.stores.catalog_file import journal_name, lock_name
-from stenolog.stores.disk import write_problem
+from stenolog.stores.disk import (
+    lock_until,
+    open_descriptor,
+    release_lock,
+    wait_for_lock,
+    write_problem,
+)
 from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
@@ -45,7 +48,8 @@ from stenolog.stores.open_store import open_store, parse_address
 _STENOLOG_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _CATALOG_FILES: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 TEMP_NAME: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
-"""Pattern of the name of a temporary file that an interrupted write left."""
+"""Pattern for names of temporary files that an interrupted write left."""
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
@@ -54,17 +58,17 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     Every named agent and every namespace is checked. Raises UsageError if `workspace` is not a
     workspace, and StoreUnavailable or DamagedStore if it cannot be read.
     """
-    parsed = parse_address(workspace)
-    if parsed.engine == "sqlite":
-        sqlite_doctor, file = sqlite_checks(), Path(parsed.path)
+    address = parse_address(workspace)
+    if address.engine == "sqlite":
+        checks, file = load_sqlite_checks(), Path(address.path)
         if not file.exists():
             raise UsageError(f"there is no database at {file}; check the path")
-        return _with_location(sqlite_doctor.examine(file), str(file), path=file.name)
-    if parsed.engine == "postgresql":
+        return _with_location(checks.examine(file), str(file), path=file.name)
+    if address.engine == "postgresql":
         return _examine_postgres(workspace)
-    if parsed.engine != "jsonl":
+    if address.engine != "jsonl":
         raise UsageError(f"{workspace}: only a folder or a database can be examined")
-    workspace_path = Path(parsed.path)
+    workspace_path = Path(address.path)
     check_workspace(workspace_path)
     check_stenolog_folder(workspace_path)
     folders = log_folders(workspace_path)
@@ -79,13 +83,13 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     findings = [finding for report in reports for finding in report.findings]
     if wide_modes:
         findings.append(_wide_permissions_finding(str(workspace_path), list(wide_modes)))
-    problems: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for folder in folders:
         with suppress(OSError):  # `examine_folder` has already reported this problem
             if (reason := write_problem(workspace_path / folder)) is not None:
-                problems[folder] = reason
-    if problems:
-        findings.append(_not_writable_finding(list(problems), next(iter(problems.values()))))
+                reasons[folder] = reason
+    if reasons:
+        findings.append(_not_writable_finding(list(reasons), next(iter(reasons.values()))))
     return Report(
         workspace=str(workspace_path),
         sessions=sum(report.logs for report in reports),
@@ -93,15 +97,15 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     )
 
 
-def sqlite_checks() -> ModuleType:
+def load_sqlite_checks() -> ModuleType:
     """Return the module that examines SQLite files. Raises UsageError without the driver."""
     # The driver is optional and slow to import.
-    from stenolog.stores.sqlite.store import missing_driver
+    from stenolog.stores.sqlite.store import missing_driver_error
 
     try:
         from stenolog.stores.sqlite import file_check
     except ImportError as error:
-        raise missing_driver(error) from error
+        raise missing_driver_error(error) from error
     return file_check
 
 
@@ -124,6 +128,8 @@ def _with_location(report: Report, workspace: str, *, path: str) -> Report:
 class FolderReport:
     """Results that are collected while a folder is examined."""
 
+    namespace: str
+    """Path of the folder below the workspace."""
     logs: int = 0
     findings: list[Finding] = field(default_factory=list)
     archives_by_uid: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
@@ -135,6 +141,7 @@ class FolderReport:
     may_hide_sessions: bool = False
     """Whether a file may belong to a session that this version of stenolog cannot read."""
     wide_modes: list[tuple[str, int]] = field(default_factory=list)
+    """Path and mode of each file or folder that other users may access."""
 
 
 def examine_folder(workspace: Path, folder: str) -> FolderReport:
@@ -142,7 +149,7 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
 
     Raises StoreUnavailable, DamagedStore if the folder `sessions` itself cannot be read.
     """
-    report = FolderReport()
+    report = FolderReport(namespace=folder)
     try:
         directory = Directory(workspace / folder, read_only=True)
     except StenologError as error:
@@ -151,63 +158,56 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
         report.findings.append(_unreadable_finding(folder, None, error))
         return report
     with closing(directory):
-        _check_folder(directory, workspace, folder, report)
+        _check_folder(directory, workspace, report)
     return report
 
 
-def _check_folder(
-    directory: Directory, workspace: Path, namespace: str, report: FolderReport
-) -> None:
+def _check_folder(directory: Directory, workspace: Path, report: FolderReport) -> None:
     # List the archives before reading the logs.
     # Otherwise, an archive that is created in between would be reported as unreferenced.
     archives_by_uid = list_archives(directory)
-    path = Path(namespace)
+    path = Path(report.namespace)
     for parent_path in reversed((path, *path.parents)):
         _check_mode(report, str(parent_path), (workspace / parent_path).stat())
     for name in sorted(directory.list_names()):
         status = directory.file_status(name)
         if status is not None:
-            _check_entry(directory, namespace, name, status, report)
-    _check_trash(directory, namespace, report)
-    _check_leases(directory, namespace, report)
+            _check_entry(directory, name, status, report)
+    _check_trash(directory, report)
+    _check_leases(directory, report)
     if report.foreign_logs:
         report.findings.append(_foreign_logs_finding(directory, report.foreign_logs))
     for uid, files in archives_by_uid.items():
-        _check_archives(directory, namespace, uid, files, report)
+        _check_archives(directory, uid, files, report)
 
 
 def _check_entry(
-    directory: Directory, namespace: str, name: str, status: os.stat_result, report: FolderReport
+    directory: Directory, name: str, status: os.stat_result, report: FolderReport
 ) -> None:
-    path = f"{namespace}/{name}"
+    path = f"{report.namespace}/{name}"
     leftover = TEMP_NAME.fullmatch(name)
+    is_named_log = name.endswith(file_names.LOG_SUFFIX)
     if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
         _check_mode(report, path, status)
-    elif name in _STENOLOG_FOLDERS or (
-        name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(status.st_mode)
-    ):
+    elif name in _STENOLOG_FOLDERS or (is_named_log and not stat.S_ISREG(status.st_mode)):
         report.findings.append(_not_a_file_finding(path, name, status))
         report.may_hide_sessions = True
     elif leftover is not None:
-        with locked_log(directory, leftover[1]):
+        with lock_log(directory, leftover[1]):
             if directory.file_status(name) is not None:
                 report.findings.append(_leftover_finding(path, file_names.key_of_log(leftover[1])))
-    elif name.endswith(file_names.LOG_SUFFIX):
+    elif is_named_log:
         _check_mode(report, path, status)
-        _check_log(directory, namespace, name, report)
+        _check_log(directory, name, report)
     elif stat.S_ISDIR(status.st_mode) and name != ASIDE_FOLDER:
         report.may_hide_sessions = True
 
 
 def _check_log(
-    directory: Directory,
-    namespace: str,
-    name: str,
-    report: FolderReport,
-    *,
-    parent: Directory | None = None,
+    directory: Directory, name: str, report: FolderReport, *, parent: Directory | None = None
 ) -> None:
     """Examine a log. For a log in the trash, `parent` is the folder that contains the trash."""
+    namespace = report.namespace if parent is None else f"{report.namespace}/{trash.FOLDER}"
     try:
         log_report = examine_log_file(directory, namespace, name, deleted=parent is not None)
     except (StenologError, OSError) as error:
@@ -223,30 +223,46 @@ def _check_log(
         (report.foreign_logs if is_foreign else report.findings).append(finding)
     state = log_report.state
     if state is None:
-        report.may_hide_sessions |= (
-            bool(log_report.findings) and log_report.findings[0].kind is Kind.NEWER_FORMAT
-        )
+        report.may_hide_sessions |= any(f.kind is Kind.NEWER_FORMAT for f in log_report.findings)
         return
-    referenced: set[str] = set()
-    root = namespace.removesuffix(f"/{trash.FOLDER}") if parent is not None else namespace
-    report.findings += examine_archives(parent or directory, root, state, referenced)
-    report.archives_by_uid[state.uid] = (state.key, referenced)
+    referenced_names: set[str] = set()
+    report.findings += examine_archives(
+        parent or directory, report.namespace, state, referenced_names
+    )
+    report.archives_by_uid[state.uid] = (state.key, referenced_names)
+
+
+def examine_log_file(
+    directory: Directory, namespace: str, name: str, *, deleted: bool = False
+) -> LogReport | None:
+    """Examine a log; None if it is missing. A log that looks incomplete is read again, locked."""
+    descriptor = directory.open_log(name)
+    if descriptor is None:
+        return None
+    with closing(descriptor):
+        log_report = examine_log(read_file(descriptor), name, folder=namespace, deleted=deleted)
+    if not log_report.may_be_growing:
+        return log_report
+    with lock_log(directory, name) as locked_descriptor:
+        if locked_descriptor is None:
+            return None
+        return examine_log(read_file(locked_descriptor), name, folder=namespace, deleted=deleted)
 
 
 # --- the trash and the locks -----------------------------------------------------------------
 
 
-def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> None:
-    with opened_trash(directory) as folder:
+def _check_trash(directory: Directory, report: FolderReport) -> None:
+    with open_trash(directory) as folder:
         if folder is None:
             return
         for name in sorted(folder.list_names()):
-            path = f"{namespace}/{trash.FOLDER}/{name}"
+            path = f"{report.namespace}/{trash.FOLDER}/{name}"
             leftover = TEMP_NAME.fullmatch(name)
             if (status := folder.file_status(name)) is None:
                 continue
             if leftover is not None:
-                with locked_log(folder, leftover[1]):
+                with lock_log(folder, leftover[1]):
                     if folder.file_status(name) is not None:
                         report.findings.append(_leftover_finding(path, None))
             elif (entry := trash.parse_entry(name)) is not None and entry.purged:
@@ -254,28 +270,25 @@ def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> 
                 report.findings.append(_unfinished_purge_finding(folder, path, name))
             elif entry is not None and stat.S_ISREG(status.st_mode):
                 _check_mode(report, path, status)
-                _check_log(folder, f"{namespace}/{trash.FOLDER}", name, report, parent=directory)
+                _check_log(folder, name, report, parent=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
                 report.may_hide_sessions = True
 
 
-def _check_leases(directory: Directory, namespace: str, report: FolderReport) -> None:
-    with opened_subfolder(directory, leases.FOLDER) as folder:
-        for name in names_in(folder):
-            path = f"{namespace}/{leases.FOLDER}/{name}"
+def _check_leases(directory: Directory, report: FolderReport) -> None:
+    with open_subfolder(directory, leases.FOLDER) as folder:
+        for name in list_folder(folder):
+            path = f"{report.namespace}/{leases.FOLDER}/{name}"
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             with suppress(OSError):
-                descriptor = os.open(name, flags, dir_fd=folder)
-                try:
+                with closing(open_descriptor(name, flags, dir_fd=folder)) as descriptor:
                     _check_mode(report, path, os.fstat(descriptor))
-                    holder = _expired_holder(descriptor)
-                finally:
-                    os.close(descriptor)
+                    holder = _find_expired_holder(descriptor)
                 if holder is not None:
                     report.findings.append(_stalled_lease_finding(path, name, holder))
 
 
-def _expired_holder(descriptor: int) -> leases.Holder | None:
+def _find_expired_holder(descriptor: int) -> leases.Holder | None:
     """Return the holder of a lease that has expired but is still locked; otherwise None."""
     holder = leases.read_holder(descriptor)
     if holder is None or datetime.fromisoformat(holder.until) >= datetime.now(UTC):
@@ -292,10 +305,10 @@ def _expired_holder(descriptor: int) -> leases.Holder | None:
 
 
 def _check_archives(
-    directory: Directory, namespace: str, uid: str, files: Sequence[str], report: FolderReport
+    directory: Directory, uid: str, files: Sequence[str], report: FolderReport
 ) -> None:
-    archive_folder = f"{namespace}/{archive.FOLDER}/{uid}"
-    key, referenced = report.archives_by_uid.get(uid, (None, set[str]()))
+    archive_folder = f"{report.namespace}/{archive.FOLDER}/{uid}"
+    key, referenced_names = report.archives_by_uid.get(uid, (None, set[str]()))
     if (key is None and report.may_hide_sessions) or uid in report.purged_uids:
         return
     for file in files:
@@ -303,14 +316,92 @@ def _check_archives(
         with suppress(FileNotFoundError):
             status = (directory.path / archive.FOLDER / uid / file).lstat()
             _check_mode(report, f"{archive_folder}/{file}", status)
-    if set(files) <= referenced:
+    if set(files) <= referenced_names:
         return
-    with locked_archives(directory, uid) as folder:
+    with lock_archives(directory, uid) as folder:
         for file in unreferenced_archives(directory, folder, uid, key):
             if file in files:
                 is_leftover = TEMP_NAME.fullmatch(file) is not None
                 make_finding = _leftover_finding if is_leftover else _unreferenced_archive_finding
                 report.findings.append(make_finding(f"{archive_folder}/{file}", key))
+
+
+def list_archives(directory: Directory) -> dict[str, list[str]]:
+    """Return the names of the archive files of each session, by the uid of the session."""
+    archives = {}
+    with open_subfolder(directory, archive.FOLDER) as all_archives_folder:
+        for uid in list_folder(all_archives_folder):
+            with open_subfolder(directory, archive.FOLDER, uid) as session_folder:
+                if session_folder is not None:
+                    archives[uid] = list_folder(session_folder)
+    return archives
+
+
+def unreferenced_archives(
+    directory: Directory, folder: int | None, uid: str, key: str | None
+) -> list[str]:
+    """Return the archive files to which the session with this key does not refer.
+
+    The result is empty if the session cannot be read. The folder must be locked.
+    """
+    referenced_names: set[str] = set()
+    if key is not None:
+        state = _find_state(directory, uid, key)
+        if state is None or list(examine_archives(directory, "", state, referenced_names)):
+            return []
+    return [file for file in list_folder(folder) if file not in referenced_names]
+
+
+def _find_state(directory: Directory, uid: str, key: str) -> State | None:
+    """Return the state of the live or deleted session with this uid; None if it is unreadable."""
+    log_report = examine_log_file(directory, "", file_names.log_name(key))
+    if log_report is not None and log_report.state is not None and log_report.state.uid == uid:
+        return log_report.state
+    with open_trash(directory) as folder:
+        if folder is not None:
+            for entry in trash.list_entries(directory):
+                if entry.uid == uid:
+                    log_report = examine_log_file(folder, "", entry.name, deleted=True)
+                    return log_report.state if log_report is not None else None
+    return None
+
+
+def examine_archives(
+    directory: Directory, namespace: str, state: State, referenced_names: set[str]
+) -> Iterator[Finding]:
+    """Yield findings about the archives of a session, and add their names to `referenced_names`."""
+    archive_ref = state.archive
+    while archive_ref is not None:
+        referenced_names.add(archive_ref.name)
+        path = f"{namespace}/{archive.FOLDER}/{state.uid}/{archive_ref.name}"
+        all_seqs = [(archive_ref.first, archive_ref.last)]
+        known_missing = [*state.void, *state.purged]
+        try:
+            content = archive.read_archive(directory, state.uid, archive_ref)
+        except StenologError as error:
+            yield _archive_finding(state.key, path, f"Unreadable archive: {error}.", all_seqs)
+            return
+        present_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
+        lost = spans.minus(all_seqs, present_seqs)
+        if not os.path.lexists(directory.path / content.path):
+            missing_text = "The archive with the first messages of the session is missing."
+            meaning = f"{missing_text} {describe_lost(lost)}"
+            yield _archive_finding(state.key, path, meaning, lost, Kind.MISSING_ARCHIVE)
+            return
+        if any(not damaged_part.is_void for damaged_part in content.damaged) or lost:
+            meaning = f"A part of the archive cannot be decompressed or read. {describe_lost(lost)}"
+            yield _archive_finding(state.key, path, meaning, lost)
+        archive_ref = content.previous if archive.is_before(content.previous, archive_ref) else None
+
+
+def _archive_finding(
+    key: str, path: str, meaning: str, lost: Sequence[Span], kind: Kind = Kind.DAMAGED_ARCHIVE
+) -> Finding:
+    advice = "Restore the file from a backup."
+    return Finding(kind=kind, key=key, path=path, meaning=meaning, advice=advice, lost=tuple(lost))
+
+
+# --- findings --------------------------------------------------------------------------------
 
 
 def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None:
@@ -319,12 +410,9 @@ def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None
 
 
 def _not_a_file_finding(path: str, name: str, status: os.stat_result) -> Finding:
-    """Return the finding for a path that should be a log or a folder of stenolog but is not."""
-    actual_kind = "something that is not a file"
-    if stat.S_ISLNK(status.st_mode):
-        actual_kind = "a symbolic link, which is not followed"
-    elif stat.S_ISDIR(status.st_mode):
-        actual_kind = "a folder"
+    """Return the finding for a path that is neither the expected log nor the expected folder."""
+    kinds = {stat.S_IFLNK: "a symbolic link, which is not followed", stat.S_IFDIR: "a folder"}
+    actual_kind = kinds.get(stat.S_IFMT(status.st_mode), "something that is not a file")
     folders = {
         archive.FOLDER: "the folder of the archives",
         trash.FOLDER: "the folder of the deleted sessions",
@@ -397,7 +485,7 @@ def _unfinished_purge_finding(folder: Directory, path: str, name: str) -> Findin
 
 
 def _stalled_lease_finding(path: str, name: str, holder: leases.Holder) -> Finding:
-    """Return the finding for a lease that is held longer than it should be."""
+    """Return the finding for a lease that is still held after it has expired."""
     return Finding(
         kind=Kind.STALLED_LEASE,
         key=file_names.key_of_log(name.removesuffix(leases.SUFFIX)),
@@ -429,3 +517,83 @@ def _wide_permissions_finding(workspace: str, wide_modes: Sequence[tuple[str, in
         meaning="Other users of this machine may read these conversations.",
         advice=f"chmod -R go= {shlex.quote(workspace)}",
     )
+
+
+# --- files and locks -------------------------------------------------------------------------
+
+
+@contextmanager
+def lock_log(directory: Directory, name: str) -> Iterator[int | None]:
+    """Yield a descriptor of a log that is locked against writers; None if the log is missing.
+
+    Raises StoreBusy.
+    """
+    lock_deadline = time.monotonic() + BUSY_TIMEOUT_SECONDS
+    while True:
+        descriptor = directory.open_log(name)
+        if descriptor is None:
+            yield None
+            return
+        try:
+            lock_until(descriptor, lock_deadline, f"the log {directory.path / name}")
+            status = directory.file_status(name)
+            # If the log was replaced during the wait, the locked file no longer has this name.
+            if status is not None and os.path.samestat(status, os.fstat(descriptor)):
+                yield descriptor
+                return
+        finally:
+            descriptor.release()
+
+
+def read_file(descriptor: int) -> bytes:
+    """Return all bytes of an open file. Raises OSError."""
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read()
+
+
+@contextmanager
+def open_trash(directory: Directory) -> Iterator[Directory | None]:
+    """Yield the folder of deleted logs; None if it cannot be opened."""
+    try:
+        folder = Directory(directory.path / trash.FOLDER, read_only=True)
+    except StenologError:
+        yield None
+        return
+    with closing(folder):
+        yield folder
+
+
+@contextmanager
+def open_subfolder(directory: Directory, *path_parts: str) -> Iterator[int | None]:
+    """Yield a descriptor of a subfolder; None if it cannot be opened."""
+    descriptor = None
+    with suppress(OSError):
+        descriptor = directory.subfolder(*path_parts, create=False)
+    with closing(descriptor) if descriptor is not None else nullcontext():
+        yield descriptor
+
+
+def list_folder(folder: int | None) -> list[str]:
+    """Return the sorted names in a folder; an empty list if `folder` is None."""
+    if folder is None:
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries)
+
+
+@contextmanager
+def lock_archives(directory: Directory, uid: str) -> Iterator[int | None]:
+    """Yield a descriptor of a session's archive folder, locked against compaction.
+
+    Yields None if the folder cannot be opened. Raises StoreBusy.
+    """
+    with open_subfolder(directory, archive.FOLDER, uid) as folder:
+        if folder is None:
+            yield None
+            return
+        folder_name = f"the folder {directory.path / archive.FOLDER / uid}"
+        wait_for_lock(folder, seconds=BUSY_TIMEOUT_SECONDS, name=folder_name)
+        try:
+            yield folder
+        finally:
+            release_lock(folder)

@@ -34,29 +34,42 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
-from stenolog.memory import extraction
-from stenolog.memory.extraction import ExtractedFacts
-from stenolog.memory.facts import is_supported, new_notes
-from stenolog.memory.named_details import unsupported_details
+from stenolog.memory.evidence import unsupported_details
+from stenolog.memory.facts import (
+    ExtractedFacts,
+    answer_schema,
+    build_prompt,
+    is_supported,
+    make_drafts,
+    max_answer_tokens,
+    parse_answer,
+)
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
-from stenolog.memory.transcript import Turn, batches, finished_turns, gist, make_turn
+from stenolog.memory.transcript import Turn, describe_turn, finished_turns, make_turn, next_batch
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
-from stenolog.sessions.side_usage import META, SideUsage, count_answer, read_field, updated_field
+from stenolog.sessions.usage import (
+    SIDE_USAGE_FIELD,
+    SideUsage,
+    count_answer,
+    read_side_usage,
+    updated_side_usage,
+)
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
-BUDGET: Final = 6_000
+MAX_BATCH_TOKENS: Final = 6_000
 """Maximum number of tokens of the turns in one model call."""
 
-MAX_TURNS: Final = 20
+MAX_TURNS_PER_CALL: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
 MAX_ATTEMPTS: Final = 8
@@ -108,27 +121,27 @@ class ConsolidationProgress:
     """
 
     def __init__(self, store: Store, *, agent: str) -> None:
-        """Use the progress marks of `agent` in this notes store."""
+        """Open the progress marks of `agent` in this notes store."""
         self._store = store
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
     def read_mark(self, uid: str) -> ProgressMark:
         """Return the progress mark of a session; for a new session, a mark with seq 0."""
-        try:
-            meta = self._store.info(self._prefix + uid).meta
-        except NoSuchSession:
-            return ProgressMark()
+        meta = self._read_meta(uid)
         retry_at = meta.get("retry_at")
         return ProgressMark(
-            seq=_positive_int(meta.get("seq")),
-            attempts=_positive_int(meta.get("attempts")),
+            seq=_positive_or_zero(meta.get("seq")),
+            attempts=_positive_or_zero(meta.get("attempts")),
             retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
         )
 
     def usage(self, uid: str) -> SideUsage:
         """Return the token counts of the model calls that made the notes of a session."""
+        return read_side_usage(self._read_meta(uid), uid)
+
+    def _read_meta(self, uid: str) -> Mapping[str, Any]:
         try:
-            return read_field(self._store.info(self._prefix + uid).meta, uid)
+            return self._store.info(self._prefix + uid).meta
         except NoSuchSession:
             return {}
 
@@ -151,19 +164,19 @@ class ConsolidationProgress:
 
     def _write_fields(self, uid: str, usage: SideUsage | None, **fields: Any) -> None:
         if usage:
-            stored_usage = {META: {"uid": uid, "models": self.usage(uid)}}
-            fields |= updated_field(stored_usage, uid, dict(usage))
+            stored_usage = {SIDE_USAGE_FIELD: {"uid": uid, "models": self.usage(uid)}}
+            fields |= updated_side_usage(stored_usage, uid, dict(usage))
             usage.clear()
         # Remove the field `session`, which earlier versions wrote.
         self._store.set_meta(self._prefix + uid, session=None, **fields)
 
 
-def _positive_int(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _positive_or_zero(stored: Any) -> int:
+    return stored if isinstance(stored, int) and stored > 0 else 0
 
 
-class Consolidation:
-    """Writes notes about the sessions of one store. Thread-safe.
+class Consolidator:
+    """A writer of notes about the sessions of one store. Thread-safe.
 
     Without a model every turn still gets its daily entry, but no facts.
     """
@@ -176,13 +189,13 @@ class Consolidation:
         *,
         agent: str = "main",
         scope_of: Callable[[str], Scope] | None = None,
-        budget: int = BUDGET,
-        max_turns: int = MAX_TURNS,
+        budget: int = MAX_BATCH_TOKENS,
+        max_turns: int = MAX_TURNS_PER_CALL,
         max_attempts: int = MAX_ATTEMPTS,
         tokens: Tokens | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Read sessions from `store`, and write to `notes`. `budget`: tokens per model call.
+        """Create a writer that reads sessions from `store`. `budget`: tokens per model call.
 
         `scope_of` returns the scope for the notes of a session. [default: the session's own scope]
         `tokens` is the token counter of the model.
@@ -215,12 +228,12 @@ class Consolidation:
             if run is None:
                 return ConsolidationReport()
             self._process_turns(run, most_calls)
-            return run.report()
+            return msgspec.convert(run, ConsolidationReport, from_attributes=True)
 
     def waiting_sessions(self) -> list[str]:
         """Return the keys of the sessions with finished turns that are not consolidated yet.
 
-        Reads no messages of a session that is already consolidated. Omits damaged sessions.
+        Messages of consolidated sessions are not read. Damaged sessions are left out.
         """
         keys = []
         for key in self._store.list_sessions():
@@ -265,24 +278,26 @@ class Consolidation:
             mark=mark,
             # Choose the scope after the read: messages with a second sender change the scope.
             scope=self._scope_of(key),
-            turns=[turn for turn in parsed_turns if turn is not None],
-            end=turns[-1][-1].seq if turns else mark.seq,
-            later_turns=len(all_turns) - len(turns),
+            new_turns=[turn for turn in parsed_turns if turn is not None],
+            last_seq=turns[-1][-1].seq if turns else mark.seq,
+            later_turn_count=len(all_turns) - len(turns),
         )
 
     def _process_turns(self, run: "_Run", most_calls: int) -> None:
         """For each group of turns, ask the model, write notes and move the progress mark."""
-        uid, attempts, turns = run.info.uid, run.mark.attempts, run.turns
+        uid, attempts, turns = run.info.uid, run.mark.attempts, run.new_turns
         single_count = 0  # number of next turns to ask about one by one
-        run.waiting = len(turns) + run.later_turns
+        run.waiting = len(turns) + run.later_turn_count
         if self._is_too_early(run):
             return
         while turns:
-            if run.calls >= most_calls:
+            if run.model_calls >= most_calls:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
             limit = 1 if attempts or single_count else self._max_turns
-            batch = next(batches(turns, budget=self._budget, limit=limit, count=self._tokens.text))
+            batch = next_batch(
+                turns, budget=self._budget, limit=limit, count_tokens=self._tokens.text
+            )
             try:
                 facts_by_turn = self._ask_model(run, batch)
             except _ModelFailed as failure:
@@ -304,14 +319,14 @@ class Consolidation:
             if written_count is None:
                 run.waiting = 0
                 return
-            self._progress.move_mark(uid, batch[-1].last, run.usage)
-            run.consolidated += written_count
+            self._progress.move_mark(uid, batch[-1].last_seq, run.usage)
+            run.turns += written_count
             attempts, turns = 0, turns[len(batch) :]
             single_count = max(single_count - 1, 0)
-            run.waiting = len(turns) + run.later_turns
+            run.waiting = len(turns) + run.later_turn_count
         # The last turns may have no content to note.
         if self._session_exists(run):
-            self._progress.move_mark(uid, run.end, run.usage)
+            self._progress.move_mark(uid, run.last_seq, run.usage)
 
     def _is_too_early(self, run: "_Run") -> bool:
         """Whether the delay after the model's last failure has not passed yet."""
@@ -334,16 +349,16 @@ class Consolidation:
         if self._complete is None:
             return {}
         subjects = [note.about for note in self._notes.list(run.scope, kind="core")]
-        count = len(batch)
-        run.calls += 1
+        turn_count = len(batch)
+        run.model_calls += 1
         try:
-            prompt = extraction.build_prompt(
-                batch, subjects=subjects, budget=self._budget, count=self._tokens.text
+            prompt = build_prompt(
+                batch, subjects=subjects, budget=self._budget, count_tokens=self._tokens.text
             )
             answer = self._complete(
                 prompt,
-                schema=extraction.answer_schema(count),
-                max_tokens=extraction.answer_tokens(count),
+                schema=answer_schema(turn_count),
+                max_tokens=max_answer_tokens(turn_count),
             )
             text = check_answer(answer, COMPLETION_SIGNATURE)
             count_answer(run.usage, text)
@@ -351,9 +366,9 @@ class Consolidation:
             # Clients raise exceptions of any type, and some include API keys in the text.
             text = redact(f"{type(error).__name__}: {error}").text
             raise _ModelFailed(f"the model failed: {text}") from error
-        facts_by_turn = extraction.parse_answer(text, turns=count)
-        if facts_by_turn is None and count == 1:
-            problem = f"the model's answer about the turn at {batch[0].last} is not JSON"
+        facts_by_turn = parse_answer(text, turn_count=turn_count)
+        if facts_by_turn is None and turn_count == 1:
+            problem = f"the model's answer about the turn at {batch[0].last_seq} is not JSON"
             run.problems.append(problem)
             _logger.warning("no facts of %r: %s", run.scope.who, problem)
             return {}
@@ -364,10 +379,11 @@ class Consolidation:
     def _write_notes(
         self, run: "_Run", batch: Sequence[Turn], facts_by_turn: Mapping[int, ExtractedFacts]
     ) -> int | None:
-        """Store the notes of these turns, and return how many; None if the session is gone.
+        """Store the notes of these turns, and return the number of turns.
 
-        The session may be deleted or purged while the model answers. A purge always wins: the lease
-        of `guarded` is taken before the session is looked up, and a purge invalidates the lease.
+        Returns None if the session was deleted or purged while the model answered. A purge always
+        wins: the lease of `guarded` is taken before the session is looked up, and a purge
+        invalidates the lease.
         """
         try:
             with self._notes.guarded(run.scope) as notes:
@@ -389,14 +405,14 @@ class Consolidation:
             return False
 
     def _reread_turns(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, Turn] | None:
-        """Return the current turns of a batch by last seq, or None if the session is gone."""
+        """Return the current turns of a batch by last seq; None if the session was deleted."""
         if self._complete is None:
             # Without a model, no time has passed since the turns were read.
-            return {turn.last: turn for turn in batch} if self._session_exists(run) else None
-        new_run = self._read_turns(run.info.key, upto=batch[-1].last)
+            return {turn.last_seq: turn for turn in batch} if self._session_exists(run) else None
+        new_run = self._read_turns(run.info.key, upto=batch[-1].last_seq)
         if new_run is None or new_run.info.uid != run.info.uid:
             return None
-        return {turn.last: turn for turn in new_run.turns}
+        return {turn.last_seq: turn for turn in new_run.new_turns}
 
 
 class _ModelFailed(Exception):
@@ -404,24 +420,24 @@ class _ModelFailed(Exception):
 
 
 class _Run(Struct, kw_only=True):
-    """One run on a session: the turns to consolidate, and the counters of the report."""
+    """One run on a session: the turns to consolidate, and the fields of the report."""
 
     info: SessionInfo
     mark: ProgressMark
     scope: Scope
-    turns: list[Turn]
+    new_turns: list[Turn]
     """Turns to consolidate that have content to note."""
-    end: int
+    last_seq: int
     """Last seq of the turns that were read."""
-    later_turns: int
-    """Number of finished turns after `end`."""
-    consolidated: int = 0
+    later_turn_count: int
+    """Number of finished turns after `last_seq`."""
+    turns: int = 0
     daily: int = 0
     core: int = 0
     rejected: int = 0
     redacted: int = 0
     waiting: int = 0
-    calls: int = 0
+    model_calls: int = 0
     """Number of model calls."""
     problems: list[str] = []
     usage: SideUsage = {}
@@ -436,19 +452,7 @@ class _Run(Struct, kw_only=True):
 
     def idempotency_key(self, turn: Turn, kind: Kind) -> str:
         """Return the idempotency key of a turn's notes of one kind."""
-        return f"{self.info.uid}:{turn.last}:{kind}"
-
-    def report(self) -> ConsolidationReport:
-        return ConsolidationReport(
-            turns=self.consolidated,
-            daily=self.daily,
-            core=self.core,
-            rejected=self.rejected,
-            redacted=self.redacted,
-            waiting=self.waiting,
-            problems=tuple(self.problems),
-            retry_at=self.retry_at,
-        )
+        return f"{self.info.uid}:{turn.last_seq}:{kind}"
 
 
 def _write_turns(
@@ -458,18 +462,18 @@ def _write_turns(
     answers: Mapping[int, ExtractedFacts],
     current_turns: Mapping[int, Turn],
 ) -> None:
-    """Store the daily entry and facts of each turn that still exists; of changed turns no facts."""
+    """Store a daily entry for each turn that still exists, and facts if the turn did not change."""
     # Read the known facts after the slow model call, because other processes write notes, too.
     has_facts = any(answer.facts for answer in answers.values())
     known_facts = notes.list(run.scope, kind="core") if has_facts else []
-    for number, sent_turn in enumerate(batch, 1):
-        if (turn := current_turns.get(sent_turn.last)) is None:
+    for turn_number, sent_turn in enumerate(batch, 1):
+        if (turn := current_turns.get(sent_turn.last_seq)) is None:
             continue
-        answer = answers.get(number, ExtractedFacts()) if turn == sent_turn else ExtractedFacts()
+        answer = (answers.get(turn_number) if turn == sent_turn else None) or ExtractedFacts()
         run.redacted += turn.redacted
         draft = Draft(
             kind="daily",
-            text=_daily_text(run, turn, answer),
+            text=_choose_daily_text(run, turn, answer),
             session=run.info.key,
             uid=run.info.uid,
             seqs=turn.seqs,
@@ -479,14 +483,14 @@ def _write_turns(
         known_facts = _write_facts(run, notes, turn, answer, known_facts)
 
 
-def _daily_text(run: _Run, turn: Turn, extracted: ExtractedFacts) -> str:
-    """Return the model's daily entry, or the turn's gist if the entry has unsupported details."""
+def _choose_daily_text(run: _Run, turn: Turn, extracted: ExtractedFacts) -> str:
+    """Return the model's daily entry, or `describe_turn` if the entry has unsupported details."""
     known_texts = [line.text for line in turn.lines]
     # The model was shown the time of the turn, so the entry may mention the time.
     known_texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
     if unsupported_details(extracted.daily, known_texts):  # guard: entry-specifics-said
-        return gist(turn)
-    return run.redact(extracted.daily) or gist(turn)
+        return describe_turn(turn)
+    return run.redact(extracted.daily) or describe_turn(turn)
 
 
 def _write_facts(
@@ -496,7 +500,7 @@ def _write_facts(
     quotes = [note.quote for note in known_facts if note.quote]
     supported = [fact for fact in extracted.facts if is_supported(fact, turn.user_texts, quotes)]
     run.rejected += extracted.malformed + len(extracted.facts) - len(supported)
-    drafts = new_notes(
+    drafts = make_drafts(
         # A model may assemble a secret from parts of the text.
         [
             replace(
@@ -523,7 +527,7 @@ def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
     """Whether a fork copied this turn. Copies are consolidated only in the original session."""
     if info.forked_from is None:
         return False
-    forked_at = info.meta.get(FORKED_AT)
-    if isinstance(forked_at, int):
-        return turn[-1].seq <= forked_at
+    fork_seq = info.meta.get(FORKED_AT)
+    if isinstance(fork_seq, int):
+        return turn[-1].seq <= fork_seq
     return turn[-1].at <= info.created  # old versions did not store `forked_at`

@@ -3,14 +3,15 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, tzinfo
 from typing import Final, Literal, Self, overload
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.memory.consolidation import MAX_CALLS, Consolidation, ConsolidationReport
-from stenolog.memory.facts import normalize_subject, same_subject
+from stenolog.memory.consolidation import MAX_CALLS, ConsolidationReport, Consolidator
+from stenolog.memory.facts import normalize_subject, notes_with_subject
 from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
@@ -23,7 +24,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import Tokens
 
-AGENT: Final = "main"
+DEFAULT_AGENT: Final = "main"
 """Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
@@ -44,7 +45,7 @@ class Memory:
         sessions: Store,
         notes: Store,
         *,
-        agent: str = AGENT,
+        agent: str = DEFAULT_AGENT,
         threads: bool = False,
         complete: CompletionFunction | None = None,
         consolidation: bool = True,
@@ -53,7 +54,7 @@ class Memory:
         zone: tzinfo | str = UTC,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        """Use two open stores, which `close` does not close.
+        """Create a memory on two open stores, which `close` does not close.
 
         `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
         such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
@@ -70,12 +71,12 @@ class Memory:
         self._aliases = Aliases(sessions)
         self._threads = threads
         self._tokens = tokens
-        self._zone = _zone_of(zone)
+        self._zone = _parse_zone(zone)
         self._half_life_days = half_life_days
         self._clock = clock or (lambda: datetime.now(UTC))
-        self._consolidation: Consolidation | None = None
+        self._consolidator: Consolidator | None = None
         if consolidation:
-            self._consolidation = Consolidation(
+            self._consolidator = Consolidator(
                 sessions,
                 self.notes,
                 complete,
@@ -87,7 +88,7 @@ class Memory:
         self._mutex = threading.Lock()
         self._catalog: Catalog | None = None
         self._closed = False
-        self._opened_stores: tuple[Store, ...] = ()
+        self._opened_stores = ExitStack()
         """Stores that `open_memory` opened and `close` closes."""
 
     def __repr__(self) -> str:
@@ -101,22 +102,22 @@ class Memory:
         disabled, this method does nothing, and the turns wait until consolidation is enabled.
         Raises errors of the stores, and UsageError if `most_calls` is less than 1.
         """
-        if self._consolidation is None:
+        if self._consolidator is None:
             return ConsolidationReport()
-        return self._consolidation.run(self._aliases.resolve_key(key), most_calls=most_calls)
+        return self._consolidator.run(self._aliases.resolve_key(key), most_calls=most_calls)
 
     def waiting(self) -> list[str]:
         """Return the keys of the sessions with finished turns that are not consolidated yet.
 
-        Returns an empty list if consolidation is disabled. Reads no messages of a session that is
-        up to date, so an agent can call this method at the start and from time to time.
+        Returns an empty list if consolidation is disabled. Messages of consolidated sessions
+        are not read, so an agent can call this method at the start and from time to time.
         """
-        return [] if self._consolidation is None else self._consolidation.waiting_sessions()
+        return [] if self._consolidator is None else self._consolidator.waiting_sessions()
 
     def skip(self, key: str) -> None:
         """Exclude all current messages of a session from consolidation, permanently."""
-        if self._consolidation is not None:
-            self._consolidation.skip_session(self._aliases.resolve_key(key))
+        if self._consolidator is not None:
+            self._consolidator.skip_session(self._aliases.resolve_key(key))
 
     def recall(
         self,
@@ -165,7 +166,7 @@ class Memory:
             kind=kind,
             text=redact(text).text,
             about=subject,
-            supersedes=tuple(note.id for note in same_subject(subject, core_notes)),
+            supersedes=tuple(note.id for note in notes_with_subject(subject, core_notes)),
         )
         [note] = self.notes.add(owner, [draft])
         return note
@@ -210,8 +211,8 @@ class Memory:
         if scope is None or scope == session_scope:
             return session_scope
         if scope != scope_of(session_key, agent=self.agent):
-            owner, wrong = session_scope.name, scope.name
-            raise UsageError(f"the session {key!r} belongs to {owner!r}, not to {wrong!r}")
+            owner, other = session_scope.name, scope.name
+            raise UsageError(f"the session {key!r} belongs to {owner!r}, not to {other!r}")
         return scope
 
     def _scope_of(self, key: str) -> Scope:
@@ -227,8 +228,7 @@ class Memory:
             catalog, self._catalog, self._closed = self._catalog, None, True
         if catalog is not None:
             catalog.close()
-        for store in self._opened_stores:
-            store.close()
+        self._opened_stores.close()
 
     def _open_catalog(self) -> Catalog:
         # The catalog is opened on first use, because consolidation may not need it.
@@ -249,7 +249,7 @@ class Memory:
 def open_memory(
     where: str | os.PathLike[str],
     *,
-    agent: str = AGENT,
+    agent: str = DEFAULT_AGENT,
     threads: bool = False,
     complete: CompletionFunction | None = None,
     consolidation: bool = True,
@@ -265,14 +265,13 @@ def open_memory(
     `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
     errors of `open_store` and `Memory`.
     """
-    opened_stores: list[Store] = []
-    try:
+    with ExitStack() as opened_stores:
         if sessions is None:
-            place = locate_sessions(where, None if agent == AGENT else agent)
-            sessions = open_store(place.where, namespace=place.namespace)
-            opened_stores.append(sessions)
-        notes = open_store(where, namespace=NOTES)
-        opened_stores.append(notes)
+            place = locate_sessions(where, None if agent == DEFAULT_AGENT else agent)
+            sessions = opened_stores.enter_context(
+                open_store(place.where, namespace=place.namespace)
+            )
+        notes = opened_stores.enter_context(open_store(where, namespace=NOTES))
         memory = Memory(
             sessions,
             notes,
@@ -284,15 +283,11 @@ def open_memory(
             tokens=tokens,
             zone=zone,
         )
-    except BaseException:
-        for store in opened_stores:
-            store.close()
-        raise
-    memory._opened_stores = tuple(opened_stores)
-    return memory
+        memory._opened_stores = opened_stores.pop_all()
+        return memory
 
 
-def _zone_of(zone: object) -> tzinfo:
+def _parse_zone(zone: object) -> tzinfo:
     if isinstance(zone, tzinfo):
         return zone
     try:

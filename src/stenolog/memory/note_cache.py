@@ -15,10 +15,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.stemming import stems
+from stenolog.catalog.tokenizer import stems
 from stenolog.errors import NoSuchSession
-from stenolog.memory.note_records import Note
-from stenolog.memory.note_state import NoteState
+from stenolog.memory.note_records import Note, NoteState
 from stenolog.memory.scopes import Scope
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
@@ -44,7 +43,7 @@ class WordIndex:
         self._unfinished_note: Note | None = None
         """Note whose stems may be only partly in the index, because of a KeyboardInterrupt."""
 
-    def weights(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
+    def weigh(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
         """Return the total weight of the question's stems in each note, by note id.
 
         Rare stems weigh more. The result may include notes from earlier calls.
@@ -91,34 +90,34 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     word_index: WordIndex
     uid: str = ""
     generation: int = 0
-    count: int = 0
+    message_count: int = 0
     """Number of messages read from the scope."""
-    last: int = 0
+    last_seq: int = 0
     """Last seq read from the scope."""
-    visible: Sequence[Span] = ()
-    """Seqs of the visible messages that were read."""
+    visible_spans: Sequence[Span] = ()
+    """Ranges of the visible seqs that were read."""
 
     def with_messages(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the notes after these additional messages."""
         if not messages:
             return self
-        visible_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
+        new_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
         return replace(
             self,
             state=self.state.with_messages(messages),
-            count=self.count + len(messages),
-            last=messages[-1].seq,
-            visible=spans.union(self.visible, visible_spans),
+            message_count=self.message_count + len(messages),
+            last_seq=messages[-1].seq,
+            visible_spans=spans.union(self.visible_spans, new_spans),
         )
 
     def is_current(self, info: SessionInfo) -> bool:
         """Whether a session has not changed since it was read, except for new messages."""
         return (
             (info.uid, info.generation) == (self.uid, self.generation)
-            and info.count == self.count + info.last_seq - self.last
-            and spans.clipped(info.in_sight, 1, self.last) == list(self.visible)
-            # A store may omit `in_sight`.
-            and spans.size(info.in_sight) == info.visible
+            and info.count == self.message_count + info.last_seq - self.last_seq
+            and spans.clipped(info.visible_spans, 1, self.last_seq) == list(self.visible_spans)
+            # A store may omit `visible_spans`.
+            and spans.size(info.visible_spans) == info.visible
         )
 
 
@@ -136,7 +135,7 @@ class NoteCache:
         with self._mutex:
             cached = self._cached.get(key)
         if cached is not None:
-            refreshed, is_current = self._read_after(cached, key)
+            refreshed, is_current = self._add_new_messages(cached, key)
             if is_current:
                 return refreshed
         # Read the whole scope. If it changes during the read, the notes are not cached.
@@ -151,15 +150,15 @@ class NoteCache:
         if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
             # No message was purged, so the stems of the notes are the same.
             unread_notes = replace(unread_notes, word_index=cached.word_index)
-        return self._read_after(unread_notes, key)[0]
+        return self._add_new_messages(unread_notes, key)[0]
 
-    def _read_after(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
-        """Add the messages since `cached`, and return the notes and whether they are current.
+    def _add_new_messages(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
+        """Return `cached` with all newer messages, and whether the result is current.
 
-        Current notes are cached.
+        A current result is cached.
         """
         # Read new messages first, then the session info, so that both are newer than the call.
-        notes = cached.with_messages(self._store.get_history(key, after=cached.last, full=True))
+        notes = cached.with_messages(self._store.get_history(key, after=cached.last_seq, full=True))
         try:
             is_current = notes.is_current(self._store.info(key))
         except NoSuchSession:

@@ -1,14 +1,22 @@
-"""Notes as values, and their conversion to and from the messages of a store. Pure."""
+"""Notes as values, their stored form in messages, and the current notes of a scope. Pure.
+
+A note is superseded by a later note that names its id. The older note is not changed, so it is in
+force again when the later note is hidden. A fact is also superseded by a fact with the same subject
+from a later turn.
+"""
 
 import os
 from base64 import b32encode
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import cached_property
 from hashlib import sha256
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, Self, cast, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
@@ -72,7 +80,7 @@ class Note(Struct, frozen=True, kw_only=True):
 
     @property
     def in_force(self) -> bool:
-        """Whether the note is in force: not superseded, forgotten or mixed."""
+        """Whether the note is in force: neither superseded nor forgotten, and not `mixed`."""
         return self.superseded is None and not self.forgotten and not self.mixed
 
 
@@ -113,14 +121,14 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
             raise UsageError("the text of a note must not be empty")
 
 
-def batch_name(once: str | None) -> str:
+def make_batch_name(once: str | None) -> str:
     """Return the prefix of the ids of a batch: derived from the idempotency key, or random."""
-    random = os.urandom(_BATCH_NAME_BYTES)
-    raw = random if once is None else sha256(once.encode("utf-8", "surrogatepass")).digest()
-    return b32encode(raw[:_BATCH_NAME_BYTES]).decode().rstrip("=").lower()
+    seed = os.urandom(16) if once is None else once.encode("utf-8", "surrogatepass")
+    name_bytes = sha256(seed).digest()[:_BATCH_NAME_BYTES]
+    return b32encode(name_bytes).decode().rstrip("=").lower()
 
 
-def ids_in_batch(batch: str, count: int) -> list[str]:
+def make_batch_ids(batch: str, count: int) -> list[str]:
     """Return the ids of the notes of one batch."""
     return [batch] if count == 1 else [f"{batch}-{number}" for number in range(1, count + 1)]
 
@@ -148,22 +156,36 @@ class NoteRecord(Struct, frozen=True):
     seq: int
     note: Note
     """The note itself, regardless of notes that supersede it."""
-    purged: bool
-    listed: bool
+    is_purged: bool
+    is_listed: bool
     """Whether to list the note: not purged, and of a kind that this version knows."""
 
 
 def record_of(scope: Scope, message: Message) -> NoteRecord | None:
-    """Return the note that a message stores, or None if the message is not a note."""
-    stored = _parse_stored(message)
-    if stored is None:
+    """Return the note that a message stores, or None if this version cannot read it as a note."""
+    fields = message.to_dict()
+    if fields.get("role") != ROLE:
         return None
-    is_forgotten = message.hidden or stored.forgotten
+    try:
+        stored = msgspec.convert(fields, _StoredNote)
+    except msgspec.ValidationError:
+        return None
+    copied_fields: dict[str, Any] = {name: getattr(stored, name) for name in _COPIED_FIELDS}
+    note = Note(
+        id=stored.id,
+        scope=scope,
+        at=message.at,
+        kind=cast(Kind, stored.was or stored.kind),
+        text=stored.content,
+        confidence=stored.confidence,
+        forgotten=message.hidden or stored.forgotten,
+        **copied_fields,
+    )
     return NoteRecord(
         seq=message.seq,
-        note=_make_note(scope, message, stored, forgotten=is_forgotten),
-        purged=stored.kind == PURGED_KIND,
-        listed=stored.kind in get_args(Kind),
+        note=note,
+        is_purged=stored.kind == PURGED_KIND,
+        is_listed=stored.kind in get_args(Kind),
     )
 
 
@@ -173,42 +195,174 @@ def sort_key(note: Note) -> tuple[datetime, str, int]:
     return note.at, batch, int(number) if number.isdecimal() else 0
 
 
-def _make_note(scope: Scope, message: Message, stored: _StoredNote, *, forgotten: bool) -> Note:
-    copied_fields: dict[str, Any] = {name: getattr(stored, name) for name in _COPIED_FIELDS}
-    return Note(
-        id=stored.id,
-        scope=scope,
-        at=message.at,
-        kind=cast(Kind, stored.was or stored.kind),
-        text=stored.content,
-        confidence=stored.confidence,
-        forgotten=forgotten,
-        **copied_fields,
-    )
+# --- current notes --------------------------------------------------------------------------------
 
 
-def _parse_stored(message: Message) -> _StoredNote | None:
-    """Return the stored note of a message, or None if this version cannot read it as a note."""
-    fields = message.to_dict()
-    if fields.get("role") != ROLE:
+class NoteState:
+    """The notes of one scope, from the messages read so far. Immutable; see `with_messages`.
+
+    Adding one message is cheap, regardless of the number of notes.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        """Create the NoteState of a scope that has no notes."""
+        self._scope = scope
+        self._records: dict[str, NoteRecord] = {}
+        self._superseding_ids: dict[str, tuple[str, ...]] = {}
+        """Ids of the notes that supersede a note, by the id of the superseded note."""
+        self._listed_notes: list[Note] = []
+        """Notes to list, oldest first, including superseded notes."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def with_messages(self, messages: Iterable[Message]) -> Self:
+        """Return the state after these additional messages."""
+        records = [record for message in messages if (record := record_of(self._scope, message))]
+        if not records:
+            return self
+        new_state = type(self)(self._scope)
+        new_state._records = self._records.copy()
+        new_state._superseding_ids = self._superseding_ids.copy()
+        new_records = [record for record in records if new_state._add_record(record)]
+        if self._listed_notes and len(new_records) == len(records):
+            new_state._listed_notes = self._listed_notes.copy()
+            for record in new_records:
+                if record.is_listed:
+                    insort(new_state._listed_notes, record.note, key=sort_key)
+        else:
+            all_records = new_state._records.values()
+            listed_notes = (record.note for record in all_records if record.is_listed)
+            new_state._listed_notes = sorted(listed_notes, key=sort_key)
+        return new_state
+
+    def _add_record(self, record: NoteRecord) -> bool:
+        """Add one record, and return whether its id is new.
+
+        A later message replaces an earlier message of the same id, but not the record of a purge.
+        """
+        id = record.note.id
+        known_record = self._records.get(id)
+        if known_record is not None and known_record.is_purged and not record.is_purged:
+            return False
+        self._records[id] = record
+        for older_id in dict.fromkeys(record.note.supersedes):
+            if id not in (newer_ids := self._superseding_ids.get(older_id, ())):
+                self._superseding_ids[older_id] = (*newer_ids, id)
+        return known_record is None
+
+    def find_record(self, id: str) -> NoteRecord | None:
+        """Return the record of the note with this id, or None."""
+        return self._records.get(id)
+
+    def all_ids(self) -> Iterable[str]:
+        """Return all ids, including those of purged notes."""
+        return self._records.keys()
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """All notes that are not purged, oldest first. Superseded notes name their successor."""
+        last_mixed = self._last_mixed_seq
+        notes = [
+            self._with_successor(note) if note.id in self._superseding_ids else note
+            for note in self._listed_notes
+        ]
+        if last_mixed:
+            notes = [
+                replace(note, mixed=True) if self._records[note.id].seq <= last_mixed else note
+                for note in notes
+            ]
+        return _supersede_same_subject(notes)
+
+    @property
+    def _last_mixed_seq(self) -> int:
+        """Last seq that another session wrote to the scope of this session, or 0.
+
+        It is unknown which sessions wrote the notes up to this seq, and which notes these sessions
+        were shown.
+        """
+        if self._scope.of == "sender":
+            return 0
+        own_sessions = ("", self._scope.who)
+        other_seqs = (
+            record.seq
+            for record in self._records.values()
+            # Consolidation stores the uid of the session; notes written by hand have no uid.
+            if record.note.uid and record.note.session not in own_sessions
+        )
+        return max(other_seqs, default=0)
+
+    @cached_property
+    def in_force(self) -> dict[str, Note]:
+        """The notes in force (see `Note.in_force`), by id, oldest first."""
+        return {
+            # This condition equals `Note.in_force`, without a call for each note.
+            note.id: note
+            for note in self.notes
+            if note.superseded is None and not note.forgotten and not note.mixed
+        }
+
+    def _with_successor(self, note: Note) -> Note:
+        """Return the note with the id and time of the note that supersedes it, if any."""
+        successor = self._find_successor(note.id)
+        if successor is None:
+            return note
+        return replace(note, superseded=successor.at, superseded_by=successor.id)
+
+    def _find_successor(self, id: str) -> Note | None:
+        """Return the first visible note that supersedes a note, directly or indirectly."""
+        seen_ids = {id}
+        newer_ids: Iterable[str] = self._superseding_ids.get(id, ())
+        while newer_ids:
+            records = [self._records[newer] for newer in newer_ids if newer not in seen_ids]
+            visible_notes = [
+                record.note
+                for record in records
+                if not record.note.forgotten and not record.is_purged
+            ]
+            if visible_notes:
+                return min(visible_notes, key=lambda note: (note.at, note.id))
+            seen_ids.update(newer_ids)
+            # A successor of a forgotten note also supersedes the notes that this note replaced.
+            newer_ids = [
+                newer
+                for forgotten_id in newer_ids
+                for newer in self._superseding_ids.get(forgotten_id, ())
+                if newer not in seen_ids
+            ]
         return None
-    try:
-        return msgspec.convert(fields, _StoredNote)
-    except msgspec.ValidationError:
-        return None
+
+
+def _supersede_same_subject(notes: list[Note]) -> list[Note]:
+    """Mark all facts with the same subject as superseded, except the facts of the newest turn.
+
+    A fact names the notes that it supersedes, but two concurrent sessions do not know each other's
+    facts.
+    """
+    newest = {note.about: note for note in notes if _is_learned_fact(note)}
+    return [
+        replace(note, superseded=newest[note.about].at, superseded_by=newest[note.about].id)
+        if _is_learned_fact(note) and batch_of(newest[note.about].id) != batch_of(note.id)
+        else note
+        for note in notes
+    ]
+
+
+def _is_learned_fact(note: Note) -> bool:
+    return bool(note.about and note.session) and note.kind == "core" and note.in_force
 
 
 # --- purging a note --------------------------------------------------------------------------
 
 
 class PurgePlan(Struct, frozen=True):
-    """Steps that purge one note, though a store can purge only the first messages of a session."""
+    """The steps to purge one note. A store can purge only the first messages of a session."""
 
-    append: Sequence[dict[str, Any]]
+    new_messages: Sequence[dict[str, Any]]
     """Messages to append first: copies of the earlier messages, and the record of the purge."""
-    at: Sequence[datetime]
+    times: Sequence[datetime]
     """Times of the messages to append."""
-    before: int
+    before_seq: int
     """Purge all messages below this seq; 0 if no message is left to purge."""
     note: Note
     """The note before the purge; without text if the note was purged already."""
@@ -219,54 +373,44 @@ def plan_purge(
 ) -> PurgePlan | None:
     """Plan the purge of a note, or the rest of an interrupted purge.
 
-    Return None if the scope has no such note.
+    Returns None if the scope has no such note.
     """
-    stored = [(message, _parse_stored(message)) for message in messages]
-    records_of_note = [
-        (message, record) for message, record in stored if record is not None and record.id == id
-    ]
-    texts = [(message, record) for message, record in records_of_note if record.kind != PURGED_KIND]
+    records = [record_of(scope, message) for message in messages]
+    records_of_note = [record for record in records if record is not None and record.note.id == id]
     if not records_of_note:
         return None
-    message, record = (texts or records_of_note)[-1]
-    note = _make_note(scope, message, record, forgotten=True)
-    if not texts:
+    records_with_text = [record for record in records_of_note if not record.is_purged]
+    record = (records_with_text or records_of_note)[-1]
+    note = replace(record.note, forgotten=True)
+    if not records_with_text:
         return PurgePlan((), (), 0, note)
-    if records_of_note[-1][1].kind == PURGED_KIND:
-        return PurgePlan((), (), message.seq + 1, note)
-    kept_messages = _messages_to_keep(stored, id, upto=message.seq)
+    if records_of_note[-1].is_purged:
+        return PurgePlan((), (), record.seq + 1, note)
+    # Keep earlier messages, except those whose note is purged or stored again in a later message.
+    last_seq_by_id = {other.note.id: other.seq for other in records if other is not None}
+    del last_seq_by_id[id]
+    kept_messages = [
+        message
+        for message, other in zip(messages, records, strict=True)
+        if message.seq < record.seq
+        and (other is None or last_seq_by_id.get(other.note.id) == message.seq)
+    ]
     return PurgePlan(
-        [*map(_copy_message, kept_messages), _purge_record(record)],
+        [*map(_copy_message, kept_messages), _make_purge_record(note)],
         [*(message.at for message in kept_messages), now],
-        message.seq + 1,
+        record.seq + 1,
         note,
     )
 
 
-def _purge_record(purged: _StoredNote) -> dict[str, Any]:
+def _make_purge_record(note: Note) -> dict[str, Any]:
     """Return the record that replaces a purged note.
 
     The record keeps `supersedes`, so that the notes that the purged note replaced do not come into
     force again.
     """
-    record = {"role": ROLE, "kind": PURGED_KIND, "id": purged.id, "was": purged.kind}
-    return {**record, "supersedes": list(purged.supersedes)} if purged.supersedes else record
-
-
-def _messages_to_keep(
-    stored: Sequence[tuple[Message, _StoredNote | None]], id: str, *, upto: int
-) -> list[Message]:
-    """Return the messages up to the seq `upto` that a purge must keep.
-
-    Leaves out the purged note, and each message whose note is stored again in a later message.
-    """
-    last_seq_by_id = {note.id: message.seq for message, note in stored if note is not None}
-    return [
-        message
-        for message, note in stored
-        if message.seq <= upto
-        and (note is None or (note.id != id and last_seq_by_id[note.id] == message.seq))
-    ]
+    record = {"role": ROLE, "kind": PURGED_KIND, "id": note.id, "was": note.kind}
+    return {**record, "supersedes": list(note.supersedes)} if note.supersedes else record
 
 
 def _copy_message(message: Message) -> dict[str, Any]:

@@ -9,14 +9,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Final, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.query import Query, Term, parse_query
+from stenolog.catalog.query import Query, Term, parse_query, term_forms
 from stenolog.errors import (
     InvalidKey,
     NoSuchNote,
@@ -30,17 +29,17 @@ from stenolog.memory.note_records import (
     Draft,
     Kind,
     Note,
-    batch_name,
+    NoteState,
     batch_of,
     check_drafts,
-    ids_in_batch,
+    make_batch_ids,
+    make_batch_name,
     message_of,
     plan_purge,
 )
-from stenolog.memory.note_state import NoteState
 from stenolog.memory.scopes import Scope, ScopeKind, scope_from_key, scope_prefix
 from stenolog.memory.time_words import Period
-from stenolog.records import Undone
+from stenolog.records import UndoResult
 from stenolog.stores.base import Lease, PurgingStore, Store
 
 # --- searching ------------------------------------------------------------------------------------
@@ -50,31 +49,13 @@ from stenolog.stores.base import Lease, PurgingStore, Store
 def matches_query(query: Query, text: str) -> bool:
     """Whether a text contains all required terms of a query and no excluded term."""
     lines = tokenizer.token_lines(text)
-    tokens = f" {lines.parts}  {lines.extra} "
+    tokens = f" {lines.parts}  {lines.extra_tokens} "
     return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
 def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text contains a term, as spelled or with its words joined."""
-    spelled_tokens = [part for word in term.words for part in word.parts]
-    joined_tokens = [part for word in term.words for part in word.joined or word.parts]
-    chars = {single for word in term.words for single in word.chars}
-    return any(
-        all(run in tokens for run in _token_runs(form, chars, by_prefix=term.is_prefix))
-        for form in (spelled_tokens, joined_tokens)
-    )
-
-
-def _token_runs(form: Sequence[str], chars: set[str], *, by_prefix: bool) -> Iterator[str]:
-    """Yield runs of tokens. A single character of a script without spaces is a separate run."""
-    for single, run in groupby(form, chars.__contains__):
-        if single:
-            yield from (f" {token} " for token in run)
-        else:
-            together = list(run)
-            # In scripts without spaces, a token has at most two characters: no pair is a prefix.
-            is_prefix = by_prefix and together[-1] == form[-1] and not set(together[-1]) <= chars
-            yield f" {' '.join(together)}{'' if is_prefix else ' '}"
+    return any(all(run.text in tokens for run in form) for form in term_forms(term))
 
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -103,7 +84,7 @@ class Notes:
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep notes in this store, which the caller opens in the namespace `notes` and closes."""
+        """Use a store that the caller has opened in the namespace `notes`, and will close."""
         self._store = store
         self._cache = NoteCache(store)
 
@@ -124,10 +105,11 @@ class Notes:
         check_drafts(drafts)
         if not drafts:
             return []
-        batch = batch_name(once)
-        if once is not None and (known_notes := self._known_batch(scope, batch)) is not None:
+        batch = make_batch_name(once)
+        known_notes = None if once is None else self._find_remaining_notes(scope, batch)
+        if known_notes is not None:
             return known_notes
-        ids = ids_in_batch(batch, len(drafts))
+        ids = make_batch_ids(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
         has_times = any(draft.at is not None for draft in drafts)
         times = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
@@ -142,11 +124,11 @@ class Notes:
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
         """Yield these notes with a lease that a purge of the scope invalidates.
 
-        Enter the `with` block before checking that the session of the notes still exists. A purge
-        deletes the session first and its notes second. If a writer still sees the session, it
-        either writes before the notes are purged, or gets LeaseLost. Creates a missing scope, which
-        `discard_empty` removes again. Raises NoSuchSession if the scope is purged at the same time,
-        StoreBusy if another process writes to the scope for too long.
+        Inside the `with` block, the caller checks that the session of the notes still exists. A
+        purge deletes the session first and its notes second. If a writer still sees the session, it
+        either writes before the notes are purged, or gets LeaseLost. A missing scope is created,
+        and `discard_empty` removes it again. Raises NoSuchSession if the scope is purged at the
+        same time, StoreBusy if another process writes to the scope for too long.
         """
         try:
             lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
@@ -211,20 +193,20 @@ class Notes:
         """Return notes in force that share words with a question, as candidates for recall.
 
         Notes of the period come first, then notes with the most and the rarest words, then the
-        newest notes. `stems`: words as returned by stemming.stem. Without stems, only notes of the
+        newest notes. `stems`: words as returned by tokenizer.stem. Without stems, only notes of the
         period are returned.
         """
         cached = self._cache.read_notes(scope)
         notes_by_id = cached.state.in_force
         ids = list(reversed(notes_by_id))
         if stems:
-            weights = cached.word_index.weights(dict.fromkeys(stems), notes_by_id)
+            weights = cached.word_index.weigh(dict.fromkeys(stems), notes_by_id)
             ids = [id for id in ids if id in weights]
             ids.sort(key=weights.__getitem__, reverse=True)
-        if period is not None:
-            ids_in_period = [id for id in ids if period.contains(notes_by_id[id].at)]
-            outside = [id for id in ids if not period.contains(notes_by_id[id].at)] if stems else []
-            ids = ids_in_period + outside
+        if period is not None and stems:
+            ids.sort(key=lambda id: not period.contains(notes_by_id[id].at))
+        elif period is not None:
+            ids = [id for id in ids if period.contains(notes_by_id[id].at)]
         return [notes_by_id[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
@@ -255,35 +237,35 @@ class Notes:
             seqs = []
             for id in ids:
                 record = state.find_record(id)
-                if record is None or record.purged:
+                if record is None or record.is_purged:
                     raise NoSuchNote(id)
                 if not record.note.forgotten:
                     seqs.append(record.seq)
-            for number, seq in enumerate(seqs):
-                if number:
+            for index, seq in enumerate(seqs):
+                if index:
                     lease.renew()
                 _hide_message(lease.store, scope, seq)
 
-    def undo(self, scope: Scope) -> Undone:
+    def undo(self, scope: Scope) -> UndoResult:
         """Undo the last `forget`; the last eight can be undone. Raises NothingToUndo.
 
         After a purge, some forgotten notes can no longer be restored; see `purge`.
         """
-        nothing_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
-        with self._hold_lease(scope, missing_error=nothing_error) as lease:
+        undo_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
+        with self._hold_lease(scope, missing_error=undo_error) as lease:
             try:
                 return lease.store.undo(scope.key)
             except NothingToUndo:
-                raise nothing_error from None
+                raise undo_error from None
 
     def purge(self, scope: Scope, id: str) -> PurgedNote:
-        """Delete the text of a note permanently. Raises NoSuchNote. Repeat an interrupted call.
+        """Delete the text of a note permanently. An interrupted call can be repeated.
 
         Each note is a message, and `Store.purge` can only delete the first messages of a session.
         The notes before the purged note are therefore first appended again, with their ids and
         times. Followers of the store see these notes again. After a purge, `undo` cannot restore a
         forgotten note that was appended again, nor notes that were forgotten before that note.
-        Notes that were forgotten later can be restored.
+        Notes that were forgotten later can be restored. Raises NoSuchNote.
         """
         with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
@@ -292,13 +274,13 @@ class Notes:
             if plan is None:
                 raise NoSuchNote(id)
             lease.renew()
-            if plan.append:
-                store.add_messages(scope.key, plan.append, at=plan.at)
+            if plan.new_messages:
+                store.add_messages(scope.key, plan.new_messages, at=plan.times)
                 lease.renew()
             not_reached: tuple[str, ...] = ()
-            if plan.before:
-                not_reached = store.purge(scope.key, before=plan.before).not_reached
-        other_places = _other_places(plan.note, self.list(scope, full=True))
+            if plan.before_seq:
+                not_reached = store.purge(scope.key, before=plan.before_seq).not_reached
+        other_places = _list_places_with_text(plan.note, self.list(scope, full=True))
         purged_note = replace(plan.note, text="", about="", quote="")
         return PurgedNote(note=purged_note, not_reached=(*not_reached, *other_places))
 
@@ -315,7 +297,7 @@ class Notes:
         with lease:
             yield lease
 
-    def _known_batch(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
+    def _find_remaining_notes(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
         """Return the remaining notes of a batch that was added before a purge, or None.
 
         A purge removes the idempotency keys, but the ids of the remaining notes identify the batch.
@@ -349,12 +331,12 @@ def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:
     return [note for note in state.notes if batch_of(note.id) == batch]
 
 
-def _other_places(purged: Note, remaining: Sequence[Note]) -> Iterator[str]:
+def _list_places_with_text(purged: Note, remaining_notes: Sequence[Note]) -> Iterator[str]:
     """Yield the places that may still contain the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
         location = f" (seq {seqs})" if seqs else ""
         yield f"the session {purged.session!r} still contains the original messages{location}"
-    for note in remaining:
+    for note in remaining_notes:
         if note.session == purged.session and set(note.seqs) & set(purged.seqs):
             yield f"the note {note.id} was made of the same messages"

@@ -43,17 +43,17 @@ def strip_blocks(text: str) -> str:
 def _remove_blocks(text: str) -> str:
     """Remove the outermost blocks. A closing mark without an opening mark is ordinary text."""
     outside_parts: list[str] = []
-    depth = at = 0
+    depth = block_end = 0
     for mark in _MARK.finditer(text):
         if mark[0] == OPENING:
             if depth == 0:
-                outside_parts.append(text[at : mark.start()])
+                outside_parts.append(text[block_end : mark.start()])
             depth += 1
         elif depth:
             depth -= 1
-            at = mark.end()
+            block_end = mark.end()
     if depth == 0:
-        outside_parts.append(text[at:])
+        outside_parts.append(text[block_end:])
     return "".join(outside_parts)
 
 

@@ -1,4 +1,4 @@
-"""Ranks notes and messages by relevance to a question. Pure functions.
+"""Rank notes and messages by relevance to a question. Pure.
 
 The score is BM25 over stems. A message is scored together with the two messages before and after
 it, because an answer often shares no word with its question. Age reduces a score by at most half,
@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stenolog.catalog.stemming import stems
+from stenolog.catalog.tokenizer import stems
 from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.time_words import Period, find_period
 
@@ -27,7 +28,7 @@ _MAX_QUESTION_CHARACTERS = 4_000
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """A parsed question."""
+    """The words and the period of a question."""
 
     text: str
     stems: tuple[str, ...]
@@ -54,7 +55,7 @@ def parse_question(question: str, *, now: datetime) -> Question:
 
 Kind = Literal["core", "daily", "message"]
 
-_K1: Final = 1.2
+_BM25_K1: Final = 1.2
 _BM25_B: Final = 0.6
 """Parameters k1 and b of BM25."""
 _NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
@@ -84,26 +85,22 @@ class Candidate(Struct, frozen=True, kw_only=True):
     session: str = ""
     """Uid of the session of a message; empty for a note."""
     seq: int = 0
+    score: float = 0.0
+    """Relevance to the question, as computed by `rank`."""
 
 
 class WordFrequencies(Struct, frozen=True, kw_only=True):
     """Word frequencies in all messages that were searched, not only in the candidates."""
 
-    count: int = 0
-    containing: Mapping[str, int] = {}
-
-
-class RankedCandidate(Struct, frozen=True, kw_only=True):
-    """A candidate with its score."""
-
-    candidate: Candidate
-    score: float
+    message_count: int = 0
+    counts_by_stem: Mapping[str, int] = {}
+    """Number of messages that contain each stem."""
 
 
 class _WordCounts(Struct, frozen=True):
     """Counts of the question's stems in a text, and the length of the text in words."""
 
-    words: Mapping[str, float]
+    counts_by_stem: Mapping[str, float]
     length: float
 
 
@@ -114,42 +111,41 @@ def rank(
     now: datetime,
     half_life_days: float = 30.0,
     frequencies: WordFrequencies | None = None,
-) -> list[RankedCandidate]:
-    """Return the candidates that match the question, best first.
+) -> list[Candidate]:
+    """Return the candidates that match the question with their scores, best first.
 
     Candidates with equal scores are sorted by time, newest first, then by source.
     """
-    word_counts = [
-        _count_words(f"{item.text}\n{item.hints}", question.stems) for item in candidates
-    ]
-    weights = _stem_weights(question.stems, word_counts, frequencies or WordFrequencies())
+    word_counts = [_count_words(item, question.stems) for item in candidates]
+    weights = _weigh_stems(question.stems, word_counts, frequencies or WordFrequencies())
     with_neighbours = _add_neighbour_counts(candidates, word_counts)
     mean_length = math.fsum(counts.length for counts in with_neighbours) / max(len(candidates), 1)
     results = []
     for item, counts in zip(candidates, with_neighbours, strict=True):
         score = _bm25(counts, weights, mean_length) if question.stems else 1.0
-        score *= _factor(item, question, now=now, half_life_days=half_life_days)
+        score *= _compute_score_factor(item, question, now=now, half_life_days=half_life_days)
         if score > 0:
-            results.append(RankedCandidate(candidate=item, score=score))
+            results.append(replace(item, score=score))
     return sorted(results, key=_sort_key)
 
 
-def _sort_key(ranked: RankedCandidate) -> tuple[float, float, str, str]:
-    candidate = ranked.candidate
-    return -ranked.score, -candidate.at.timestamp(), candidate.source, candidate.text
+def _sort_key(candidate: Candidate) -> tuple[float, float, str, str]:
+    return -candidate.score, -candidate.at.timestamp(), candidate.source, candidate.text
 
 
-def _count_words(text: str, terms: Sequence[str]) -> _WordCounts:
-    words = stems(text[:_MAX_SCORED_CHARACTERS])
+def _count_words(item: Candidate, question_stems: Sequence[str]) -> _WordCounts:
+    words = stems(f"{item.text}\n{item.hints}"[:_MAX_SCORED_CHARACTERS])
     counts = Counter(words)
-    return _WordCounts({stem: float(counts[stem]) for stem in terms if stem in counts}, len(words))
+    return _WordCounts(
+        {stem: float(counts[stem]) for stem in question_stems if stem in counts}, len(words)
+    )
 
 
 def _add_neighbour_counts(
     candidates: Sequence[Candidate], counts: Sequence[_WordCounts]
 ) -> Sequence[_WordCounts]:
     """Add a share of the words of neighbouring messages that are candidates, too."""
-    counts_by_place = {
+    counts_by_position = {
         (item.session, item.seq): word_counts
         for item, word_counts in zip(candidates, counts, strict=True)
         if item.session
@@ -158,40 +154,43 @@ def _add_neighbour_counts(
     for item, word_counts in zip(candidates, counts, strict=True):
         neighbours = [
             (share, neighbour)
-            for step, share in _NEIGHBOUR_SHARES.items()
-            if (neighbour := counts_by_place.get((item.session, item.seq + step))) is not None
-            and neighbour.words
+            for offset, share in _NEIGHBOUR_SHARES.items()
+            if (neighbour := counts_by_position.get((item.session, item.seq + offset))) is not None
+            and neighbour.counts_by_stem
         ]
-        merged_counts = dict(word_counts.words)
+        merged_counts = dict(word_counts.counts_by_stem)
         for share, neighbour in neighbours:
-            for stem, count in neighbour.words.items():
+            for stem, count in neighbour.counts_by_stem.items():
                 merged_counts[stem] = merged_counts.get(stem, 0.0) + share * count
         extra_length = sum(share * neighbour.length for share, neighbour in neighbours)
         results.append(_WordCounts(merged_counts, word_counts.length + extra_length))
     return results
 
 
-def _stem_weights(
-    wanted_stems: Sequence[str], counts: Sequence[_WordCounts], frequencies: WordFrequencies
+def _weigh_stems(
+    question_stems: Sequence[str], counts: Sequence[_WordCounts], frequencies: WordFrequencies
 ) -> dict[str, float]:
     """Return the weight of each stem: rare stems weigh more."""
-    count = max(len(counts), frequencies.count)
+    total = max(len(counts), frequencies.message_count)
     weights = {}
-    for stem in wanted_stems:
-        containing_count = sum(stem in text_counts.words for text_counts in counts)
-        containing_count = max(containing_count, frequencies.containing.get(stem, 0))
-        weights[stem] = math.log(1 + (count - containing_count + 0.5) / (containing_count + 0.5))
+    for stem in question_stems:
+        containing_count = sum(stem in text_counts.counts_by_stem for text_counts in counts)
+        containing_count = max(containing_count, frequencies.counts_by_stem.get(stem, 0))
+        weights[stem] = math.log(1 + (total - containing_count + 0.5) / (containing_count + 0.5))
     return weights
 
 
-def _bm25(text: _WordCounts, weights: Mapping[str, float], mean_length: float) -> float:
-    damping = _K1 * (1 - _BM25_B + _BM25_B * text.length / (mean_length or 1.0))
+def _bm25(counts: _WordCounts, weights: Mapping[str, float], mean_length: float) -> float:
+    damping = _BM25_K1 * (1 - _BM25_B + _BM25_B * counts.length / (mean_length or 1.0))
     return math.fsum(
-        weights[stem] * count * (_K1 + 1) / (count + damping) for stem, count in text.words.items()
+        weights[stem] * count * (_BM25_K1 + 1) / (count + damping)
+        for stem, count in counts.counts_by_stem.items()
     )
 
 
-def _factor(item: Candidate, question: Question, *, now: datetime, half_life_days: float) -> float:
+def _compute_score_factor(
+    item: Candidate, question: Question, *, now: datetime, half_life_days: float
+) -> float:
     """Return the factor of a candidate's score for age, role, kind and period."""
     factor = 1.0
     if item.kind != "core" and half_life_days > 0:

@@ -1,31 +1,32 @@
-"""Recall: finds notes and past messages that match a question, as one block for the prompt.
+"""Recall: find notes and past messages that match a question, as one block for the prompt.
 
-Recall reads only one scope. Superseded and forgotten notes are left out, and the visible messages
+Recall reads only one scope. It leaves out superseded and forgotten notes, and the visible messages
 of the session that asks. Blocks of earlier recalls are removed from messages before the ranking, so
-that recalled text does not make a message match.
+that recalled text does not make a message match. Each line of the block has the date, source and
+text of one note or message.
 """
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, tzinfo
 from typing import Final
 
+from msgspec import Struct
+
 from stenolog.catalog import Catalog
+from stenolog.catalog.tokenizer import stem, word_positions
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
-from stenolog.memory.prompt_block import strip_blocks
+from stenolog.memory.prompt_block import memory_block, strip_blocks
 from stenolog.memory.ranking import (
     Candidate,
+    Kind,
     Question,
-    RankedCandidate,
     WordFrequencies,
     parse_question,
     rank,
 )
-from stenolog.memory.recall_format import RecallHit, RecallResult, format_recall
 from stenolog.memory.scopes import Scope
 from stenolog.tokens import Tokens
-
-__all__ = ["RecallHit", "RecallResult", "recall"]
 
 MAX_RANKED: Final = 200
 """Maximum number of ranked messages, and of ranked notes."""
@@ -34,6 +35,39 @@ _MIN_RELATIVE_SCORE: Final = 0.25
 """Minimum score of an entry, as a fraction of the best score."""
 
 _MAX_ENTRIES: Final = 50
+
+MAX_TEXT_CHARACTERS: Final = 400
+"""Maximum number of characters of a recalled text in a line."""
+
+_CONTEXT_CHARACTERS: Final = 60
+"""Maximum number of characters of a text before the first matching word."""
+_ELLIPSIS: Final = "…"
+_MAX_SCANNED_CHARACTERS: Final = 8_000
+_MAX_MISSES: Final = 3
+"""Number of entries that do not fit, after which no further entries are tried."""
+
+
+class RecallHit(Struct, frozen=True, kw_only=True):
+    """A recalled note or message."""
+
+    kind: Kind
+    source: str
+    """Id of a note, or `key:seq` of a message."""
+    at: datetime
+    role: str
+    """Role of the message; empty for a note."""
+    text: str
+    """Text in the block: one line, and only the part around the matching words."""
+    score: float
+
+
+class RecallResult(Struct, frozen=True, kw_only=True):
+    """The result of recall: the block for the prompt, its entries, and its number of tokens."""
+
+    block: str = ""
+    """Block for the prompt; empty if recall found nothing."""
+    found: tuple[RecallHit, ...] = ()
+    tokens: int = 0
 
 
 def recall(
@@ -61,45 +95,47 @@ def recall(
     of the stores.
     """
     moment = datetime.now(UTC) if now is None else now
-    count = (tokens or Tokens()).text
+    count_tokens = (tokens or Tokens()).text
     if moment.tzinfo is None:
         raise UsageError(f"now must have a time zone: {moment.isoformat()}")
-    query = parse_question(question, now=moment)
-    facts = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
-    best: list[RankedCandidate] = []
-    if not query.is_empty:
-        candidates, frequencies = _message_candidates(query, catalog, scope, exclude_session)
+    parsed = parse_question(question, now=moment)
+    facts = _read_newest_facts(notes, scope) if include_recent_facts and notes is not None else []
+    best: list[Candidate] = []
+    if not parsed.is_empty:
+        candidates, frequencies = _find_message_candidates(parsed, catalog, scope, exclude_session)
         ranked = rank(
-            query,
-            [*_note_candidates(query, notes, scope), *candidates],
+            parsed,
+            [*_find_note_candidates(parsed, notes, scope), *candidates],
             now=moment,
             half_life_days=half_life_days,
             frequencies=frequencies,
         )
-        best = _best_entries(ranked, query)
-    return format_recall(best, query, extra=facts, budget=budget, count=count, zone=moment.tzinfo)
+        best = _choose_best_entries(ranked, parsed)
+    return format_recall(
+        best, parsed, extra=facts, budget=budget, count_tokens=count_tokens, zone=moment.tzinfo
+    )
 
 
-def _newest_facts(notes: Notes, scope: Scope) -> list[RankedCandidate]:
+def _read_newest_facts(notes: Notes, scope: Scope) -> list[Candidate]:
     facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
-    return [RankedCandidate(candidate=_note_candidate(note), score=0.0) for note in facts]
+    return [_candidate_from_note(note) for note in facts]
 
 
-def _note_candidate(note: Note) -> Candidate:
+def _candidate_from_note(note: Note) -> Candidate:
     hints = f"{note.about}\n{note.quote}"
     return Candidate(kind=note.kind, source=note.id, at=note.at, text=note.text, hints=hints)
 
 
-def _note_candidates(question: Question, notes: Notes | None, scope: Scope) -> list[Candidate]:
+def _find_note_candidates(question: Question, notes: Notes | None, scope: Scope) -> list[Candidate]:
     """Return the notes that share words with the question or belong to its period."""
     if notes is None:
         return []
     hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=MAX_RANKED)
-    return [_note_candidate(note) for note in hits]
+    return [_candidate_from_note(note) for note in hits]
 
 
-def _message_candidates(
-    question: Question, catalog: Catalog | None, scope: Scope, session: str | None
+def _find_message_candidates(
+    question: Question, catalog: Catalog | None, scope: Scope, exclude_session: str | None
 ) -> tuple[list[Candidate], WordFrequencies]:
     """Return the messages of the scope that may be relevant to the question."""
     if catalog is None:
@@ -110,7 +146,7 @@ def _message_candidates(
         owner=scope.who,
         threads=scope.of == "sender",
         agent=scope.agent,
-        exclude_visible_of=session,
+        exclude_visible_of=exclude_session,
         since=None if period is None else period.since,
         until=None if period is None else period.until,
         limit=MAX_RANKED,
@@ -130,25 +166,122 @@ def _message_candidates(
         if (text := strip_blocks(message.text).strip())
         and not (message.role == "user" and _normalize_text(text) == normalized_question)
     ]
-    return message_candidates, WordFrequencies(count=hits.count, containing=hits.containing)
+    return message_candidates, WordFrequencies(
+        message_count=hits.count, counts_by_stem=hits.containing
+    )
 
 
-def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list[RankedCandidate]:
+def _choose_best_entries(ranked: Sequence[Candidate], question: Question) -> list[Candidate]:
     """Return each text once, without texts that score much worse than the best text."""
-    seen_texts: set[str] = set()
-    entries: list[RankedCandidate] = []
+    entries_by_text: dict[str, Candidate] = {}
     for entry in ranked:
         if question.stems and entry.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        normalized_text = _normalize_text(entry.candidate.text)
-        if normalized_text not in seen_texts:
-            seen_texts.add(normalized_text)
-            entries.append(entry)
-        if len(entries) == _MAX_ENTRIES:
+        entries_by_text.setdefault(_normalize_text(entry.text), entry)
+        if len(entries_by_text) == _MAX_ENTRIES:
             break
-    return entries
+    return list(entries_by_text.values())
 
 
 def _normalize_text(text: str) -> str:
     """Normalize case and spaces for comparisons."""
     return " ".join(text.casefold().split())
+
+
+# --- formatting -----------------------------------------------------------------------------------
+
+
+def format_recall(
+    ranked: Sequence[Candidate],
+    question: Question,
+    *,
+    extra: Sequence[Candidate] = (),
+    budget: int,
+    count_tokens: Callable[[str], int],
+    zone: tzinfo | None,
+) -> RecallResult:
+    """Format as many of the best entries as fit the budget.
+
+    Core facts come first, newest first; the other entries follow by score. An entry that does not
+    fit is left out, but a shorter entry that follows soon may still fit. `extra`: additional
+    entries, which are added as soon as the best entries have used half of the budget.
+    """
+    chosen_hits: list[RecallHit] = []
+    spent_tokens = count_tokens(memory_block([""]))
+    # Poor matches must not displace facts about the user.
+    for entries, limit in ((ranked, budget // 2), (extra, budget), (ranked, budget)):
+        misses = 0
+        chosen_sources = {hit.source for hit in chosen_hits}
+        for entry in entries:
+            if entry.source in chosen_sources:
+                continue
+            hit = _to_hit(entry, question)
+            cost = count_tokens(f"\n{_format_line(hit, zone)}")
+            if spent_tokens + cost <= (limit if chosen_hits else budget):
+                chosen_hits.append(hit)
+                spent_tokens += cost
+            elif (misses := misses + 1) == _MAX_MISSES:
+                break
+    while chosen_hits:
+        ordered_hits = sorted(chosen_hits, key=_sort_key)
+        block = memory_block([_format_line(hit, zone) for hit in ordered_hits])
+        tokens = count_tokens(block)
+        if tokens <= budget:
+            return RecallResult(block=block, found=tuple(ordered_hits), tokens=tokens)
+        # The block may have more tokens than its lines: token counts are not additive.
+        chosen_hits.pop()
+    return RecallResult()
+
+
+def _sort_key(hit: RecallHit) -> tuple[bool, float]:
+    is_core = hit.kind == "core"
+    return not is_core, -hit.at.timestamp() if is_core else -hit.score
+
+
+def _format_line(hit: RecallHit, zone: tzinfo | None) -> str:
+    day = hit.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
+    speaker = "fact" if hit.kind == "core" else hit.role or "note"
+    return f"- [{day}] ({speaker}, {hit.source}) {hit.text}"
+
+
+def _to_hit(candidate: Candidate, question: Question) -> RecallHit:
+    return RecallHit(
+        kind=candidate.kind,
+        source=candidate.source,
+        at=candidate.at,
+        role=candidate.role,
+        text=excerpt(candidate.text, question.stems),
+        score=candidate.score,
+    )
+
+
+def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT_CHARACTERS) -> str:
+    """Return a text as one line. Of a long text, return only the part with the most `stems`."""
+    line = " ".join(text.split())
+    if len(line) <= width:
+        return line
+    wanted_stems = set(stems)
+    matches = [
+        (start, matched)
+        for start, _, word in word_positions(line[:_MAX_SCANNED_CHARACTERS])
+        if (matched := wanted_stems.intersection(map(stem, word.parts)))
+    ]
+    start = max(0, min(_find_best_start(matches, width) - _CONTEXT_CHARACTERS, len(line) - width))
+    end = start + width
+    if start > 0:
+        start = line.find(" ", start, start + _CONTEXT_CHARACTERS) + 1 or start
+    if end < len(line):
+        space = line.rfind(" ", end - _CONTEXT_CHARACTERS, end)
+        end = space if space > start else end
+    return f"{_ELLIPSIS * (start > 0)}{line[start:end]}{_ELLIPSIS * (end < len(line))}"
+
+
+def _find_best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
+    """Return the start of the first part of the text with the most distinct stems."""
+    best_count, start = 0, 0
+    for first, _ in matches:
+        in_window = (stems for other, stems in matches if first <= other < first + width)
+        distinct_count = len(set().union(*in_window))
+        if distinct_count > best_count:
+            best_count, start = distinct_count, first
+    return start

@@ -16,7 +16,7 @@ ScopeKind = Literal["session", "sender"]
 
 _SENDER_PREFIX: Final = "%40"
 """Prefix of the keys of senders' scopes; no escaped agent name starts with this prefix."""
-_SENDER_MARK: Final = "@"
+_SENDER_NAME_PREFIX: Final = "@"
 MARK_PREFIX: Final = ":mark:"
 """Prefix of the keys of progress marks (consolidation.py); no scope's key starts with a colon."""
 
@@ -43,18 +43,15 @@ class Scope(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The displayed name, also used in options: `@telegram:123` for a sender, else the key."""
-        if self.of == "sender":
-            return _SENDER_MARK + self.who
-        return _SENDER_MARK + self.who if self.who.startswith(_SENDER_MARK) else self.who
+        has_prefix = self.of == "sender" or self.who.startswith(_SENDER_NAME_PREFIX)
+        return _SENDER_NAME_PREFIX + self.who if has_prefix else self.who
 
 
 def parse_scope_name(name: str, *, agent: str = "main") -> Scope:
     """Return the scope with this name, the inverse of `Scope.name`."""
-    if name.startswith(2 * _SENDER_MARK):
-        return Scope(agent=agent, who=name[1:])
-    if name.startswith(_SENDER_MARK):
-        return Scope(agent=agent, who=name[1:], of="sender")
-    return Scope(agent=agent, who=name)
+    who = name.removeprefix(_SENDER_NAME_PREFIX)
+    is_sender = who != name and not who.startswith(_SENDER_NAME_PREFIX)
+    return Scope(agent=agent, who=who, of="sender" if is_sender else "session")
 
 
 def scope_of(key: str, *, agent: str = "main") -> Scope:

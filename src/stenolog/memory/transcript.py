@@ -1,4 +1,4 @@
-"""Splits a session into finished turns, and formats the turns for the model. Pure functions.
+"""Split a session into finished turns, and format the turns for the model. Pure.
 
 Turns are split only where no later message can move the boundary: before a user message if no tool
 call is open, and after an answer without tool calls. If a turn continues after an answer without
@@ -42,7 +42,7 @@ _MAX_END_CHARACTERS: Final = 100_000
 _MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters that are shown per message, by role."""
 
-Count = Callable[[str], int]
+CountTokens = Callable[[str], int]
 """Function that counts the tokens of a text."""
 
 _MAX_GIST_LENGTH: Final = 160
@@ -59,7 +59,7 @@ class Line(Struct, frozen=True):
 class Turn(Struct, frozen=True, kw_only=True):
     """A finished turn, as shown to a model."""
 
-    last: int
+    last_seq: int
     """Last seq of the turn, which identifies the turn."""
     seqs: tuple[int, ...]
     """Seqs of the turn's messages that were not withdrawn."""
@@ -130,7 +130,7 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         seqs.append(message.seq)
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
-            line = Line(role, "\n".join(_author_texts(fields.get("content"))))
+            line = Line(role, "\n".join(_read_author_texts(fields.get("content"))))
             # Replace lone surrogates: joined texts could form a pair, which stores reject.
             text = line.text.encode("utf-8", "replace").decode()
             # Remove blocks and secrets before texts are cut: half a secret is not recognized.
@@ -141,13 +141,15 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     if not lines or (user_messages and not remaining_user_messages):
         return None
     first, last = messages[0], messages[-1]
-    return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
+    return Turn(
+        last_seq=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted
+    )
 
 
 # --- formatting ------------------------------------------------------------------------------
 
 
-def gist(turn: Turn) -> str:
+def describe_turn(turn: Turn) -> str:
     """Describe a turn without a model: the first words of the user and of the last answer."""
     user_text = next((line.text for line in turn.lines if line.role == "user"), "")
     answers = [line.text for line in turn.lines if line.role == "assistant"]
@@ -156,36 +158,33 @@ def gist(turn: Turn) -> str:
     return " ".join(sentences) or _first_words(turn.lines[0].text)
 
 
-def format_turn(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
+def format_turn(
+    turn: Turn, *, turn_number: int, budget: int, count_tokens: CountTokens = estimate
+) -> str:
     """Return the turn as text of at most about `budget` tokens."""
-    heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
+    heading = f"## Turn {turn_number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _cut_middle(line.text, _MAX_CHARS[line.role])) for line in turn.lines]
-    text = _format_lines(heading, lines)
     limit = max(_MAX_CHARS.values())
-    while count(text) > budget and limit > 40:
+    while count_tokens(text := _format_lines(heading, lines)) > budget and limit > 40:
         limit //= 2
-        keep = max(budget // 20, 2)
-        lines = lines if len(lines) <= keep else [*lines[: keep // 2], *lines[-(keep // 2) :]]
+        line_limit = max(budget // 20, 2)
+        if len(lines) > line_limit:
+            lines = [*lines[: line_limit // 2], *lines[-(line_limit // 2) :]]
         lines = [Line(line.role, _cut_middle(line.text, limit)) for line in lines]
-        text = _format_lines(heading, lines)
     return text
 
 
-def batches(
-    turns: Sequence[Turn], *, budget: int, limit: int, count: Count = estimate
-) -> Iterator[list[Turn]]:
-    """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
-    batch: list[Turn] = []
+def next_batch(
+    turns: Sequence[Turn], *, budget: int, limit: int, count_tokens: CountTokens = estimate
+) -> list[Turn]:
+    """Return the first turns that fit the token budget together, at least one turn."""
     batch_tokens = 0
-    for turn in turns:
-        turn_tokens = count(format_turn(turn, number=1, budget=budget, count=count))
-        if batch and (batch_tokens + turn_tokens > budget or len(batch) >= limit):
-            yield batch
-            batch, batch_tokens = [], 0
-        batch.append(turn)
-        batch_tokens += turn_tokens
-    if batch:
-        yield batch
+    for index, turn in enumerate(turns[:limit]):
+        text = format_turn(turn, turn_number=1, budget=budget, count_tokens=count_tokens)
+        batch_tokens += count_tokens(text)
+        if index and batch_tokens > budget:
+            return list(turns[:index])
+    return list(turns[:limit])
 
 
 def _format_lines(heading: str, lines: Sequence[Line]) -> str:
@@ -197,8 +196,8 @@ def _format_lines(heading: str, lines: Sequence[Line]) -> str:
 # --- content of messages ---------------------------------------------------------------------
 
 
-def _author_texts(content: Any) -> Iterator[str]:
-    """Yield the text of the author, and a word in brackets for media and unknown parts."""
+def _read_author_texts(content: Any) -> Iterator[str]:
+    """Yield the text parts of a message, and a word in brackets for each other part."""
     for part in read_content(content):
         match part:
             case TextPart():

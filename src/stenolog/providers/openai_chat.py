@@ -10,7 +10,7 @@ import random
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, Self
 
@@ -19,6 +19,13 @@ from msgspec.structs import replace
 
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers.chat_model import Delta
+from stenolog.providers.openai_protocol import (
+    ChunkReader,
+    ServerQuirks,
+    advice_for,
+    encode_request,
+    make_request_body,
+)
 from stenolog.providers.request_errors import (
     Failure,
     RequestError,
@@ -27,8 +34,6 @@ from stenolog.providers.request_errors import (
     is_temporary,
     seconds_to_wait,
 )
-from stenolog.providers.server_quirks import ServerQuirks, advice_for, encode_request, request_body
-from stenolog.providers.stream_parser import ChunkReader
 from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
@@ -44,10 +49,10 @@ _MIN_CHECKED_TOKENS: Final = 1_000
 _MIN_SECRET_LENGTH: Final = 8
 """Minimum length of a header value that counts as a secret.
 
-A key that is shorter is replaced only where it is a whole word.
+In error texts, a shorter key is replaced only where the key is a whole word.
 """
 _SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
-"""Pattern of header names whose value is a secret, whatever its length."""
+"""Pattern of header names whose value is a secret of any length."""
 _END_WAIT_SECONDS: Final = 0.1
 """Seconds to wait for the end of a response, so that its connection can be used again."""
 _logger = logging.getLogger("stenolog")
@@ -80,7 +85,7 @@ class OpenAIChat:
     ) -> None:
         self.model = model
         self.base_url = base_url
-        self._url = _check_url(base_url)
+        self._url = _parse_url(base_url)
         self._key_name = key_name
         self._name = name or model
         self._timeout = timeout
@@ -94,8 +99,8 @@ class OpenAIChat:
         )
         self._extra = dict(extra or {})
         self._quirks = ServerQuirks()
-        self._headers = _request_headers(key.strip(), dict(headers))
-        self._secrets = _secret_pattern(key.strip(), dict(headers))
+        self._headers = _make_headers(key.strip(), dict(headers))
+        self._secrets = _make_secret_pattern(key.strip(), dict(headers))
         self._client: httpx2.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -119,7 +124,7 @@ class OpenAIChat:
 
         Raises UsageError if JSON cannot represent the request.
         """
-        request = self._extra | request_body(
+        request = self._extra | make_request_body(
             self.model, messages, tools=tools, schema=schema, max_tokens=max_tokens
         )
         attempts = 0
@@ -160,9 +165,9 @@ class OpenAIChat:
         await self.close()
 
     async def _wait_to_retry(self, failure: Failure, attempts: int) -> None:
-        now, chance = datetime.now(UTC), random.random()
+        now, random_fraction = datetime.now(UTC), random.random()
         seconds = seconds_to_wait(
-            failure, self._retry_limits, attempts=attempts, now=now, random_fraction=chance
+            failure, self._retry_limits, attempts=attempts, now=now, random_fraction=random_fraction
         )
         if seconds is None:
             self._give_up(failure, attempts)
@@ -184,7 +189,7 @@ class OpenAIChat:
         message = f"{message.rstrip('.')}. {advice}" if advice else message
         return self._secrets.sub("[key]", message)
 
-    # --- one try -----------------------------------------------------------------------------
+    # --- one attempt -------------------------------------------------------------------------
 
     async def _send_once(self, body: bytes) -> AsyncGenerator[Delta, None]:
         """Send one request and stream its answer. Raises RequestError for every failure."""
@@ -194,10 +199,10 @@ class OpenAIChat:
             async with asyncio.timeout_at(deadline):
                 response = await self._send_request(body)
         except TimeoutError:
-            description = _silence_text(self._first_byte_timeout)
+            description = _describe_silence(self._first_byte_timeout)
             raise RequestError(Failure(description, silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise RequestError(Failure(_connection_text("cannot be reached", error))) from error
+            raise RequestError(Failure(_describe_error("cannot be reached", error))) from error
         try:
             await self._check_status(response)
             content_type = response.headers.get("content-type", "").partition(";")[0]
@@ -272,8 +277,8 @@ class OpenAIChat:
                     # The answer is complete; only the usage may be missing.
                     return
                 is_silent = isinstance(error, TimeoutError)
-                description = _connection_text("broke off", error)
-                reason = _silence_text(timeout) if is_silent else description
+                description = _describe_error("broke off", error)
+                reason = _describe_silence(timeout) if is_silent else description
                 raise RequestError(
                     Failure(f"{reason}: the answer is incomplete", silent=is_silent)
                 ) from error
@@ -309,7 +314,7 @@ class OpenAIChat:
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not truncate:
                 is_silent = isinstance(error, TimeoutError)
-                reason = _connection_text("broke off", error)
+                reason = _describe_error("broke off", error)
                 raise RequestError(Failure(reason, silent=is_silent)) from error
         if len(body) > max_bytes and not truncate:
             raise RequestError(Failure("sent more data than an answer can have", 400))
@@ -324,7 +329,7 @@ class OllamaChat(OpenAIChat):
         self.context = context
 
 
-def _check_url(base_url: str) -> httpx2.URL:
+def _parse_url(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)
     except (httpx2.InvalidURL, TypeError, ValueError):
@@ -336,7 +341,7 @@ def _check_url(base_url: str) -> httpx2.URL:
     return url
 
 
-def _request_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, str]:
+def _make_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, str]:
     headers = {"Accept": "text/event-stream, application/json", **extra_headers}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -348,7 +353,7 @@ def _request_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, st
     return headers | {"Content-Type": "application/json"}
 
 
-def _secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
+def _make_secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
     """Return a pattern for texts that errors must not contain: the key, and secrets in headers."""
     secret_texts = {key}
     for name, value in headers.items():
@@ -365,12 +370,14 @@ def _secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
     return re.compile("|".join(patterns) or "(?!)")
 
 
-def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
+def _without_implausible_usage(delta: Delta, sent_request: Mapping[str, Any]) -> Delta:
     """Return the delta without an implausible prompt count."""
     usage = delta.usage
     if usage is None or not usage.prompt:
         return delta
-    estimate = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
+    estimate = sum(map(message_tokens, sent_request["messages"])) + tools_tokens(
+        sent_request.get("tools") or ()
+    )
     if estimate <= _MIN_CHECKED_TOKENS or 2 * usage.prompt >= estimate:
         return delta
     # The server has truncated the prompt, or reports only tokens that it had not cached.
@@ -378,20 +385,18 @@ def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
-def _silence_text(seconds: float) -> str:
+def _describe_silence(seconds: float) -> str:
     return f"was silent for {seconds:g} s"
 
 
-def _connection_text(description: str, error: Exception) -> str:
+def _describe_error(description: str, error: Exception) -> str:
     message = str(error).strip()
     return f"{description} ({type(error).__name__}{': ' + message if message else ''})"
 
 
 async def _read_rest(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
     """Read the rest of the response, if it ends soon."""
-    try:
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
         async with asyncio.timeout(_END_WAIT_SECONDS):
             async for _ in events:
                 pass
-    except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
-        pass

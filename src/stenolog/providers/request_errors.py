@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
 
-_MAX_LENGTH: Final = 2_000
-_MAX_DEPTH: Final = 4
+_MAX_MESSAGE_LENGTH: Final = 2_000
+_MAX_FIELD_DEPTH: Final = 4
 _ECHO_FIELDS: Final = frozenset({"input", "body", "request", "messages", "prompt"})
-"""Fields in which servers repeat the request. Error texts leave these fields out."""
+"""Fields in which servers repeat the request; error texts leave these fields out."""
 _ECHOED_INPUT: Final = lazy_pattern(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
 """Pattern of a repeated request inside the text of a Python list, which one server sends."""
 _RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
@@ -55,7 +55,7 @@ class RetryLimits(Struct, frozen=True, kw_only=True):
     backoff: float = 0.5
     """Seconds before the first retry. Each later delay is twice as long."""
     max_delay: float = 60.0
-    """Maximum delay in seconds, whatever the server asks for."""
+    """Maximum delay in seconds, even if the server asks for more."""
 
 
 def seconds_to_wait(
@@ -72,7 +72,7 @@ def seconds_to_wait(
         retries = min(retries, limits.retries_after_silence)
     if attempts > retries or not is_temporary(failure):
         return None
-    requested_delay = read_retry_after(failure.retry_after, now)
+    requested_delay = parse_retry_after(failure.retry_after, now)
     if requested_delay is not None:
         return requested_delay if requested_delay <= limits.max_delay else None
     doubled_delay = limits.backoff * 2.0 ** min(attempts - 1, 30)
@@ -80,7 +80,7 @@ def seconds_to_wait(
 
 
 def is_temporary(failure: Failure) -> bool:
-    """Whether the same request may succeed later: the server was busy, broken or cut off."""
+    """Whether the same request may succeed later: the server was busy or broken, or broke off."""
     if _PERMANENT_ERROR_PATTERN.search(failure.description):
         return False
     status = failure.status
@@ -101,14 +101,14 @@ _PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
 )
 
 
-def read_retry_after(value: str, now: datetime) -> float | None:
+def parse_retry_after(header: str, now: datetime) -> float | None:
     """Return the seconds of a `Retry-After`, given as a number or a date, or None."""
-    value = value.strip()
+    text = header.strip()
     try:
-        seconds = float(value)
+        seconds = float(text)
     except ValueError:
         try:
-            retry_time = parsedate_to_datetime(value)
+            retry_time = parsedate_to_datetime(text)
         except (ValueError, TypeError, IndexError, OverflowError):
             return None
         # Dates in HTTP are in UTC.
@@ -117,8 +117,8 @@ def read_retry_after(value: str, now: datetime) -> float | None:
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
-def failure_of(answer: Any) -> Failure | None:
-    """Return the error that a body or a chunk contains, or None."""
+def find_failure(answer: Any) -> Failure | None:
+    """Return the failure that a response body or a stream chunk reports, or None."""
     if isinstance(answer, list) and answer:
         answer = answer[0]
     if not isinstance(answer, Mapping):
@@ -146,7 +146,7 @@ def error_message(body: str) -> str:
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
-        return _shorten(_without_tags(body))
+        return _shorten_message(_without_tags(body))
     if isinstance(error, list) and len(error) == 1:
         error = error[0]
     if isinstance(error, Mapping) and error.get("error"):
@@ -163,10 +163,10 @@ _CLOSING_TAGS: Final = {
 
 def _without_tags(html: str) -> str:
     """Replace tags, scripts and styles by spaces, in linear time."""
-    pieces, at = list[str](), 0
+    pieces, position = list[str](), 0
     unclosed_names: set[str] = set()
-    while (start := html.find("<", at)) >= 0:
-        pieces += [html[at:start], " "]
+    while (start := html.find("<", position)) >= 0:
+        pieces += [html[position:start], " "]
         end = -1
         element = _SKIPPED_ELEMENT_PATTERN.match(html, start)
         name = "" if element is None else element[1].lower()
@@ -179,29 +179,31 @@ def _without_tags(html: str) -> str:
         if end < 0:
             end = html.find(">", start)
         if end < 0:
-            at = start
+            position = start
             break
-        at = end + 1
-    return "".join([*pieces, html[at:]])
+        position = end + 1
+    return "".join([*pieces, html[position:]])
 
 
 def _describe_error(error: Any) -> str:
     """Return an error's message, with its other fields in brackets."""
     if not isinstance(error, Mapping):
-        return _shorten(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
+        return _shorten_message(
+            error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
+        )
     message = error.get("message")
     fields = {name: value for name, value in error.items() if name != "message" or not message}
     details = ", ".join(_list_fields(fields, depth=0))
     text = message if isinstance(message, str) else json.dumps(message) if message else ""
-    return _shorten(f"{text} ({details})" if text and details else text or details)
+    return _shorten_message(f"{text} ({details})" if text and details else text or details)
 
 
 def _list_fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
-    if value is None or value == "" or depth > _MAX_DEPTH or name in _ECHO_FIELDS:
+    if value is None or value == "" or depth > _MAX_FIELD_DEPTH or name in _ECHO_FIELDS:
         return
     if isinstance(value, Mapping):
-        for inner, item in value.items():
-            yield from _list_fields(item, depth=depth + 1, name=str(inner))
+        for inner_name, item in value.items():
+            yield from _list_fields(item, depth=depth + 1, name=str(inner_name))
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for item in value:
             yield from _list_fields(item, depth=depth + 1, name=name)
@@ -210,9 +212,9 @@ def _list_fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
         yield f"{name}: {text}" if name else text
 
 
-def _shorten(text: str) -> str:
-    text = " ".join(_ECHOED_INPUT.sub(r"\1…", text[: 4 * _MAX_LENGTH]).split())
-    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
+def _shorten_message(text: str) -> str:
+    text = " ".join(_ECHOED_INPUT.sub(r"\1…", text[: 4 * _MAX_MESSAGE_LENGTH]).split())
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]}…"
 
 
 def _find_status(error: Any) -> int:
@@ -321,24 +323,24 @@ def is_overflow(error: BaseException) -> bool:
 
 def read_overflow(error: BaseException) -> ContextOverflow | None:
     """Return the overflow that an error reports, or None if the error has another cause."""
-    text = "\n".join(_error_texts(error))
+    text = "\n".join(_collect_error_texts(error))
     if any(pattern.search(text) for pattern in _NO_OVERFLOW_PATTERNS):
         return None
     matches = [match for pattern in _OVERFLOW_PATTERNS if (match := pattern.search(text))]
     if not matches:
         return None
     llama_cpp_limit = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
-    numbers = [match.group(match.lastindex) for match in matches if match.lastindex]
-    limit = llama_cpp_limit[1] if llama_cpp_limit else next(iter(numbers), None)
-    return ContextOverflow(limit=_parse_number(limit))
+    stated_limits = [match.group(match.lastindex) for match in matches if match.lastindex]
+    limit = llama_cpp_limit[1] if llama_cpp_limit else next(iter(stated_limits), None)
+    return ContextOverflow(limit=_parse_limit(limit))
 
 
-def _parse_number(number: str | None) -> int | None:
-    digits = re.sub(r"\D", "", number or "")
+def _parse_limit(limit_text: str | None) -> int | None:
+    digits = re.sub(r"\D", "", limit_text or "")
     return int(digits) if 0 < len(digits) < 12 and int(digits) > 0 else None
 
 
-def _error_texts(error: BaseException) -> Iterator[str]:
+def _collect_error_texts(error: BaseException) -> Iterator[str]:
     """Yield the texts of an error and its causes, from all fields in which clients put texts."""
     cause: BaseException | None = error
     for _ in range(5):

@@ -1,18 +1,258 @@
-"""Patterns of secrets: keys by their prefix, passwords by the words before them, card numbers.
+"""Recognition of secrets: by the name of their field, by their form, or by the words before them.
 
-Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each
-pattern takes linear time on any text: it starts only at the start of a run of its characters and
-uses possessive quantifiers. Matches that a function has to check afterwards are short.
+Each search takes linear time on any text. No value of a field is scanned twice. Each pattern starts
+only at the start of a run of its characters and uses possessive quantifiers. Matches that a
+function has to check afterwards are short.
 """
 
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any, Final
+from unicodedata import normalize
 
 from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
-from stenolog.redaction.secret_fields import is_secret_value, kind_of
+
+# --- field names -----------------------------------------------------------------------------
+# In text, field names in quotes are found, as in JSON and programs. The quotes may be escaped
+# several times, because arguments and results of tools are often JSON inside JSON.
+
+
+class SecretKind(Struct, frozen=True):
+    """A kind of secret with the names of its fields."""
+
+    name: str
+    field_pattern: str
+    """Pattern of field names in lower case, with `_` between words."""
+    safe_values: str = "(?!)"
+    """Pattern of values that are not secrets."""
+    has_numbers: bool = False
+    """Whether a number can be a secret of this kind."""
+    includes_nested: bool = True
+    """Whether all values inside an object or list in a field of this kind are secrets."""
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern on first use: compiling is slow, and most texts have no field names."""
+    return re.compile(pattern)
+
+
+_PASS_PREFIXES: Final = """
+    account admin api app auth basic bind client current db email ftp http imap key keystore ldap
+    login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
+    service smtp ssh sudo truststore user vpn wifi
+"""
+"""Words before `pass` that make it a password, unlike in `mountain_pass` or `boarding_pass`."""
+_NON_SECRET_TOKENS: Final = (
+    r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
+    r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
+)
+"""Pattern of pagination tokens and special tokens of models, which are not secret."""
+_FLAG_NAMES: Final = (
+    r"(?:has|had|is|was|needs?|requires?|uses?|supports?|shows?|hides?|forgot|allows?|enables?)_.*"
+)
+_SECRET_KINDS: Final = (
+    SecretKind(
+        "password",
+        r".*(?:password|passwd|passphrase|passcode|passwort|kennwort)s?(_hash)?|(?:.*_)?pwd",
+        has_numbers=True,
+    ),
+    SecretKind(
+        "password", rf"(?:(?:.*_)?(?:{'|'.join(_PASS_PREFIXES.split())})_?)?pass|(?:.*_)?pw|passkey"
+    ),
+    SecretKind("password", r".*credentials?", "same-origin|include|omit"),
+    SecretKind("private key", r".*private_?keys?"),
+    SecretKind(
+        "api key",
+        r".*(?:api|access|signing|encryption|master|account|subscription|fernet|hmac)_?keys?",
+    ),
+    SecretKind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?(?:_?base)?"),
+    SecretKind("token", r".*token(?:_?value)?|(?:.*_)?(?:jwt|bearer|set_cookie|.+_cookies?)"),
+    SecretKind("token", r"(?:x_)?auth_key|(?:php|j)?sess(?:ion)?id"),
+    SecretKind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),
+    SecretKind("token", r".*authorization", r"[a-z]{4,15}"),
+    SecretKind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", includes_nested=False),
+    SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", has_numbers=True),
+)
+_NON_SECRET_NAME: Final = lazy_pattern(f"{_NON_SECRET_TOKENS}|{_FLAG_NAMES}")
+_MAX_NAME_LENGTH: Final = 64
+"""Number of characters at the end of a field name that are checked."""
+_NAME_SUFFIX: Final = lazy_pattern(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
+"""Pattern of a suffix in a field name, such as in `password (prod)`."""
+_CAMEL_CASE: Final = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS: Final = lazy_pattern(r"[^a-z0-9]+")
+
+_FIELD_PLACEHOLDER: Final = lazy_pattern(
+    r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
+    r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
+)
+"""Pattern of placeholders, references and types in place of a secret."""
+_PIN_DIGITS: Final = lazy_pattern(r"\s*+[0-9]{3,8}\s*+")
+_LONG_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,}+")
+_SCHEMA_TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
+_SCHEMA_FIELDS: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
+_SCHEMA_VALUES: Final = ("value", "default", "const", "example")
+"""Names of schema fields that contain values."""
+_DESCRIPTION_FIELDS: Final = ("description", "title", "label", "placeholder")
+
+_FIELD_NAME: Final = lazy_pattern(
+    # A match starts at the first of several backslashes, so that each run is scanned once.
+    r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
+)
+_QUOTE: Final = lazy_pattern(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
+_BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
+_PUNCTUATION: Final = lazy_pattern(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
+_COLON: Final = lazy_pattern(r"\s*+:")
+_LOGPROB_FIELD: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
+"""Pattern of the text after a model's output token, which is not a secret."""
+
+Span = tuple[int, int]
+
+
+class SecretSpan(Struct, frozen=True):
+    """The span of a secret in a text, and its replacement."""
+
+    start: int
+    end: int
+    stub: str
+
+
+@lru_cache(maxsize=4096)
+def secret_kind(name: str) -> SecretKind | None:
+    """Return the kind of secret that a field of this name contains, or None."""
+    without_suffix = _NAME_SUFFIX.sub("", name[-2 * _MAX_NAME_LENGTH :])
+    nfkc_name = without_suffix if without_suffix.isascii() else normalize("NFKC", without_suffix)
+    normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", nfkc_name[-_MAX_NAME_LENGTH:]).lower())
+    normalized = normalized.strip("_").rstrip("0123456789_")
+    if _NON_SECRET_NAME.fullmatch(normalized):
+        return None
+    return next(
+        (kind for kind in _SECRET_KINDS if _compile(kind.field_pattern).fullmatch(normalized)), None
+    )
+
+
+def is_secret_value(kind: SecretKind, value: str) -> bool:
+    """Return whether the value of a field of this kind is a secret and not a placeholder."""
+    if kind.name == "pin":
+        return _PIN_DIGITS.fullmatch(value) is not None
+    return not (_FIELD_PLACEHOLDER.fullmatch(value) or _compile(kind.safe_values).fullmatch(value))
+
+
+def is_secret_number(kind: SecretKind, value: str) -> bool:
+    """Return whether a number in a field of this kind is a secret."""
+    return kind.has_numbers and bool(_LONG_NUMBER.fullmatch(value)) and is_secret_value(kind, value)
+
+
+def kind_of_nested_field(
+    kind: SecretKind | None, name: str, *, has_schema: bool
+) -> SecretKind | None:
+    """Return the kind of a field in an object of this kind; None if its value is not secret."""
+    if kind is None or not kind.includes_nested or name in _DESCRIPTION_FIELDS:
+        return None
+    return kind if not has_schema or name in _SCHEMA_VALUES else None
+
+
+def is_schema(name: str, value: Any) -> bool:
+    """Return whether an object with this field is a schema, which describes a type, not a value."""
+    if name == "type":
+        return isinstance(value, str) and value.lower() in _SCHEMA_TYPES
+    return name in _SCHEMA_FIELDS
+
+
+def stub_of(kind: SecretKind) -> str:
+    """Return the replacement of a secret."""
+    return f"[redacted: {kind.name}]"
+
+
+def find_secret_fields(text: str) -> Iterator[SecretSpan]:
+    """Yield the secrets of a text that follow the name of their field, in order."""
+    position = 0
+    while (match := _FIELD_NAME.search(text, position)) is not None:
+        position = match.end()
+        kind = secret_kind(match["name"])
+        if kind is None:
+            continue
+        number = _BARE_NUMBER.match(text, position)
+        if number is not None and is_secret_number(kind, number[0]):
+            # Use the quotes of the name, so that JSON stays valid.
+            stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
+            yield SecretSpan(number.start(), number.end(), stub)
+        spans, position = _find_value_spans(text, position, kind)
+        for start, end in spans:
+            if is_secret_value(kind, text[start:end]):
+                yield SecretSpan(start, end, stub_of(kind))
+
+
+def _find_value_spans(text: str, start: int, kind: SecretKind) -> tuple[list[Span], int]:
+    """Return the spans of all texts in the value at a position, and the end of the value."""
+    if text[start : start + 1] in ("[", "{"):
+        return _find_nested_spans(text, start, kind) if kind.includes_nested else ([], start)
+    quote = _QUOTE.match(text, start)
+    if quote is None:
+        return [], start
+    end, quote_end = _find_quote_end(text, quote)
+    return [] if _LOGPROB_FIELD.match(text, quote_end) else [(quote.end(), end)], quote_end
+
+
+def _find_nested_spans(text: str, position: int, kind: SecretKind) -> tuple[list[Span], int]:
+    """Return the spans of all texts except names in a list or object, and the end of the value."""
+    depth, name, has_schema = 0, "", False
+    spans = list[tuple[str, Span]]()
+    while (match := _PUNCTUATION.search(text, position)) is not None:
+        position = match.end()
+        if match[0] in ("[", "{"):
+            depth += 1
+        elif match[0] in ("]", "}"):
+            depth -= 1
+            if depth <= 0:
+                break
+        elif (quote := _QUOTE.match(text, match.start())) is not None:
+            end, position = _find_quote_end(text, quote)
+            quoted_text = text[quote.end() : end]
+            if _COLON.match(text, position):
+                name = quoted_text
+                has_schema = has_schema or (name != "type" and is_schema(name, None))
+            else:
+                spans.append((name, (quote.end(), end)))
+                has_schema = has_schema or is_schema(name, quoted_text)
+    else:
+        position = len(text)
+    return [
+        span for name, span in spans if kind_of_nested_field(kind, name, has_schema=has_schema)
+    ], position
+
+
+def _find_quote_end(text: str, quote: re.Match[str]) -> Span:
+    """Return the end of a quoted text, and the end of its closing quote.
+
+    A newline also ends the text. Each level of escapes doubles the backslashes before a quote and
+    adds one. A quote with as many backslashes as the opening quote closes the text. A quote with
+    more backslashes may be part of the text, and a quote with fewer backslashes closes an outer
+    text.
+    """
+    escape_count, position = len(quote["escapes"]), quote.end()
+    end_pattern = _QUOTE_OR_NEWLINE[quote["mark"]]
+    while (match := end_pattern.search(text, position)) is not None:
+        backslash_start = match.start()
+        while backslash_start > position and text[backslash_start - 1] == "\\":
+            backslash_start -= 1
+        backslash_count = match.start() - backslash_start
+        if match[0] == "\n" or backslash_count < escape_count:
+            return backslash_start, backslash_start
+        if (backslash_count - escape_count) % (2 * (escape_count + 1)) == 0:
+            return match.start() - escape_count, match.end()
+        position = match.end()
+    return len(text), len(text)
+
+
+_QUOTE_OR_NEWLINE: Final = {mark: lazy_pattern(rf"[{mark}\n]") for mark in "\"'"}
+
+
+# --- forms of secrets ------------------------------------------------------------------------
+# Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers.
 
 
 class SecretPattern(Struct, frozen=True):
@@ -26,7 +266,7 @@ class SecretPattern(Struct, frozen=True):
     check: Callable[[re.Match[str]], bool] = bool
 
     def may_occur_in(self, lower_case_text: str) -> bool:
-        """Whether a text in lower case may contain a secret of this kind."""
+        """Return whether a text in lower case may contain a secret of this kind."""
         return any(hint in lower_case_text for hint in self.hints)
 
 
@@ -61,7 +301,7 @@ def _looks_random(match: re.Match[str]) -> bool:
 
 
 def _is_credential(match: re.Match[str]) -> bool:
-    """Whether the text after `bearer` is a credential and not a word of the sentence."""
+    """Return whether the text after `bearer` is a credential and not a word of the sentence."""
     value = match["value"]
     return any(map(str.isdigit, value)) or _ALPHANUMERIC_RUN.search(value) is not None
 
@@ -101,7 +341,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key_pattern("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key_pattern("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    # Tokens of GitLab. They must look random, because `GLRT-` also occurs in texts on statistics.
+    # GitLab tokens must look random, because `GLRT-` also occurs in texts on statistics.
     _key_pattern(
         "token",
         "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",
@@ -205,13 +445,13 @@ _HEADER_PATTERNS: Final = (
     ),
 )
 
-_OPTION_VALUE: Final = (
+_OPTION_VALUE_REGEX: Final = (
     r"(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]{1,256})(?P=quote)|(?P<value>[^\s\"'`\\]{3,1024}+))"
 )
 
 
 def _is_option_value(match: re.Match[str]) -> bool:
-    """Whether the text after an option is its value and not the rest of a sentence."""
+    """Return whether the text after an option is its value and not the rest of a sentence."""
     value = match["quoted"] or match["value"].rstrip(".,;:!?)]}")
     if value.startswith("-") or _PLACEHOLDER.match(value) or value.startswith("$"):
         return False
@@ -220,7 +460,7 @@ def _is_option_value(match: re.Match[str]) -> bool:
 
 
 def _is_attached_password(match: re.Match[str]) -> bool:
-    """Whether the text directly after `-p` is a password and not a placeholder."""
+    """Return whether the text directly after `-p` is a password and not a placeholder."""
     value = match["quoted"] or match["value"]
     return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
@@ -235,19 +475,19 @@ _COMMAND_PATTERNS: Final = (
         "secret",
         "--",
         r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
-        rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE}",
+        rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE_REGEX}",
         _is_option_value,
     ),
     _secret_pattern(
         "password",
         "sshpass",
-        rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE}",
+        rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE_REGEX}",
         _is_option_value,
     ),
     _secret_pattern(
         "password",
         "mysql",
-        rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE}",
+        rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE_REGEX}",
         _is_attached_password,
     ),
     _secret_pattern(
@@ -276,13 +516,15 @@ _XML_ELEMENT: Final = lazy_pattern(
 
 
 def _is_secret_element(match: re.Match[str]) -> bool:
-    kind = kind_of(match["tag"])
+    kind = secret_kind(match["tag"])
     return kind is not None and is_secret_value(kind, match["value"])
 
 
 # --- secrets introduced by words -------------------------------------------------------------
 
-_VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
+_VALUE_REGEX: Final = (
+    r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
+)
 
 _PASSWORD: Final = lazy_pattern(
     r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
@@ -290,7 +532,7 @@ _PASSWORD: Final = lazy_pattern(
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
     r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}"
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
-    rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
+    rf"{_VALUE_REGEX}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
 # This pattern takes most of the search time, so it starts with the possible first letters.
 _ASSIGNED_SECRET: Final = lazy_pattern(
@@ -298,7 +540,7 @@ _ASSIGNED_SECRET: Final = lazy_pattern(
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
     r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|es|est)\s{1,4})"
-    rf"{_VALUE}"
+    rf"{_VALUE_REGEX}"
 )
 _ASSIGNED_HINTS: Final = (
     *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
@@ -316,12 +558,12 @@ _PIN: Final = lazy_pattern(
 _ASSIGNMENT_SIGNS: Final = ("=", ":", ":=", "=>")
 
 _PLACEHOLDER: Final = lazy_pattern(
-    # These texts are placeholders and references instead of a secret.
+    # This pattern finds placeholders and references in place of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
 )
-_NUMBER: Final = lazy_pattern(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
+_NUMBER_PATTERN: Final = lazy_pattern(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
 _PLACEHOLDER_WORDS: Final = """
     any bool boolean bytes changeme char false int nil none null number object optional passwd
     password pwd secret secretstr str string text true undefined varchar
@@ -343,12 +585,12 @@ _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 
 
 def _is_password(match: re.Match[str]) -> bool:
-    """Whether the text after `password` is a password and not the rest of the sentence."""
+    """Return whether the text after `password` is a password and not the rest of the sentence."""
     value = _value_text(match)
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
-    if match["closed"] and _NUMBER.fullmatch(value):
-        return False  # `secret_fields` has checked numbers after quoted field names
+    if match["closed"] and _NUMBER_PATTERN.fullmatch(value):
+        return False  # find_secret_fields has checked numbers after quoted field names
     if match["quoted"] is not None or "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
@@ -360,7 +602,7 @@ def _is_password(match: re.Match[str]) -> bool:
 
 
 def _is_assigned_secret(match: re.Match[str]) -> bool:
-    """Whether the text after `api key` or similar words is a key: long, and not a word."""
+    """Return whether the text after `api key` or similar words is a key: long, and not a word."""
     text_before = match.string[max(0, match.start() - 12) : match.start()]
     if match["key"] and not _KEY_PREFIX.search(text_before):
         return False
@@ -382,11 +624,11 @@ def _value_text(match: re.Match[str]) -> str:
 
 # --- card numbers ----------------------------------------------------------------------------
 
-_CARD_SEPARATOR: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
+_CARD_SEPARATOR_REGEX: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
 """Separators between the groups of a card number: spaces, hyphens, dashes or dots."""
 _CARD_NUMBER: Final = lazy_pattern(
-    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_CARD_SEPARATOR})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
-    rf"|3[0-9]{{3}}({_CARD_SEPARATOR})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
+    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_CARD_SEPARATOR_REGEX})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
+    rf"|3[0-9]{{3}}({_CARD_SEPARATOR_REGEX})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
 )
 _ISSUED_CARD_NUMBER: Final = lazy_pattern(
     r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
@@ -395,11 +637,11 @@ _ISSUED_CARD_NUMBER: Final = lazy_pattern(
 
 
 def _is_card_number(match: re.Match[str]) -> bool:
-    """Whether a card issuer uses numbers of this form and the check digit (Luhn) is correct."""
+    """Return whether a card issuer uses such numbers and the check digit (Luhn) is correct."""
     digits = re.sub("[^0-9]", "", match[0])
     if not _ISSUED_CARD_NUMBER.fullmatch(digits):
         return False
-    luhn_values = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
+    luhn_values = [int(digit) * (2 if i % 2 else 1) for i, digit in enumerate(reversed(digits))]
     return sum(value - 9 * (value > 9) for value in luhn_values) % 10 == 0
 
 

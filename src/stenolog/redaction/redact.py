@@ -9,16 +9,18 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
-from stenolog.redaction.patterns import PRIVATE_KEY, SECRET_PATTERNS, SecretPattern
-from stenolog.redaction.secret_fields import (
+from stenolog.redaction.patterns import (
+    PRIVATE_KEY,
+    SECRET_PATTERNS,
     SecretKind,
+    SecretPattern,
     SecretSpan,
     find_secret_fields,
     is_schema,
     is_secret_number,
     is_secret_value,
-    kind_of,
     kind_of_nested_field,
+    secret_kind,
     stub_of,
 )
 
@@ -46,7 +48,7 @@ _INVISIBLE_OR_ESCAPED_CHARACTERS: Final = lazy_pattern(
 """Invisible characters, and letters and digits that are written as JSON escapes."""
 
 
-class Redacted(Struct, frozen=True):
+class RedactedText(Struct, frozen=True):
     """A text without its secrets."""
 
     text: str
@@ -61,7 +63,7 @@ class RedactedData(Struct, frozen=True):
     count: int
 
 
-def redact(text: str) -> Redacted:
+def redact(text: str) -> RedactedText:
     """Replace each secret by a stub, such as `[redacted: api key]`.
 
     Returns the same text and count 0 if the text has no secret. Only secrets with a known form or
@@ -70,24 +72,22 @@ def redact(text: str) -> Redacted:
     return _redact_with(text, SECRET_PATTERNS)
 
 
-def find_secrets(text: str) -> list[SecretSpan]:
+def _redact_with(text: str, patterns: Iterable[SecretPattern]) -> RedactedText:
+    secrets = find_secrets(text, patterns)
+    return RedactedText(_replace_spans(text, secrets) if secrets else text, len(secrets))
+
+
+def find_secrets(
+    text: str, patterns: Iterable[SecretPattern] = SECRET_PATTERNS
+) -> list[SecretSpan]:
     """Return the secrets that `redact` replaces, in order, with their positions and stubs."""
-    return _find_secrets(text, SECRET_PATTERNS)
-
-
-def _redact_with(text: str, patterns: Iterable[SecretPattern]) -> Redacted:
-    secrets = _find_secrets(text, patterns)
-    return Redacted(_replace_spans(text, secrets), len(secrets)) if secrets else Redacted(text, 0)
-
-
-def _find_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSpan]:
     if _TOO_SHORT_TEXT.fullmatch(text):
         return []
     draft = _StepwiseRedaction(text, _hidden_characters(text))  # guard: hidden-characters-redacted
     draft.replace_and_record(list(find_secret_fields(draft.text)))
     for pattern in _possible_patterns(draft.text, patterns):
         draft.replace_and_record(_find_matches(draft.text, pattern))
-    return draft.spans()
+    return draft.original_spans()
 
 
 def _hidden_characters(text: str) -> list[SecretSpan]:
@@ -104,7 +104,7 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
 
 
 class _StepwiseRedaction:
-    """A text whose secrets are replaced step by step. Their original positions are kept.
+    """A text whose secrets are replaced step by step, with the original position of each secret.
 
     Each step searches the result of the previous step, so that no secret is found twice.
     """
@@ -123,18 +123,19 @@ class _StepwiseRedaction:
         for secret in secrets:
             start, end = secret.start, secret.end
             for step in reversed(self._position_maps):
-                start, end = step.span_before(start)[0], step.span_before(max(start, end - 1))[1]
+                last = max(start, end - 1)
+                start, end = step.original_span(start)[0], step.original_span(last)[1]
             self._stubs.append((start, end, len(self._position_maps), secret.stub))
         self._replace_secrets(secrets)
 
-    def spans(self) -> list[SecretSpan]:
+    def original_spans(self) -> list[SecretSpan]:
         """Return the secrets with their positions in the original text."""
-        secrets, at = list[SecretSpan](), 0
+        secrets, last_end = list[SecretSpan](), 0
         # If a secret contains a secret of an earlier step, only the outer secret is returned.
         for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
-            if start >= at:
+            if start >= last_end:
                 secrets.append(SecretSpan(start, end, stub))
-                at = end
+                last_end = end
         return secrets
 
     def _replace_secrets(self, secrets: list[SecretSpan]) -> None:
@@ -153,13 +154,13 @@ class _PositionMap:
             self._starts.append(secret.start - removed_length)
             removed_length += secret.end - secret.start - len(secret.stub)
 
-    def span_before(self, position: int) -> tuple[int, int]:
+    def original_span(self, position: int) -> tuple[int, int]:
         """Return the span, in the text before the step, that became the character at `position`."""
-        at = bisect_right(self._starts, position) - 1
-        if at < 0:
+        index = bisect_right(self._starts, position) - 1
+        if index < 0:
             return position, position + 1
-        span = self._secrets[at]
-        offset = position - self._starts[at] - len(span.stub)
+        span = self._secrets[index]
+        offset = position - self._starts[index] - len(span.stub)
         return (span.start, span.end) if offset < 0 else (span.end + offset, span.end + offset + 1)
 
 
@@ -179,7 +180,7 @@ class _NumberText(str):
     """The text of a JSON number, exactly as it was written."""
 
 
-class _Fields(list[tuple[str, Any]]):
+class _ObjectFields(list[tuple[str, Any]]):
     """A JSON object that may have duplicate names."""
 
 
@@ -187,7 +188,7 @@ _JSON_DECODER: Final = json.JSONDecoder(
     parse_float=_NumberText,
     parse_int=_NumberText,
     parse_constant=_NumberText,
-    object_pairs_hook=_Fields,
+    object_pairs_hook=_ObjectFields,
 )
 _JSON_SCALAR: Final = lazy_pattern(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
@@ -204,14 +205,17 @@ class _DataRedactor:
         """Replacement of each secret, by its number among all scalars and field names."""
 
     def redact(self, value: Any, kind: SecretKind | None = None, *, is_named: bool = False) -> Any:
-        """Return the value without secrets. If `kind` is given, the whole value is a secret."""
+        """Return the value without secrets.
+
+        `kind`: the field contains secrets of this kind. `is_named`: the field's own name says so.
+        """
         match value:
-            case list() if not isinstance(value, _Fields):
+            case list() if not isinstance(value, _ObjectFields):
                 return list(self._redact_list(value, kind))
             case Mapping():
                 return dict(self._redact_object(list(value.items()), kind))
-            case _Fields():
-                return _Fields(self._redact_object(value, kind))
+            case _ObjectFields():
+                return _ObjectFields(self._redact_object(value, kind))
         redacted_value = self._redact_scalar(value, kind, is_named=is_named)
         if redacted_value is not value:
             self.stubs[self._scalar_count] = redacted_value
@@ -225,23 +229,26 @@ class _DataRedactor:
             redacted_value = self.redact(value, key_kind or kind)
             if isinstance(value, str):
                 is_in_key = key_kind is not None or redacted_value.endswith(_PRIVATE_KEY_STUB)
-                key_kind = kind_of("private_key") if is_in_key and "-----END" not in value else None
+                is_unfinished = is_in_key and "-----END" not in value
+                key_kind = secret_kind("private_key") if is_unfinished else None
             yield redacted_value
 
     def _redact_object(
         self, fields: list[tuple[Any, Any]], outer_kind: SecretKind | None
     ) -> Iterator[Any]:
-        schema = outer_kind is not None and any(is_schema(str(n), value) for n, value in fields)
+        has_schema = outer_kind is not None and any(
+            is_schema(str(field), value) for field, value in fields
+        )
         sibling_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
         for name, value in fields:
             field_name = _INVISIBLE_CHARACTERS.sub("", name) if isinstance(name, str) else ""
-            field_kind = kind_of(field_name)
+            field_kind = secret_kind(field_name)
             if field_name == "token" and is_model_token:
                 field_kind = None  # this token is a piece of a model's answer
             if field_name.lower() == "value":
                 field_kind = field_kind or sibling_kind
-            kind = field_kind or kind_of_nested_field(outer_kind, field_name, schema=schema)
+            kind = field_kind or kind_of_nested_field(outer_kind, field_name, has_schema=has_schema)
             yield self._redact_name(name), self.redact(value, kind, is_named=field_kind is not None)
 
     def _redact_name(self, name: Any) -> Any:
@@ -254,7 +261,7 @@ class _DataRedactor:
         """Return the kind of secret in an object such as `{"name": "token", "value": …}`."""
         for name, value in fields:
             if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
-                return kind_of(_INVISIBLE_CHARACTERS.sub("", value))
+                return secret_kind(_INVISIBLE_CHARACTERS.sub("", value))
         return None
 
     def _redact_scalar(self, value: Any, kind: SecretKind | None, *, is_named: bool) -> Any:
@@ -289,36 +296,36 @@ class _DataRedactor:
         return redacted.text
 
     def redacted_json(self, text: str) -> str:
-        """Replace the secrets that `redact` found in the decoded value of this JSON text."""
+        """Return a JSON text without the secrets that `redact` found in its decoded value."""
         if not self.stubs:
             return text
-        pieces, at = list[str](), 0
-        for number, match in enumerate(_JSON_SCALAR.finditer(text)):
-            if number in self.stubs:
+        text_parts, copied_upto = list[str](), 0
+        for index, match in enumerate(_JSON_SCALAR.finditer(text)):
+            if index in self.stubs:
                 # Keep ASCII escapes: a lone surrogate can only be written as an escape.
-                redacted_value = json.dumps(self.stubs[number], ensure_ascii=match[0].isascii())
-                pieces += [text[at : match.start()], redacted_value]
-                at = match.end()
-        return "".join([*pieces, text[at:]])
+                redacted_value = json.dumps(self.stubs[index], ensure_ascii=match[0].isascii())
+                text_parts += [text[copied_upto : match.start()], redacted_value]
+                copied_upto = match.end()
+        return "".join([*text_parts, text[copied_upto:]])
 
 
-def redact_ends(text: str, *, max_end_length: int) -> Redacted:
+def redact_ends(text: str, *, max_end_length: int) -> RedactedText:
     """Redact a text, and keep about `max_end_length` characters at each end.
 
-    A longer text is cut in the middle. A secret that the cut divides is removed.
+    The middle of a longer text is left out. A secret that the cut divides is removed.
     """
     # Only a private key is so long that its end may be far from its recognizable start.
     private_keys = _find_matches(text, PRIVATE_KEY)  # guard: private-key-redacted
     text = _replace_spans(text, private_keys)
     if len(text) <= 2 * max_end_length:
         redacted = redact(text)
-        return Redacted(redacted.text, len(private_keys) + redacted.count)
+        return RedactedText(redacted.text, len(private_keys) + redacted.count)
     # Drop the word at the cut: if it is a secret, its recognizable part may be cut off.
-    parts = text[: max_end_length + _SECRET_MARGIN].rsplit(None, 1)
-    head = redact(parts[0] if len(parts) == 2 else "")
+    head_parts = text[: max_end_length + _SECRET_MARGIN].rsplit(None, 1)
+    head = redact(head_parts[0] if len(head_parts) == 2 else "")
     tail = redact(_NON_SPACES.sub("", text[-max_end_length - _SECRET_MARGIN :], count=1))
     count = len(private_keys) + head.count + tail.count
-    return Redacted(f"{head.text[:-_SECRET_MARGIN]}\n…\n{tail.text[_SECRET_MARGIN:]}", count)
+    return RedactedText(f"{head.text[:-_SECRET_MARGIN]}\n…\n{tail.text[_SECRET_MARGIN:]}", count)
 
 
 def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:
@@ -328,21 +335,21 @@ def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[Sec
 
 
 def _has_no_escapes(text: str) -> bool:
-    """Whether a JSON text has no escaped or invisible characters that could hide a secret."""
+    """Return whether no escaped or invisible character of a JSON text can hide a secret."""
     has_escapes = "\\u" in text or "\\/" in text
     return not has_escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
 
 
 def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:
     """Return the secrets of one kind in a text, in order."""
-    at, secrets = 0, list[SecretSpan]()
-    while (match := pattern.pattern.search(text, at)) is not None:
+    position, secrets = 0, list[SecretSpan]()
+    while (match := pattern.pattern.search(text, position)) is not None:
         if pattern.check(match):
-            start, at = _secret_span(match)
-            secrets.append(SecretSpan(start, at, f"[redacted: {pattern.name}]"))
+            start, position = _secret_span(match)
+            secrets.append(SecretSpan(start, position, f"[redacted: {pattern.name}]"))
         else:
             # The rejected match may contain the start of a real secret.
-            at = match.start() + 1
+            position = match.start() + 1
     return secrets
 
 
@@ -354,19 +361,19 @@ def _secret_span(match: re.Match[str]) -> tuple[int, int]:
     """
     groups = match.groupdict()
     if groups.get("bare"):
-        run = _NON_SPACES.match(match.string, match.start("bare"))
-        start, end = run.span() if run else match.span("bare")
+        value_match = _NON_SPACES.match(match.string, match.start("bare"))
+        start, end = value_match.span() if value_match else match.span("bare")
         return start, start + len(match.string[start:end].rstrip(".,;:)]}"))
     return match.span(next((name for name in ("quoted", "value") if groups.get(name)), 0))
 
 
 def _replace_spans(text: str, secrets: list[SecretSpan]) -> str:
-    pieces = []
-    at = 0
+    text_parts = []
+    copied_upto = 0
     for secret in secrets:
-        pieces += [text[at : secret.start], secret.stub]
-        at = secret.end
-    return "".join([*pieces, text[at:]])
+        text_parts += [text[copied_upto : secret.start], secret.stub]
+        copied_upto = secret.end
+    return "".join([*text_parts, text[copied_upto:]])
 
 
 # --- sharing --------------------------------------------------------------------------------------
@@ -374,7 +381,7 @@ def _replace_spans(text: str, secrets: list[SecretSpan]) -> str:
 
 
 class SharingRedactor:
-    """A redactor of shared texts and data that counts secrets; inactive unless `enabled`."""
+    """A redactor of shared texts and data that counts secrets; changes nothing unless `enabled`."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled

@@ -22,7 +22,7 @@ from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
 """Maximum number of cached keys that are known not to be aliases."""
-_MARKER: Final = "aliases"
+_MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
 """Marker of a store in which no session ever had an alias."""
 
@@ -37,7 +37,7 @@ class Aliases:
         """Keys that were not aliases when they were last resolved."""
         self._known_sessions: set[str] = set()
         """Keys of sessions that this process has read or written."""
-        self._scanned_mark: object = None
+        self._seen_marker: object = None
         self._stamp_hashes = array("q")
         """Hash of the key and stamp of each session at the last scan, which saves memory."""
         self._aliases_by_session: dict[str, tuple[str, ...]] = {}
@@ -49,8 +49,10 @@ class Aliases:
     def resolve_key(self, key: str) -> str:
         """Return the key of the session that this name opens; the name itself if it is no alias."""
         check_key(key)
-        mark = alias_mark(self._store)
-        if mark == NO_ALIASES or self._is_no_alias(key, mark):
+        marker = alias_mark(self._store)
+        # The aliases are known if no alias was added since the last scan.
+        are_known = marker is not None and marker == self._seen_marker
+        if marker == NO_ALIASES or (are_known and key not in self._all_aliases):
             return key
         if find_info(self._store, key) is not None:
             return key
@@ -60,12 +62,12 @@ class Aliases:
             owner = self.owners(rescan=True).get(key)
         return key if owner is None else owner
 
-    def key_to_write(self, key: str) -> str:
-        """Resolve a key without reading the store if `note_session` recorded the key."""
+    def resolve_for_write(self, key: str) -> str:
+        """Resolve a key without reading the store if `remember_session` recorded the key."""
         is_known = key.__class__ is str and key in self._known_sessions
         return key if is_known else self.resolve_key(key)
 
-    def note_session(self, key: str) -> None:
+    def remember_session(self, key: str) -> None:
         """Remember that a session with exactly this key exists."""
         _remember_key(self._known_sessions, key)
 
@@ -73,7 +75,7 @@ class Aliases:
         """Make the next write resolve this key again, because its session was deleted."""
         self._known_sessions.discard(key)
 
-    def key_to_read(self, key: str) -> str:
+    def resolve_for_read(self, key: str) -> str:
         """Resolve a key without reading the store if it resolved to itself before.
 
         A caller that finds no session must use `resolve_key`, because the session may be deleted.
@@ -85,19 +87,15 @@ class Aliases:
             _remember_key(self._non_aliases, key)
         return session_key
 
-    def _is_no_alias(self, key: str, mark: str | None) -> bool:
-        """Return whether no alias has this name and no alias was added since the last scan."""
-        return mark is not None and mark == self._scanned_mark and key not in self._all_aliases
-
     def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
         """Return the session key of each alias. Keys of existing sessions take precedence."""
         with self._mutex:
-            mark = alias_mark(self._store)
-            if mark == NO_ALIASES:
+            marker = alias_mark(self._store)
+            if marker == NO_ALIASES:
                 return {}
-            if rescan or mark is None or mark != self._scanned_mark:
+            if rescan or marker is None or marker != self._seen_marker:
                 self._rescan()
-                self._scanned_mark = mark
+                self._seen_marker = marker
             return self._owners
 
     def aliases_by_session(self) -> Mapping[str, tuple[str, ...]]:
@@ -159,7 +157,7 @@ def aliases_in(meta: Mapping[str, object]) -> tuple[str, ...]:
 
 def alias_mark(store: Store) -> str | None:
     """Return the change marker of the aliases; None if the store has no change markers."""
-    return store.read_marker(_MARKER) if isinstance(store, ChangeMarkerStore) else None
+    return store.read_marker(_MARKER_NAME) if isinstance(store, ChangeMarkerStore) else None
 
 
 def prepare_alias_mark(store: Store) -> None:
@@ -171,4 +169,4 @@ def prepare_alias_mark(store: Store) -> None:
 def change_alias_mark(store: Store) -> None:
     """Update the change marker of the aliases. Raises StoreUnavailable."""
     if isinstance(store, ChangeMarkerStore):
-        store.update_marker(_MARKER)
+        store.update_marker(_MARKER_NAME)

@@ -14,7 +14,13 @@ from msgspec import Struct
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import LOG_SUFFIX, escape_key, unescape_key
-from stenolog.stores.jsonl.directory import has_logs, is_log, log_files, store_error
+from stenolog.stores.jsonl.directory import (
+    has_logs,
+    is_log,
+    log_files,
+    store_error,
+    system_errors,
+)
 from stenolog.stores.open_store import check_no_file, open_store, parse_address
 from stenolog.stores.snapshots import NamespacedStore
 
@@ -27,7 +33,7 @@ FALLBACK: Final = ".fallback"
 """Suffix that the fallback store adds to the name of a folder or a database."""
 
 CHANNELS: Final = "channels"
-"""Namespace in which gateways keep the state of chat apps. It contains no conversations."""
+"""Namespace in which gateways keep the state of chat apps, but no conversations."""
 
 _KNOWN_NAMESPACES: Final = (NAMESPACE, NOTES, CHANNELS)
 
@@ -111,14 +117,11 @@ def _legacy_folder(folder: Path, agent: str | None) -> Path:
 
 def check_workspace(place: Path) -> None:
     """Raise UsageError if `place` is not a workspace, StoreUnavailable if it cannot be read."""
-    try:
+    with system_errors(f"looking into {place}"):
         if not place.is_dir():
             check_no_file(place)
             raise UsageError(f"there is no workspace at {place}; check the path")
-        with os.scandir(place) as entries:
-            names = [entry.name for entry in entries]
-    except OSError as error:
-        raise store_error(error, f"looking into {place}") from error
+        names = [entry.name for entry in place.iterdir()]
     log_names = [name for name in names if name.endswith(LOG_SUFFIX)]
     if NAMESPACE not in names and log_names:
         if not any(is_log(str(place / name)) for name in log_names):
@@ -133,14 +136,12 @@ def check_workspace(place: Path) -> None:
 
 def check_stenolog_folder(place: Path) -> None:
     """Raise UsageError if a folder is not empty and contains no files of stenolog."""
-    try:
-        folders = _subfolders(place, follow=True)
-        is_ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
-        if is_ours or log_folders(place) or not any(place.iterdir()):
+    with system_errors(f"looking into {place}"):
+        folders = _subfolders(place, follow_links=True)
+        is_known = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
+        if is_known or log_folders(place) or not any(place.iterdir()):
             return
         workspaces = [name for name in folders if (place / name / NAMESPACE).is_dir()]
-    except OSError as error:
-        raise store_error(error, f"looking into {place}") from error
     suggestion = f"; did you mean {os.path.join(place, workspaces[0])}?" if workspaces else ""  # noqa: PTH118
     raise UsageError(f"there is no stenolog data in {place}{suggestion}")
 
@@ -151,7 +152,7 @@ def log_folders(workspace: Path) -> list[str]:
         folders = list(_log_folder_names(workspace))
         agents = workspace / AGENTS
         # The folder of each agent is a workspace, and a workspace may be a link.
-        for agent in _subfolders(agents, follow=True) if agents.is_dir() else ():
+        for agent in _subfolders(agents, follow_links=True) if agents.is_dir() else ():
             folders += [f"{AGENTS}/{agent}/{name}" for name in _log_folder_names(agents / agent)]
     except OSError as error:
         raise store_error(error, f"looking into {error.filename or workspace}") from error
@@ -201,7 +202,7 @@ def _log_folder_names(place: Path) -> Iterator[str]:
     """Yield the names of the folders with logs. Any folder that contains a log counts."""
     if os.path.lexists(place / NAMESPACE):  # if it is not a folder, the reader reports the error
         yield NAMESPACE
-    for name in _subfolders(place, follow=False):
+    for name in _subfolders(place, follow_links=False):
         if name != NAMESPACE and _has_logs(place / name, by_name=name == NOTES):
             yield name
 
@@ -213,6 +214,6 @@ def _has_logs(folder: Path, *, by_name: bool) -> bool:
         return by_name
 
 
-def _subfolders(place: Path, *, follow: bool) -> list[str]:
+def _subfolders(place: Path, *, follow_links: bool) -> list[str]:
     with os.scandir(place) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=follow))
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=follow_links))

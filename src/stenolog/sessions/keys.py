@@ -21,7 +21,7 @@ CLI_DEFAULT: Final = "cli:default"
 """Default session of a terminal."""
 
 _ESCAPES: Final = {"%": "%25", ":": "%3A"}
-_NUMBER: Final = re.compile(r"-?[0-9]+")
+_NUMBER_PATTERN: Final = re.compile(r"-?[0-9]+")
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -41,15 +41,15 @@ class KeyParts(Struct, frozen=True):
 
     channel: str
     who: str
-    """The sender, or the chat of a group that shares a session. A key does not show which one."""
+    """The sender, or the chat of a group that shares a session. A key looks the same for both."""
     thread: str | None = None
 
 
 def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
     """Return the key of the session that a message belongs to. Raises InvalidKey, UsageError."""
-    channel, sender = _part_text("channel", origin.channel), _part_text("sender", origin.sender)
-    chat = None if origin.chat is None else _part_text("chat", origin.chat)
-    thread = None if origin.thread is None else _part_text("thread", origin.thread)
+    channel, sender = _to_text("channel", origin.channel), _to_text("sender", origin.sender)
+    chat = None if origin.chat is None else _to_text("chat", origin.chat)
+    thread = None if origin.thread is None else _to_text("thread", origin.thread)
     match scope:
         case "sender":
             return join_key(KeyParts(channel, sender))
@@ -61,7 +61,7 @@ def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
             raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
 
 
-def _part_text(name: str, part: object) -> str:
+def _to_text(name: str, part: object) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, int) and not isinstance(part, bool):
@@ -79,7 +79,7 @@ def owner_in_key(key: str) -> str:
     return key if parts is None else join_key(KeyParts(parts.channel, parts.who))
 
 
-def owner_for(origin: Origin, *, scope: Scope = "sender") -> str:
+def owner_for(origin: Origin, *, scope: Scope) -> str:
     """Return the sender to store with a message. All threads of a sender have the same value.
 
     For a group that shares one session, return the group. Raises InvalidKey, UsageError.
@@ -93,9 +93,7 @@ def cli_sender(key: str) -> str:
     Only `cli:default` and its threads have a sender. Scripts may pass a different key for each of
     their users, so other keys have no sender.
     """
-    parts = split_key(key)
-    is_own = parts is not None and join_key(KeyParts(parts.channel, parts.who)) == CLI_DEFAULT
-    return CLI_DEFAULT if is_own else ""
+    return CLI_DEFAULT if owner_in_key(key) == CLI_DEFAULT else ""
 
 
 def check_sender(sender: str) -> None:
@@ -121,10 +119,10 @@ def split_key(key: str) -> KeyParts | None:
     parts = key.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         return None
-    plain = [_unescape(part) for part in parts]
-    if [_escape(part) for part in plain] != parts:
+    texts = [_unescape(part) for part in parts]
+    if [_escape(part) for part in texts] != parts:
         return None
-    return KeyParts(plain[0], plain[-1], plain[1] if len(plain) == 3 else None)
+    return KeyParts(texts[0], texts[-1], texts[1] if len(texts) == 3 else None)
 
 
 def key_from_zeroclaw_name(name: str) -> str | None:
@@ -137,7 +135,7 @@ def key_from_zeroclaw_name(name: str) -> str | None:
     parts = name.split("_")
     if len(parts) not in (2, 3) or not all(parts):
         return None
-    if len(parts) == 3 and not _NUMBER.fullmatch(parts[1]):  # guard: old-name-not-guessed
+    if len(parts) == 3 and not _NUMBER_PATTERN.fullmatch(parts[1]):  # guard: old-name-not-guessed
         return None
     return join_key(KeyParts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
 

@@ -7,6 +7,7 @@ process locks the folder during a write, and first reads the changes of other pr
 
 import copy
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,16 @@ from msgspec.structs import replace
 
 from stenolog.codec import check_key, check_once, check_times
 from stenolog.errors import DamagedStore, LeaseLost, StoreClosed, StoreUnavailable, UsageError
-from stenolog.records import Compacted, Health, Message, Purged, Span, Trashed, Undone, timestamp
+from stenolog.records import (
+    CompactionResult,
+    Health,
+    Message,
+    PurgeResult,
+    Span,
+    TrashedSession,
+    UndoResult,
+    timestamp,
+)
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores import disk, json_file, spans
 from stenolog.stores.arguments import check_count, check_int, encode_messages
@@ -34,7 +44,7 @@ from stenolog.stores.json_file import JSONMessage, JSONSession, file_name
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import Snapshot, token_of
 
-BUSY_TIMEOUT: Final = 5.0
+BUSY_TIMEOUT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
 """Seconds between two checks for messages of other processes."""
 
@@ -104,7 +114,7 @@ class SessionManager(JSONLBackend):
         self._files.save(key)
 
 
-def _write_method(
+def _make_write_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
     """Return a method that runs `method` in memory and writes the changed file."""
@@ -112,26 +122,26 @@ def _write_method(
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._change_session(
-            _first_argument(*args, **kwargs), lambda memory: method(memory, *args, **kwargs)
+            _checked_key(*args, **kwargs), lambda memory: method(memory, *args, **kwargs)
         )
 
     return call
 
 
-def _read_method(
+def _make_read_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
     """Return a method that runs `method` in memory, on the content of the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(self._memory_of(_first_argument(*args, **kwargs)), *args, **kwargs)
+        return method(self._load_into_memory(_checked_key(*args, **kwargs)), *args, **kwargs)
 
     return call
 
 
-def _first_argument(key: Any, *_: object, **__: object) -> str:
-    """Return the first argument of a call, which is the key of the session."""
+def _checked_key(key: Any, *_: object, **__: object) -> str:
+    """Return the key of the session, which is the first argument. Raises InvalidKey."""
     check_key(key)
     return str(key)
 
@@ -139,7 +149,7 @@ def _first_argument(key: Any, *_: object, **__: object) -> str:
 class JSONFileStore:
     """A Store on JSON files. Calls that JSON files cannot support raise UsageError.
 
-    Each call is made in memory, on the current content of the file.
+    Each call runs in memory, on the current content of the session's file.
     """
 
     def __init__(self, directory: Path, *, because: str | None, old: Path | None) -> None:
@@ -184,8 +194,8 @@ class JSONFileStore:
                 for number in range(len(new_messages))
             ]
             return [
-                memory.add_messages(key, [message], once=token, at=[moment])[0]
-                for message, token, moment in zip(new_messages, tokens, times, strict=True)
+                memory.add_messages(key, [message], once=token, at=[message_time])[0]
+                for message, token, message_time in zip(new_messages, tokens, times, strict=True)
             ]
 
         return self._change_session(key, add)
@@ -200,29 +210,29 @@ class JSONFileStore:
         """Append one message and return its seq."""
         return self.add_messages(key, [message], once=once)[0]
 
-    set_summary = _write_method(InMemoryStore.set_summary)
-    set_history = _write_method(InMemoryStore.set_history)
-    truncate_history = _write_method(InMemoryStore.truncate_history)
-    checkpoint = _write_method(InMemoryStore.checkpoint)
-    clear = _write_method(InMemoryStore.clear)
-    hide = _write_method(InMemoryStore.hide)
-    pop = _write_method(InMemoryStore.pop)
+    set_summary = _make_write_method(InMemoryStore.set_summary)
+    set_history = _make_write_method(InMemoryStore.set_history)
+    truncate_history = _make_write_method(InMemoryStore.truncate_history)
+    checkpoint = _make_write_method(InMemoryStore.checkpoint)
+    clear = _make_write_method(InMemoryStore.clear)
+    hide = _make_write_method(InMemoryStore.hide)
+    pop = _make_write_method(InMemoryStore.pop)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields of meta, for this process only; None removes a field."""
         self._check_writable()
         self._local.set_meta(key, **fields)
 
-    def compact(self, key: str) -> Compacted:
-        """Do nothing: a file has no archive."""
+    def compact(self, key: str) -> CompactionResult:
+        """Do nothing, because a file has no archive."""
         check_key(key)
-        return Compacted(archived=0, bytes_before=0, bytes_after=0)
+        return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
 
     def save(self, key: str) -> None:
         """Write the file of a session again if it was removed."""
         check_key(key)
         with self._lock_folder() as folder:
-            session = self._current_session(folder, key)
+            session = self._read_current_session(folder, key)
             if session.is_ours and _file_version(folder, file_name(key)) is None:
                 self._write_file(folder, session)
 
@@ -231,12 +241,12 @@ class JSONFileStore:
         check_key(key)
         self._check_writable()
         with self._lock_folder() as folder:
-            before = self._current_session(folder, key)
-            memory = self._in_memory(key, before)
+            old_session = self._read_current_session(folder, key)
+            memory = self._to_memory_store(key, old_session)
             result = call(memory)
-            after = _session_from_memory(before, memory)
-            if after != before:
-                self._write_file(folder, after)
+            new_session = _session_from_memory(old_session, memory)
+            if new_session != old_session:
+                self._write_file(folder, new_session)
             return result
 
     def _check_writable(self) -> None:
@@ -259,7 +269,7 @@ class JSONFileStore:
                 session,
                 is_ours=True,
                 created=session.created or now,
-                first_summary=self._last_known(key).summary,
+                first_summary=self._known_session(key).session.summary,
             )
         session = replace(session, updated=now)
         try:
@@ -274,65 +284,63 @@ class JSONFileStore:
         self._known_files[name] = _KnownFile(version, key, is_ours=True)
 
     def _keep_foreign_file(self, folder: int, name: str, key: str) -> None:
-        """Keep a file of picoclaw under another name if it has the name of our file.
+        """Copy a file of picoclaw to another name before our file replaces the file of picoclaw.
 
         If both files have the same session, our file contains the whole session. If picoclaw uses
-        the same name for another session, the renamed file still counts as a session file.
+        the same name for another session, the copy still counts as a session file.
         """
         known_file = self._known_files.get(name)
         is_same_session = known_file is None or known_file.key == key
         is_ours = known_file is not None and known_file.is_ours and is_same_session
         if not is_ours and _file_version(folder, name) is not None:
-            _keep_copy(folder, name, ".original" if is_same_session else json_file.SUFFIX)
+            _copy_to_unused_name(folder, name, ".original" if is_same_session else json_file.SUFFIX)
 
     # --- unsupported calls -------------------------------------------------------------------
 
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Raise UsageError: there are no undo steps."""
+    def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
+        """Always raises UsageError, because JSON files have no undo steps."""
         del answered
         _raise_unsupported("undo", key)
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
-        """Raise UsageError."""
+        """Always raises UsageError, because JSON files cannot be forked."""
         del new_key, at
         _raise_unsupported("fork", key)
 
-    def delete(self, key: str) -> Trashed:
-        """Delete a session that has only meta; raise UsageError for any other session."""
-        if not _is_empty(self._session_of(key)):
+    def delete(self, key: str) -> TrashedSession:
+        """Delete a session that has only meta. Raises UsageError for any other session."""
+        if not _is_empty(self._read_session(key)):
             _raise_unsupported("delete", key)
         return self._local.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Raise UsageError."""
+        """Always raises UsageError, because JSON files have no trash."""
         del uid, as_key
         _raise_unsupported("restore", key)
 
-    def list_trash(self) -> list[Trashed]:
-        """Return an empty list."""
+    def list_trash(self) -> list[TrashedSession]:
+        """Return an empty list, because JSON files have no trash."""
         self._check_open()
         return []
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Raise UsageError: delete the file by hand."""
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
+        """Always raises UsageError. A user can delete the file instead."""
         del before
         _raise_unsupported("purge", key)
 
     # --- reading -----------------------------------------------------------------------------
 
-    get_history = _read_method(InMemoryStore.get_history)
-    get_summary = _read_method(InMemoryStore.get_summary)
-    info = _read_method(InMemoryStore.info)
-    view = _read_method(InMemoryStore.view)
+    get_history = _make_read_method(InMemoryStore.get_history)
+    get_summary = _make_read_method(InMemoryStore.get_summary)
+    info = _make_read_method(InMemoryStore.info)
+    view = _make_read_method(InMemoryStore.view)
 
-    def _in_memory(self, key: str, session: JSONSession) -> InMemoryStore:
+    def _to_memory_store(self, key: str, session: JSONSession) -> InMemoryStore:
         """Return a store in memory that has only this session."""
         memory = InMemoryStore()
         local_info = find_info(self._local, key)
         meta = {} if local_info is None else dict(local_info.meta)
-        change_number = self._sessions[key].rewrites if key in self._sessions else 0
-        if local_info is not None:
-            change_number += local_info.change
+        local_change = 0 if local_info is None else local_info.change
         if _is_empty(session) and not meta:
             return memory
         times = [message.at for message in session.messages if message.at is not None]
@@ -342,19 +350,19 @@ class JSONFileStore:
         snapshot = Snapshot(
             key=key,
             uid=_make_uid(key),
-            created=_stored_time(created),
-            updated=_stored_time(session.updated or max(times, default=created)),
+            created=_format_time(created),
+            updated=_format_time(session.updated or max(times, default=created)),
             last_seq=len(session.messages),
             floor=floor,
-            hidden=spans.union((seq, seq) for seq in hidden_seqs if seq > floor),
-            number=change_number,
+            hidden=spans.from_seqs(seq for seq in hidden_seqs if seq > floor),
+            number=self._known_session(key).rewrites + local_change,
             summary=session.summary,
             meta=meta,
         )
         messages = [
             Message(
                 seq=seq,
-                _at=_stored_time(message.at or session.created),
+                _at=_format_time(message.at or session.created),
                 _body=Raw(message.payload),
                 _once=message.once,
             )
@@ -371,18 +379,19 @@ class JSONFileStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return a page of keys in order."""
+        """Return at most `limit` keys after the key `after`, in order."""
         check_count(limit=limit)
-        self._load_all()
+        self._load_all_files()
         keys = sorted(key for key in self._sessions if key.startswith(prefix))
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session: a text that changes with every change of the session."""
-        self._load_all()
-        local = self._local.stamps()
+        self._load_all_files()
+        local_stamps = self._local.stamps()
         return {
-            key: f"{known.changes}:{local.get(key, '')}" for key, known in self._sessions.items()
+            key: f"{known.changes}:{local_stamps.get(key, '')}"
+            for key, known in self._sessions.items()
         }
 
     def follow(
@@ -392,13 +401,13 @@ class JSONFileStore:
         check_int(after=after)
         check_key(key)
         self._check_open()
-        ask = partial(self._new_messages, key)
+        read = partial(self._read_new_messages, key)
         return poll_messages(
-            ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL_SECONDS
+            read, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL_SECONDS
         )
 
-    def _new_messages(self, key: str, after: int) -> NewMessages | None:
-        session = self._session_of(key)
+    def _read_new_messages(self, key: str, after: int) -> NewMessages | None:
+        session = self._read_session(key)
         if _is_empty(session):
             return None
         return _make_uid(key), len(session.messages), self.get_history(key, after=after, full=True)
@@ -406,15 +415,10 @@ class JSONFileStore:
     # --- leases, markers, health -------------------------------------------------------------
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "ManagerLease":
-        """Acquire the lease of this session among the threads of this process."""
+        """Acquire the lease of this session. Other processes do not see the lease."""
         self.info(key)
         self._local.set_summary(key, "leased")  # creates the session in `_local`
         return ManagerLease(self._local.lease(key, ttl=ttl, wait=wait), self)
-
-    def _with_lease(self, lease: InMemoryLease) -> "JSONFileStore":
-        leased_store = copy.copy(self)
-        leased_store._lease = lease
-        return leased_store
 
     def read_marker(self, name: str) -> str:
         """Return the change marker of this name in this process."""
@@ -430,11 +434,11 @@ class JSONFileStore:
         files = sorted(self._known_files.items())
         problems = [f"{name}: {file.problem}" for name, file in files if file.problem]
         errors = []
-        not_writable = why_not_writable(self.directory) if self.because is not None else None
-        if not_writable is not None:
+        write_obstacle = why_not_writable(self.directory) if self.because is not None else None
+        if write_obstacle is not None:
             errors.append(
                 f"nothing can be stored: the store is unusable ({self.because}), and so are "
-                f"{not_writable}"
+                f"{write_obstacle}"
             )
         elif self.because is not None:
             errors.append(
@@ -443,8 +447,7 @@ class JSONFileStore:
             )
         free_space: int | None = None
         try:
-            filesystem = os.statvfs(self.directory)
-            free_space = filesystem.f_bavail * filesystem.f_frsize
+            free_space = shutil.disk_usage(self.directory).free
         except FileNotFoundError:
             pass  # the first write creates the folder
         except OSError as error:
@@ -477,8 +480,8 @@ class JSONFileStore:
             except OSError as error:
                 raise StoreUnavailable(f"making {self.directory}: {error.strerror}") from error
             with self._open_folder() as folder:
-                label = f"the folder {self.directory}"
-                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, name=label)
+                folder_label = f"the folder {self.directory}"
+                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT_SECONDS, name=folder_label)
                 try:
                     yield folder
                 finally:
@@ -504,74 +507,62 @@ class JSONFileStore:
             os.close(folder)
 
     def _remember_session(self, key: str, session: JSONSession) -> None:
-        before = self._sessions.get(key) or _KnownSession(JSONSession(key=key))
-        is_rewrite = key in self._sessions and not _has_only_appended(before.session, session)
-        self._sessions[key] = _KnownSession(
-            session, before.changes + 1, before.rewrites + is_rewrite
-        )
+        known = self._known_session(key)
+        is_rewrite = key in self._sessions and not _has_only_appended(known.session, session)
+        self._sessions[key] = _KnownSession(session, known.changes + 1, known.rewrites + is_rewrite)
 
-    def _last_known(self, key: str) -> JSONSession:
-        known_session = self._sessions.get(key)
-        return JSONSession(key=key) if known_session is None else known_session.session
+    def _known_session(self, key: str) -> _KnownSession:
+        return self._sessions.get(key) or _KnownSession(JSONSession(key=key))
 
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
 
-    def _session_of(self, key: str) -> JSONSession:
+    def _read_session(self, key: str) -> JSONSession:
         check_key(key)
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._open_folder() as folder:
-                self._current_session(folder, key)
-            return self._last_known(key)
+                self._read_current_session(folder, key)
+            return self._known_session(key).session
 
-    def _memory_of(self, key: str) -> InMemoryStore:
+    def _load_into_memory(self, key: str) -> InMemoryStore:
         """Return a store in memory with the current content of a session's file."""
         with self._mutex:
-            return self._in_memory(key, self._session_of(key))
+            return self._to_memory_store(key, self._read_session(key))
 
-    def _current_session(self, folder: int, key: str) -> JSONSession:
+    def _read_current_session(self, folder: int, key: str) -> JSONSession:
         """Return the session from its file if another process changed the file, else from memory.
 
         If the file is gone, another process imported it, and the content in memory is still valid.
         """
-        self._load_changed(folder, file_name(key))
-        return self._last_known(key)
+        self._load_changed_file(folder, file_name(key))
+        return self._known_session(key).session
 
-    def _load_all(self) -> None:
+    def _load_all_files(self) -> None:
         """Load all new or changed files."""
         with self._mutex:
             self._check_open()
-            with suppress(FileNotFoundError), self._open_folder() as folder:
-                for name in _session_names(folder):
-                    self._load_changed(folder, name)
-            if self._old is not None:
-                with suppress(FileNotFoundError), self._open_folder(self._old) as folder:
-                    for name in _session_names(folder):
-                        self._load_old(folder, name, str(self._old / name))
+            for old in (None,) if self._old is None else (None, self._old):
+                with suppress(FileNotFoundError), self._open_folder(old) as folder:
+                    for name in _session_file_names(folder):
+                        self._load_changed_file(folder, name, old)
 
-    def _load_changed(self, folder: int, name: str) -> None:
-        """Load a file that changed.
+    def _load_changed_file(self, folder: int, name: str, old: Path | None = None) -> None:
+        """Load a file that changed. `old`: path of the folder, if it is the old folder.
 
-        If two files have the same key, the file with stenolog's name for that key counts.
+        If two files have the same key, the file with stenolog's name for that key counts. A file of
+        the old folder is not loaded if stenolog wrote it for another store.
         """
-        session = self._changed_session(folder, name, name)
-        if session is None:
+        session = self._read_changed_session(folder, name, name if old is None else str(old / name))
+        if session is None or (old is not None and session.is_ours):
             return
         key = session.key or ""
-        if file_name(key) == name or key not in self._sessions:
+        has_own_name = old is None and file_name(key) == name
+        if has_own_name or key not in self._sessions:
             self._remember_session(key, session)
 
-    def _load_old(self, folder: int, name: str, path: str) -> None:
-        """Load a file of the old folder, unless stenolog wrote it for another store."""
-        session = self._changed_session(folder, name, path)
-        if session is not None and not session.is_ours:
-            key = session.key or ""
-            if key not in self._sessions:
-                self._remember_session(key, session)
-
-    def _changed_session(self, folder: int, name: str, known_key: str) -> JSONSession | None:
+    def _read_changed_session(self, folder: int, name: str, known_key: str) -> JSONSession | None:
         """Return the session in a changed file; None if the file is unchanged or missing.
 
         `known_key`: the key of the file in `_known_files`.
@@ -598,7 +589,8 @@ class ManagerLease:
         self._lease = lease
         self.key = lease.key
         self.epoch = lease.epoch
-        self.store = files._with_lease(lease)
+        self.store = copy.copy(files)
+        self.store._lease = lease
 
     @property
     def lost(self) -> bool:
@@ -629,10 +621,10 @@ def _raise_unsupported(call: str, key: str) -> Never:
 
 def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSession:
     """Return a session with the changes that a call made in memory."""
-    key, last = session.key or "", len(session.messages)
+    key, old_count = session.key or "", len(session.messages)
     tokens: dict[int, str] = {}
     for snapshot in memory.list_snapshots():
-        with memory.read_snapshot(snapshot, after=last) as reading:
+        with memory.read_snapshot(snapshot, after=old_count) as reading:
             tokens = {new.seq: token[0] for new in reading.messages if (token := token_of(new))}
     history = memory.get_history(key, full=True)
     old_messages = [
@@ -644,7 +636,7 @@ def _session_from_memory(session: JSONSession, memory: InMemoryStore) -> JSONSes
         JSONMessage(
             new.to_json(), new.at, tokens.get(new.seq) or f"json:{os.urandom(10).hex()}", new.hidden
         )
-        for new in history[last:]
+        for new in history[old_count:]
     ]
     messages = (*old_messages, *new_messages)
     return replace(session, messages=messages, summary=memory.get_summary(key))
@@ -656,7 +648,7 @@ def _has_only_appended(old_session: JSONSession, new_session: JSONSession) -> bo
     return old_session.summary == new_session.summary and kept_messages == old_session.messages
 
 
-def _stored_time(moment: datetime | None) -> str:
+def _format_time(moment: datetime | None) -> str:
     return json_file.NO_TIME.isoformat() if moment is None else timestamp(moment)
 
 
@@ -671,7 +663,7 @@ def _make_uid(key: str) -> str:
 # --- system calls ----------------------------------------------------------------------------
 
 
-def _session_names(folder: int) -> list[str]:
+def _session_file_names(folder: int) -> list[str]:
     """Return the sorted names of the files that may contain a session."""
     with os.scandir(folder) as entries:
         return sorted(filter(json_file.is_session_name, (entry.name for entry in entries)))
@@ -696,14 +688,13 @@ def _file_version(folder: int, name: str) -> _FileVersion | None:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _keep_copy(folder: int, name: str, suffix: str) -> None:
-    """Copy a file to a free name with this ending before it is replaced.
+def _copy_to_unused_name(folder: int, name: str, suffix: str) -> None:
+    """Copy a file, before it is replaced, to an unused name with this suffix. Raises OSError.
 
-    If `suffix` is the ending of session files, the copy counts as a session file, too. Raises
-    OSError.
+    If `suffix` is the suffix of session files, the copy counts as a session file, too.
     """
     content = _read_file(folder, name)
-    for copy_name in _copy_names(name, suffix):
+    for copy_name in _generate_copy_names(name, suffix):
         if _file_version(folder, copy_name) is None:
             disk.replace_file(folder, copy_name, content)
             return
@@ -712,12 +703,12 @@ def _keep_copy(folder: int, name: str, suffix: str) -> None:
                 return  # a process made this copy and was killed before it replaced the file
 
 
-def _copy_names(name: str, suffix: str) -> Iterator[str]:
+def _generate_copy_names(name: str, suffix: str) -> Iterator[str]:
     if suffix != json_file.SUFFIX:
         yield name + suffix
-    for number in count(2):
+    for copy_number in count(2):
         stem = name.removesuffix(suffix)
-        yield f"{stem}-{number}{suffix}" if stem != name else f"{name}{suffix}-{number}"
+        yield f"{stem}-{copy_number}{suffix}" if stem != name else f"{name}{suffix}-{copy_number}"
 
 
 def why_not_writable(directory: Path) -> str | None:

@@ -1,23 +1,24 @@
 """The SessionStore facade of an agent loop: a failed write returns None or False.
 
 An agent loop must continue after a failure. Therefore failures are logged, counted and reported by
-`health()`, not raised.
+`health()`, not raised. `undo_last` undoes the newest change of the underlying store.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from threading import Lock
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from stenolog.errors import StenologError, UsageError
-from stenolog.records import Health, Message
+from stenolog.records import Health, Message, Span, Undo, UndoResult
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
-
-__all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 MIN_COMPACT_BYTES: Final = 64 * 1024
 """Size in bytes from which `save` archives hidden messages of a live log."""
@@ -97,7 +98,7 @@ class SessionStore(Protocol):
     ) -> bool:
         """Make exactly these messages visible. Returns False on failure: nothing changes.
 
-        `expect_last`: fail if the last seq is not this one, as `Store.set_history` does.
+        `expect_last`: fail unless this is the last seq, as `Store.set_history` does.
         """
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
@@ -111,7 +112,7 @@ class SessionStore(Protocol):
     ) -> bool:
         """Replace the summary and hide all messages up to the seq `upto`, atomically.
 
-        `expect_floor`: fail if the floor, up to which all messages are hidden, is not this seq.
+        `expect_floor`: fail unless the floor, up to which all messages are hidden, is this seq.
         Returns False on failure: nothing changes.
         """
 
@@ -130,7 +131,7 @@ class SessionStore(Protocol):
         """Return the store's health and the failures so far. A failed check becomes a problem."""
 
     def close(self) -> SessionHealth:
-        """Close the store. Return its health before closing, also from a second call.
+        """Close the store and return its health before closing, also from a second call.
 
         `failed_writes` of the result counts the writes that were not stored. If closing fails, the
         store's error is raised and the next call tries again; every acknowledged write is stored
@@ -164,13 +165,13 @@ class JSONLBackend:
     def __init__(self, store: Store, *, session: str | None = None) -> None:
         """Create the facade. `session`: key that is known to be the key of an existing session."""
         self._store = store
-        self._closing = Lock()
+        self._close_mutex = Lock()
         self._health_at_close: SessionHealth | None = None
         self._closed = False
         self._aliases = Aliases(store)
         if session is not None:
-            self._aliases.note_session(session)
-        self._counting = ThreadLock()
+            self._aliases.remember_session(session)
+        self._count_mutex = ThreadLock()
         self._failed_writes = 0
         self._failed_reads = 0
         self._last_error: str | None = None
@@ -189,32 +190,21 @@ class JSONLBackend:
         self, key: str, role: str, content: Any, *, once: str | None = None
     ) -> int | None:
         """Append a message and return its seq; None on failure. Logs and counts failures."""
-        return self._write(
-            "add_message",
-            key,
-            lambda session: self._store.add_message(session, role, content, once=once),
-            creates_session=True,
-        )
+        append = partial(self._store.add_message, role=role, content=content, once=once)
+        return self._write("add_message", key, append, creates_session=True)
 
     def add_full_message(
         self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
     ) -> int | None:
         """Append a message and return its seq; None on failure. Logs and counts failures."""
-        return self._write(
-            "add_full_message",
-            key,
-            lambda session: self._store.add_full_message(session, message, once=once),
-            creates_session=True,
-        )
+        append = partial(self._store.add_full_message, message=message, once=once)
+        return self._write("add_full_message", key, append, creates_session=True)
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the messages by seq; an empty list on failure. Logs and counts failures."""
-
-        def read(session: str) -> list[Message]:
-            return self._store.get_history(session, last=last, after=after, full=full)
-
+        read = partial(self._store.get_history, last=last, after=after, full=full)
         return self._read("get_history", key, lambda: self._read_session(key, read), default=[])
 
     def get_summary(self, key: str) -> str:
@@ -224,9 +214,7 @@ class JSONLBackend:
 
     def set_summary(self, key: str, text: str) -> bool:
         """Replace the summary; return False on failure. Logs and counts failures."""
-        return self._change(
-            "set_summary", key, lambda session: self._store.set_summary(session, text)
-        )
+        return self._change("set_summary", key, partial(self._store.set_summary, text=text))
 
     def set_history(
         self,
@@ -236,38 +224,29 @@ class JSONLBackend:
         expect_last: int | None = None,
     ) -> bool:
         """Replace the visible messages; return False on failure. Logs and counts failures."""
-        return self._change(
-            "set_history",
-            key,
-            lambda session: self._store.set_history(session, messages, expect_last=expect_last),
-        )
+        change = partial(self._store.set_history, messages=messages, expect_last=expect_last)
+        return self._change("set_history", key, change)
 
     def truncate_history(self, key: str, keep_last: int) -> bool:
         """Hide all but the last messages; return False on failure. Logs and counts failures."""
-        return self._change(
-            "truncate_history",
-            key,
-            lambda session: self._store.truncate_history(session, keep_last),
-        )
+        change = partial(self._store.truncate_history, keep_last=keep_last)
+        return self._change("truncate_history", key, change)
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> bool:
         """Set the summary and hide messages; return False on failure. Logs and counts failures."""
-        return self._change(
-            "checkpoint",
-            key,
-            lambda session: self._store.checkpoint(
-                session, summary=summary, upto=upto, expect_floor=expect_floor
-            ),
+        change = partial(
+            self._store.checkpoint, summary=summary, upto=upto, expect_floor=expect_floor
         )
+        return self._change("checkpoint", key, change)
 
     def save(self, key: str) -> None:
-        """Archive hidden messages if they outnumber the later ones and the log has 64 KiB or more.
+        """Archive hidden messages if they outnumber later messages and the log has at least 64 KiB.
 
         A failure of the store is raised; a missing session is no failure.
         """
-        key = self._aliases.key_to_write(key)
+        key = self._aliases.resolve_for_write(key)
         info = find_info(self._store, key)
         if info is None:
             return
@@ -280,12 +259,8 @@ class JSONLBackend:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return a page of keys; an empty list on failure. Logs and counts failures."""
-        return self._read(
-            "list_sessions",
-            None,
-            lambda: self._store.list_sessions(prefix=prefix, limit=limit, after=after),
-            default=[],
-        )
+        read = partial(self._store.list_sessions, prefix=prefix, limit=limit, after=after)
+        return self._read("list_sessions", None, read, default=[])
 
     def health(self) -> SessionHealth:
         """Return the store's health and the failures so far. A failed check becomes a problem."""
@@ -296,7 +271,7 @@ class JSONLBackend:
         except Exception as error:
             _logger.exception("health failed")
             health = Health(ok=False, free_bytes=None, problems=(repr(error),))
-        with self._counting:
+        with self._count_mutex:
             error_text = self._newest_write_error
             write_problems = (
                 () if error_text is None else (f"the newest write failed: {error_text}",)
@@ -313,9 +288,9 @@ class JSONLBackend:
     def close(self) -> SessionHealth:
         """Close the store and return its health before closing. A failure is raised.
 
-        A second call does nothing, or tries again if the first one failed.
+        A second call does nothing, or tries again if the first call failed.
         """
-        with self._closing:
+        with self._close_mutex:
             if self._health_at_close is None:
                 self._health_at_close = self.health()
             if not self._closed:
@@ -336,25 +311,25 @@ class JSONLBackend:
     ) -> _Result | None:
         """Return the result of `write` for the session that `key` opens; None after a failure."""
         try:
-            session = self._aliases.key_to_write(key)
-            result = write(session)
+            session_key = self._aliases.resolve_for_write(key)
+            result = write(session_key)
             if creates_session:
-                self._aliases.note_session(session)
+                self._aliases.remember_session(session_key)
         except Exception as error:  # noqa: BLE001 - logged and counted
             text = _log_failure(call, key, error)
-            with self._counting:
+            with self._count_mutex:
                 self._failed_writes += 1
                 self._last_error = self._newest_write_error = text
             return None
-        with self._counting:
+        with self._count_mutex:
             self._newest_write_error = None
         return result
 
     def _change(self, call: str, key: str, change: Callable[[str], object]) -> bool:
         """Call `change` for the session that `key` opens; return whether the call succeeded."""
 
-        def change_and_confirm(session: str) -> bool:
-            change(session)
+        def change_and_confirm(session_key: str) -> bool:
+            change(session_key)
             return True
 
         return self._write(call, key, change_and_confirm) is not None
@@ -367,14 +342,14 @@ class JSONLBackend:
             return read()
         except Exception as error:  # noqa: BLE001 - logged and counted
             text = _log_failure(call, key, error, "; taken as empty")
-        with self._counting:
+        with self._count_mutex:
             self._failed_reads += 1
             self._last_error = text
         return default
 
     def _read_session(self, key: str, read: Callable[[str], _Result]) -> _Result:
         """Read the session that `key` opens; resolve the key again if the result is empty."""
-        result = read(self._aliases.key_to_read(key))
+        result = read(self._aliases.resolve_for_read(key))
         if not result:
             self._aliases.forget_session(key)
             result = read(self._aliases.resolve_key(key))
@@ -383,8 +358,45 @@ class JSONLBackend:
 
 def _log_failure(call: str, key: str | None, error: Exception, effect_text: str = "") -> str:
     """Log a failed call and return its description. Unexpected errors get a traceback."""
-    session = "" if key is None else f" of {key!r}"
-    text = f"{call}{session} failed: {type(error).__name__}: {error}"
+    session_text = "" if key is None else f" of {key!r}"
+    text = f"{call}{session_text} failed: {type(error).__name__}: {error}"
     is_expected = isinstance(error, StenologError)
     _logger.log(logging.ERROR, "%s%s", text, effect_text, exc_info=None if is_expected else error)
     return text
+
+
+# --- undo ------------------------------------------------------------------------------------
+
+
+def undo_last(store: Store, key: str) -> UndoResult:
+    """Undo the newest change of a session. Raises NothingToUndo.
+
+    If the change replaced messages, the answer to the new messages is hidden too. Otherwise the
+    answer would follow the restored messages.
+    """
+    last_step = _read_last_step(store, key)
+    if last_step is None or last_step.op != "replace":
+        return store.undo(key)
+    return store.undo(key, answered=_find_answer_span(store.get_history(key), last_step))
+
+
+def _read_last_step(store: Store, key: str) -> Undo | None:
+    """Return the step that `Store.undo` would undo; None if it is unknown."""
+    if not isinstance(store, SnapshotStore):
+        return None
+    try:
+        mark = SnapshotMark(key=key, uid=store.info(key).uid, stamp="")
+        with store.read_snapshot(mark) as reading:
+            return reading.snapshot.undo[-1] if reading.snapshot.undo else None
+    except StenologError:
+        return None  # the store reports the error
+
+
+def _find_answer_span(history: Sequence[Message], step: Undo) -> Span | None:
+    """Return the first and last seq of the answer that followed a replacement, or None."""
+    added_spans = [step.added] if step.added is not None else []
+    last_seq = max((last for _, last in (*step.newly, *added_spans)), default=0)
+    later_messages = (message for message in history if message.seq > last_seq)
+    answer = takewhile(lambda message: getattr(message, "role", None) != "user", later_messages)
+    seqs = [message.seq for message in answer]
+    return (seqs[0], seqs[-1]) if seqs else None

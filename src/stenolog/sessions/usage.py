@@ -7,15 +7,17 @@ are estimated and counted separately, because it is unknown how often a model re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from stenolog.catalog.answer_prices import Price, load_prices
 from stenolog.catalog.message_metadata import FIELD, PROGRAM_FIELDS, model_of, response_of, usage_of
 from stenolog.catalog.searchable_text import channel_of, project_from
+from stenolog.providers.chat_model import CountedAnswer
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.base import forked_at
+from stenolog.stores.base import fork_seq_of
 from stenolog.tokens import message_tokens
 
 __all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "load_prices"]
@@ -23,7 +25,7 @@ __all__ = ["Cost", "Counts", "Price", "Totals", "cost_of", "load_prices"]
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Sums over some messages."""
+    """Numbers of messages, answers and tokens of a group of messages, and their costs."""
 
     messages: int = 0
     answers: int = 0
@@ -90,7 +92,7 @@ class Totals:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> None:
-        """Add a session with all its messages. Hidden messages count, too: they used tokens.
+        """Add a session with all its messages, hidden messages included.
 
         Counts messages stored at `since` or later and before `until`.
         """
@@ -101,12 +103,12 @@ class Totals:
         )
         session_sums = [self.total, *(group.get(name, Counts()) for group, name in groups)]
         messages_before = self.total.messages
-        copied_upto = forked_at(info)
+        last_copied_seq = fork_seq_of(info)
         uncounted_estimates: list[_Estimate] = []
-        pieces: list[tuple[str, _Estimate]] = []
+        response_parts: list[tuple[str, _Estimate]] = []
         covered_responses: set[str] = set()
         for message in messages:
-            if message.seq <= copied_upto:
+            if message.seq <= last_copied_seq:
                 continue  # a fork copied this message; it counts in the source session
             body = message.to_dict()
             is_answer = body.get("role") == "assistant"
@@ -131,13 +133,15 @@ class Totals:
                     counts.add_answer(usage, cost)
             elif response:
                 # The usage of the response may be in a later message.
-                pieces.append((response, (sums, _estimated_tokens(body))))
+                response_parts.append((response, (sums, _estimate_tokens(body))))
             elif is_answer:
-                _count_estimates([(sums, _estimated_tokens(body))])
+                _count_estimates([(sums, _estimate_tokens(body))])
             else:
-                uncounted_estimates.append((sums, _estimated_tokens(body)))
-        rest = (estimate for response, estimate in pieces if response not in covered_responses)
-        _count_estimates([*uncounted_estimates, *rest])
+                uncounted_estimates.append((sums, _estimate_tokens(body)))
+        uncovered_estimates = (
+            estimate for response, estimate in response_parts if response not in covered_responses
+        )
+        _count_estimates([*uncounted_estimates, *uncovered_estimates])
         if self.total.messages > messages_before:
             self.sessions += 1
             for (group, name), counts in zip(groups, session_sums[1:], strict=True):
@@ -154,7 +158,7 @@ class Totals:
 
 
 _Estimate = tuple[list[Counts], int]
-"""Estimated tokens of a message that no provider counted, and the sums they belong to."""
+"""Sums to which a message that no provider counted belongs, and its estimated tokens."""
 
 
 def _count_estimates(uncounted: list[_Estimate]) -> None:
@@ -165,7 +169,7 @@ def _count_estimates(uncounted: list[_Estimate]) -> None:
     uncounted.clear()
 
 
-def _estimated_tokens(body: Mapping[str, Any]) -> int:
+def _estimate_tokens(body: Mapping[str, Any]) -> int:
     unsent_fields = {FIELD, *PROGRAM_FIELDS}
     return message_tokens({name: body[name] for name in body if name not in unsent_fields})
 
@@ -189,3 +193,82 @@ def cost_of(models: Mapping[str, Counts]) -> Cost:
         models=costs,
         unknown=tuple(name for name in answered_models if name not in costs),
     )
+
+
+# --- side usage -----------------------------------------------------------------------------------
+# Token counts of model calls outside of turns: calls that write notes and summaries.
+#
+# The counts are one field of meta, which is written together with the result of the calls.
+# For summaries, the field is in the session; for notes, in the progress (memory/consolidation.py).
+# If a process is killed between a model call and the write, the counts of the call are lost.
+
+
+SIDE_USAGE_FIELD: Final = "side_usage"
+"""Meta field with the counts by model, and the uid of the session they belong to."""
+_COUNT_NAMES: Final = ("calls", "prompt", "answer", "cached")
+_MAX_MODELS: Final = 64
+"""Maximum number of models in one field. Calls of more models count under an empty name."""
+
+SideUsage = dict[str, dict[str, int]]
+"""Number of calls and their token counts, by name of the model."""
+
+
+def count_answer(usage: SideUsage, answer: object) -> None:
+    """Add the token counts of an answer, if its provider reported them."""
+    if isinstance(answer, CountedAnswer):
+        add_usage(usage, {answer.model: {"calls": 1, **asdict(answer.usage)}})
+
+
+def add_usage(usage: SideUsage, added_usage: Mapping[str, Mapping[str, int]]) -> None:
+    """Add the counts in `added_usage` to `usage`."""
+    for model, counts in added_usage.items():
+        name = model if model in usage or len(usage) < _MAX_MODELS else ""
+        sums = usage.setdefault(name, dict.fromkeys(_COUNT_NAMES, 0))
+        for count in _COUNT_NAMES:
+            sums[count] += counts.get(count, 0)
+
+
+def updated_side_usage(meta: Mapping[str, Any], uid: str, added_usage: SideUsage) -> dict[str, Any]:
+    """Return the field of meta with `added_usage` included, as arguments of `set_meta`."""
+    if not added_usage:
+        return {}
+    usage = read_side_usage(meta, uid)
+    add_usage(usage, added_usage)
+    return {SIDE_USAGE_FIELD: {"uid": uid, "models": usage}}
+
+
+def read_side_usage(meta: Mapping[str, Any], uid: str) -> SideUsage:
+    """Return the stored counts; empty for a fork, whose field belongs to another session."""
+    field = meta.get(SIDE_USAGE_FIELD)
+    if not isinstance(field, Mapping) or field.get("uid") != uid:
+        return {}
+    models = field.get("models")
+    usage: SideUsage = {}
+    if isinstance(models, Mapping):
+        for name, counts in models.items():
+            if isinstance(name, str) and isinstance(counts, Mapping):
+                valid_counts = {count: _valid_count(counts.get(count)) for count in _COUNT_NAMES}
+                add_usage(usage, {name: valid_counts})
+    return usage
+
+
+def _valid_count(stored: Any) -> int:
+    return stored if type(stored) is int and stored > 0 else 0
+
+
+def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
+    """Return the counts by model. Each call costs as much as an average call of its model."""
+    counts: dict[str, Counts] = {}
+    for name, sums in usage.items():
+        calls = max(sums["calls"], 1)
+        average_usage = {count: sums[count] // calls for count in ("prompt", "answer", "cached")}
+        cost = price(name, average_usage) if price is not None else None
+        counts[name] = Counts(
+            answers=calls,
+            prompt=sums["prompt"],
+            answer=sums["answer"],
+            cached=sums["cached"],
+            priced=0 if cost is None else calls,
+            dollars=0.0 if cost is None else cost * calls,
+        )
+    return counts

@@ -38,10 +38,10 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     if name is not None and name not in settings.agents:
         raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
-    is_stored = channel == CLI or settings.channels.session_persistence
+    is_persistent = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
     return AgentSpec(
-        sessions=agent.sessions if is_stored else IN_MEMORY,
+        sessions=agent.sessions if is_persistent else IN_MEMORY,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
@@ -135,7 +135,7 @@ def _parse_route(text: str) -> Route:
 
 
 def _find_weights() -> Path | None:
-    # The client is slow to import and rarely needed.
+    # The local model is slow to import and rarely needed.
     from stenolog.providers.local_model import find_weights, is_installed
 
     return find_weights() if is_installed() else None

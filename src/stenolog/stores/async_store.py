@@ -55,9 +55,9 @@ def _async_method(
     async def call(self: "AsyncStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(partial(getattr(self._store, name), *args, **kwargs))
 
-    awaited = wraps(method)(implementation or call)
-    awaited.__qualname__, awaited.__module__ = f"AsyncStore.{name}", __name__
-    return awaited
+    async_method = wraps(method)(implementation or call)
+    async_method.__qualname__, async_method.__module__ = f"AsyncStore.{name}", __name__
+    return async_method
 
 
 class AsyncStore:
@@ -192,7 +192,7 @@ class AsyncStore:
         await self.close()
 
     def _fenced_by(self, store: Store) -> "AsyncStore":
-        """Return an AsyncStore for `store`, which rejects writes once a lease is lost.
+        """Return an AsyncStore for `store`, a store that rejects writes once a lease is lost.
 
         Both AsyncStores use the same threads.
         """
@@ -205,6 +205,7 @@ class AsyncStore:
     # --- one call, one thread ----------------------------------------------------------------
 
     async def _call(self, call: Callable[[], T], *, must_run: bool = False) -> T:
+        """Run `call` on a thread; with `must_run`, even if the task is cancelled before."""
         awaited_call = _AwaitedCall[T]()
         job = self._submit(call)
         job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), awaited_call))
@@ -244,7 +245,7 @@ class AsyncStore:
         except StoreClosed as error:
             self._finish_group(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
-            job.add_done_callback(partial(self._post_group, loop, key, group))
+            job.add_done_callback(partial(self._post_group_outcomes, loop, key, group))
 
     def _store_group(
         self, key: str, appends: Sequence[Append]
@@ -253,7 +254,7 @@ class AsyncStore:
             return self._store.add_group(key, appends)
         return [_try_append(self._store, key, append) for append in appends]
 
-    def _post_group(
+    def _post_group_outcomes(
         self,
         loop: Loop,
         key: str,
@@ -262,7 +263,7 @@ class AsyncStore:
     ) -> None:
         error = future.exception()
         outcomes = future.result() if error is None else [_copy_for_caller(error) for _ in group]
-        _post(loop, partial(self._finish_group, loop, key, group, outcomes))
+        _call_in_loop(loop, partial(self._finish_group, loop, key, group, outcomes))
 
     def _finish_group(
         self,
@@ -271,9 +272,10 @@ class AsyncStore:
         group: Sequence["_PendingAppend"],
         outcomes: Sequence[list[int] | BaseException],
     ) -> None:
+        """Give each append its outcome, and start the next group. Runs in the loop."""
         for pending, outcome in zip(group, outcomes, strict=True):
             pending.set_outcome(outcome)
-        # Start the next group after the woken tasks have run, so that their next appends join it.
+        # Start the next group after the woken tasks have run, so that their appends join it.
         loop.call_soon(self._submit_group, loop, key)
 
 
@@ -366,6 +368,8 @@ class _AwaitedCall(Generic[T]):
 
 
 class _PendingAppend(_AwaitedCall[list[int]]):
+    """An append that waits for its group, and the task that awaits its seqs."""
+
     def __init__(self, append: Append) -> None:
         super().__init__()
         self.append = append
@@ -418,7 +422,7 @@ class _Follower:
         try:
             self._follow(loop)
         except StoreClosed as error:
-            # If the store was closed before the first call, end as if it was closed later.
+            # If the store was closed after the follower started, end without an error.
             self._put_item(loop, None if was_open and self._closing.is_set() else error)
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
             self._put_item(loop, error)
@@ -462,7 +466,7 @@ class _Follower:
         return min(READER_CHECK_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
 
     def _put_item(self, loop: Loop, item: Message | BaseException | None) -> None:
-        _post(loop, partial(self._arrivals.put_nowait, item))
+        _call_in_loop(loop, partial(self._arrivals.put_nowait, item))
 
 
 def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseException:
@@ -473,19 +477,22 @@ def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseExcep
 
 
 def _copy_for_caller(error: BaseException) -> BaseException:
-    """Return a copy of the exception for each caller, because raising an exception modifies it."""
+    """Return a copy of the exception for one caller, because raising an exception modifies it."""
     error_copy = copy_error(error)
     error_copy.__cause__ = error
     return error_copy
 
 
 def _post_outcome(loop: Loop, awaited_call: _AwaitedCall[T], future: Future[T]) -> None:
+    """Give the outcome of a finished job to the task that awaits it. Runs on a thread."""
     if not future.cancelled():
         error = future.exception()
-        _post(loop, partial(awaited_call.set_outcome, future.result() if error is None else error))
+        _call_in_loop(
+            loop, partial(awaited_call.set_outcome, future.result() if error is None else error)
+        )
 
 
-def _post(loop: Loop, callback: Callable[[], None]) -> None:
+def _call_in_loop(loop: Loop, callback: Callable[[], None]) -> None:
     # A closed loop accepts no callbacks, and no task of that loop waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

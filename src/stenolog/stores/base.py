@@ -12,7 +12,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Span, Trashed, Undone
+from stenolog.records import (
+    CompactionResult,
+    Health,
+    Message,
+    PurgeResult,
+    SessionInfo,
+    Span,
+    TrashedSession,
+    UndoResult,
+)
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source session."""
@@ -29,7 +38,7 @@ def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
     return {**copied_fields, FORKED_AT: upto}
 
 
-def forked_at(info: SessionInfo) -> int:
+def fork_seq_of(info: SessionInfo) -> int:
     """Return the seq up to which the messages of a fork were copied; 0 for any other session."""
     seq = info.meta.get(FORKED_AT) if info.forked_from is not None else None
     return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
@@ -235,7 +244,7 @@ class Store(Protocol):
         floor. Raises UsageError if `upto` is greater than the last seq.
         """
 
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
         """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
 
         Messages that were appended after the undone operation stay visible. `answered`: first and
@@ -244,7 +253,7 @@ class Store(Protocol):
         Raises NothingToUndo.
         """
 
-    def compact(self, key: str) -> Compacted:
+    def compact(self, key: str) -> CompactionResult:
         """Move the hidden messages at the start of the session into an archive."""
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
@@ -258,7 +267,7 @@ class Store(Protocol):
         floor, the summary would describe messages that the fork should not have.
         """
 
-    def delete(self, key: str) -> Trashed:
+    def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash, in one step. Raises NoSuchSession."""
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
@@ -268,10 +277,10 @@ class Store(Protocol):
         the trash, SessionExists if the key is in use.
         """
 
-    def list_trash(self) -> list[Trashed]:
+    def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, the last deleted first."""
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Delete a session or its messages permanently. Raises NoSuchSession.
 
         No other call destroys messages.
@@ -431,7 +440,7 @@ class GroupStore(Protocol):
     """A store that can store appends of several callers to one session in one write."""
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Store each append completely or not at all; return the seqs or the error of each."""
+        """Store each append completely or not at all; return the seqs or the error per append."""
 
 
 DeletedSession = tuple[str, datetime]
@@ -442,21 +451,21 @@ DeletedSession = tuple[str, datetime]
 class PurgingStore(Protocol):
     """A store that can purge selected deleted sessions and finish interrupted purges."""
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key.
 
         Sessions that were restored, deleted again or created after `entries` was read are kept.
         Raises NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
         """
 
-    def unfinished_purges(self) -> list[Trashed]:
+    def unfinished_purges(self) -> list[TrashedSession]:
         """Return the sessions that an interrupted purge hid permanently but did not yet delete.
 
         A key or uid that is unknown is returned as an empty text. `finish_purge`, or another purge
         of the key, finishes an interrupted purge.
         """
 
-    def finish_purge(self, uid: str) -> Purged:
+    def finish_purge(self, uid: str) -> PurgeResult:
         """Finish the interrupted purge of the session with this uid, and change no other session.
 
         Raises NoSuchSession if no purge of that session is unfinished.
@@ -516,9 +525,9 @@ def conversation_times(
     if "imported" not in meta:
         return created, updated
     times = list(_imported_times(meta["imported"]))
-    started = min([created, *(first for first, _, _ in times)])
+    start_time = min([created, *(first for first, _, _ in times)])
     import_ends = [last for _, last, end in times if end == last_seq]
-    return started, max([started, *import_ends]) if import_ends else max(started, updated)
+    return start_time, max([start_time, *import_ends]) if import_ends else max(start_time, updated)
 
 
 def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:

@@ -52,7 +52,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
 
 
 def find_catalogs(file: Path) -> list[Path]:
-    """Return the paths of all catalogs of a database, even if only the journal of a catalog exists.
+    """Return the paths of all catalogs of a database, also of those with only a journal.
 
     Raises OSError.
     """
@@ -87,16 +87,16 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     if not any(_is_file(folder, name) for name in names):
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
+    lock_file = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
     try:
-        wait_for_lock(lock, seconds=seconds, name=f"the catalog {path}")
+        wait_for_lock(lock_file, seconds=seconds, name=f"the catalog {path}")
         # Delete the journal last: a database without its journal may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
         sync_folder(folder)
     finally:
-        lock.release()
+        lock_file.release()
 
 
 def _is_file(folder: int, name: str) -> bool:

@@ -19,7 +19,7 @@ if sys.platform != "win32":
     EXCLUSIVE_NOWAIT: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
     """Flags for flock: exclusive and non-blocking, because `lock_until` limits the wait itself."""
 
-LOCK_POLL: Final = 0.0002  # seconds between two attempts to acquire a lock
+LOCK_POLL_SECONDS: Final = 0.0002  # seconds between two attempts to acquire a lock
 READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or use another folder"
 
 
@@ -63,6 +63,7 @@ class Descriptor(int):
 
 
 CLOSED: Final = Descriptor(-1)
+"""Placeholder for a descriptor that is not open."""
 
 
 def open_descriptor(
@@ -222,12 +223,16 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     sync_folder(folder)
 
 
-def wait_for_lock(descriptor: int, *, seconds: float, name: str, poll: float = LOCK_POLL) -> None:
+def wait_for_lock(
+    descriptor: int, *, seconds: float, name: str, poll: float = LOCK_POLL_SECONDS
+) -> None:
     """Acquire the flock of an open file, waiting for at most `seconds`. Raises StoreBusy."""
     lock_until(descriptor, time.monotonic() + seconds, name, poll=poll)
 
 
-def lock_until(descriptor: int, deadline: float, name: str, *, poll: float = LOCK_POLL) -> None:
+def lock_until(
+    descriptor: int, deadline: float, name: str, *, poll: float = LOCK_POLL_SECONDS
+) -> None:
     """Acquire the flock of an open file, waiting until the deadline. Raises StoreBusy.
 
     The function polls at a short, constant interval. With a growing interval, a process could wait
@@ -280,12 +285,12 @@ def _find_filesystem_type(folder: Path) -> str:
 
 def filesystem_type_at(path: str, mounts: str) -> str:
     """Return the type of the innermost mount that holds a path, from a table like /proc/mounts."""
-    innermost, kind = "", ""
+    innermost, filesystem_type = "", ""
     for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) > 2:
             mount_point = _OCTAL_ESCAPE.sub(lambda code: chr(int(code[1], 8)), fields[1])
             is_inside = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
             # A later mount at the same mount point covers the earlier mount.
             if is_inside and len(mount_point) >= len(innermost):
-                innermost, kind = mount_point, fields[2]
-    return kind
+                innermost, filesystem_type = mount_point, fields[2]
+    return filesystem_type

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 _MAX_STEM_LENGTH: Final = 200
-_LONG_KEY_PREFIX: Final = 120
+_LONG_KEY_PREFIX_LENGTH: Final = 120
 _UNSAFE_BYTES: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
 _ESCAPED_STEM: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
@@ -19,7 +19,7 @@ def escape_key(key: str) -> str:
         # `hashlib` is rarely needed and slow to import.
         from hashlib import sha256
 
-        return f"{text[:_LONG_KEY_PREFIX]}~{sha256(key.encode()).hexdigest()}"
+        return f"{text[:_LONG_KEY_PREFIX_LENGTH]}~{sha256(key.encode()).hexdigest()}"
     return text
 
 
@@ -59,7 +59,7 @@ def has_long_key(name: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 
-def reference_names(key: str) -> set[str]:
+def foreign_names(key: str) -> set[str]:
     """Return the file names that other programs with JSONL sessions would use for this key."""
     return {re.sub(r"[:/\\]", "_", key) + LOG_SUFFIX, re.sub(r"[^\w-]", "_", key) + LOG_SUFFIX} - {
         log_name(key)

@@ -52,8 +52,8 @@ def lost_messages_finding(key: str, place: str, lost: Sequence[Span]) -> Finding
         kind="lost message",
         key=key,
         where=place,
-        meaning=f"{spans.size(lost):,} messages were already damaged where it was copied from.",
-        advice="Run `steno doctor` there while you still have it, then copy again.",
+        meaning=f"{spans.size(lost):,} messages were already damaged when the session was copied.",
+        advice="Run `steno doctor` on the store it was copied from, then copy it again.",
         lost=tuple(lost),
     )
 
@@ -61,7 +61,7 @@ def lost_messages_finding(key: str, place: str, lost: Sequence[Span]) -> Finding
 def unreadable_findings(
     key: str, place: str, missing: Sequence[Span], damaged: Sequence[Span], *, advice: str
 ) -> Iterator[Finding]:
-    """Yield the findings for missing messages and for damaged ones."""
+    """Yield the findings for missing messages and for damaged messages."""
     for kind, lost in (("missing message", missing), ("damaged message", damaged)):
         if lost:
             yield Finding(
@@ -81,7 +81,7 @@ def damaged_state_finding(key: str, place: str) -> Finding:
         key=key,
         where=place,
         meaning="The state of the session (hidden messages, summary, meta) cannot be read. Its "
-        "messages can. The state is rebuilt from the recorded changes.",
+        "messages can be read. The state is rebuilt from the recorded changes.",
         advice="--repair stores the rebuilt state. To save the messages first: "
         f"`steno export {shlex.quote(key)}`.",
         repairable=True,
@@ -107,6 +107,6 @@ def stray_rows_finding(key: str, place: str, count: int, last_seq: int, *, advic
         kind="stray row",
         key=key,
         where=place,
-        meaning=f"{count:,} messages have a seq above the last one, {last_seq:,}.",
+        meaning=f"{count:,} messages have a seq above the last seq, {last_seq:,}.",
         advice=advice,
     )

@@ -39,11 +39,11 @@ def poll_messages(
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Poll for messages after a seq until the store closes or none arrives for `timeout` seconds.
+    """Yield the messages after a seq; end if none arrives for `timeout` seconds, or on close.
 
-    `fetch` returns None if the session does not exist. `wait` returns after the given seconds, or
-    earlier. `uid`: follow only the session with this uid; None follows the first session that
-    `fetch` returns.
+    `fetch` returns None if the session does not exist; `poll` is the time between two fetches, in
+    seconds. `wait` returns after the given seconds, or earlier. `uid`: follow only the session with
+    this uid; None follows the first session that `fetch` returns.
     """
     idle_since = monotonic()
     while True:
@@ -86,10 +86,12 @@ def follow_changes(
     last_info = find_info(store, key)
     if uid is not None and (last_info is None or last_info.uid != uid):
         raise SessionDeleted(key, recreated=last_info is not None)
-    active = checked = monotonic()
+    last_activity = last_check = monotonic()
     while True:
         wait_seconds = (
-            CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, active + timeout - monotonic())
+            CHECK_SECONDS
+            if timeout is None
+            else min(CHECK_SECONDS, last_activity + timeout - monotonic())
         )
         if wait_seconds <= 0:
             return
@@ -101,44 +103,49 @@ def follow_changes(
             except StoreClosed:
                 return
             if first_message is not None:
-                active = monotonic()
+                last_activity = monotonic()
             continue
         for message in store.follow(key, after=after, uid=last_info.uid, timeout=wait_seconds):
             yield message
-            after, active = message.seq, monotonic()
-            if active - checked > CHECK_SECONDS:
+            after, last_activity = message.seq, monotonic()
+            if last_activity - last_check > CHECK_SECONDS:
                 break  # check for changes even if messages arrive all the time
         try:
             info = find_info(store, key)
         except StoreClosed:
             return
-        checked = monotonic()
+        last_check = monotonic()
         if info is None or info.uid != last_info.uid:
             raise SessionDeleted(key, recreated=info is not None)
         for change in changes_between(last_info, info):
-            active = monotonic()
+            last_activity = monotonic()
             yield change
         last_info = info
 
 
-def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
+def changes_between(
+    old_info: SessionInfo | None, new_info: SessionInfo | None
+) -> list[SessionChange]:
     """Return the changes between two infos, except new messages.
 
     An info of None means that the session does not exist.
     """
-    if before is None or now is None or before.uid != now.uid:
+    if old_info is None or new_info is None or old_info.uid != new_info.uid:
         return []
     # Compare only the old messages: new messages are reported separately.
-    old_visible, new_visible = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
+    old_visible, new_visible = (
+        old_info.visible_spans,
+        spans.clipped(new_info.visible_spans, 1, old_info.last_seq),
+    )
     kinds: list[ChangeKind] = []
     if spans.minus(new_visible, old_visible):
         kinds.append("undo")
-    elif now.floor > before.floor:
+    elif new_info.floor > old_info.floor:
         kinds.append("checkpoint")
     elif spans.minus(old_visible, new_visible):
         kinds.append("hide")
-    elif now.summary != before.summary:
+    elif new_info.summary != old_info.summary:
         kinds.append("summary")
-    if now.meta != before.meta:
+    if new_info.meta != old_info.meta:
         kinds.append("meta")
-    return [SessionChange(kind=kind, info=now) for kind in kinds]
+    return [SessionChange(kind=kind, info=new_info) for kind in kinds]

@@ -23,16 +23,16 @@ from msgspec.structs import replace
 
 from stenolog import codec, errors, records
 from stenolog.records import (
-    Compacted,
+    CompactionResult,
     Health,
     Message,
-    Purged,
+    PurgeResult,
     SessionInfo,
     Span,
     Token,
-    Trashed,
+    TrashedSession,
     Undo,
-    Undone,
+    UndoResult,
 )
 from stenolog.stores import spans
 from stenolog.stores.arguments import check_count, check_int, check_optional_int, encode_messages
@@ -67,6 +67,8 @@ class _Step(Struct, frozen=True):
 
 
 class _Session(Struct):
+    """A session in memory."""
+
     uid: str = field(default_factory=lambda: os.urandom(8).hex())
     created: datetime = field(default_factory=_now)
     updated: datetime | None = None
@@ -84,11 +86,13 @@ class _Session(Struct):
     change_number: int = 0
     """Number of the newest change."""
     lost_spans: list[Span] = []
+    """Seqs of messages that were already lost in the copied session."""
     void_spans: list[Span] = []
+    """Seqs of messages that were void in the copied session."""
     copied_version: int = -1
-    """Version of the session right after a copy was written; -1 if the session is not a copy."""
+    """Value of `version` right after this copy was written; -1 if the session is not a copy."""
 
-    def visible(self) -> list[int]:
+    def visible_seqs(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
 
     def floor(self) -> int:
@@ -120,18 +124,20 @@ class _Session(Struct):
         summary: str | None = None,
     ) -> None:
         """Apply an undoable operation. Record no undo step if nothing changes."""
-        newly = set(self.visible()).intersection(hide)
-        was = None if summary is None or summary == self.summary else self.summary
-        if not newly and was is None and not append:
+        newly_hidden = set(self.visible_seqs()).intersection(hide)
+        old_summary = None if summary is None or summary == self.summary else self.summary
+        if not newly_hidden and old_summary is None and not append:
             return
-        hidden = self.hidden.union(hide) if newly else self.hidden
+        hidden = self.hidden.union(hide) if newly_hidden else self.hidden
         # The span that starts at 1 is the floor and does not count as a hidden range.
         if sum(seq - 1 not in hidden for seq in hidden - {1}) > MAX_HIDDEN_RANGES:
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
         self.summary = self.summary if summary is None else summary
         self.change_number += 1
-        self.undo_steps.append(_Step(self.change_number, op, newly, set(self.append(append)), was))
+        self.undo_steps.append(
+            _Step(self.change_number, op, newly_hidden, set(self.append(append)), old_summary)
+        )
 
     def fork(self, key: str, upto: int) -> "_Session":
         """Return a new session with the visible messages; the sessions share no mutable data."""
@@ -143,7 +149,7 @@ class _Session(Struct):
         return _Session(
             created=now,
             updated=now,
-            messages={seq: self.messages[seq] for seq in self.visible() if seq <= upto},
+            messages={seq: self.messages[seq] for seq in self.visible_seqs() if seq <= upto},
             last_seq=upto,
             hidden=set(range(1, self.floor() + 1)),
             summary=self.summary,
@@ -157,7 +163,7 @@ class _Session(Struct):
         purged_seqs = {seq for seq in range(1, self.last_seq + 1) if seq < before}
         if not purged_seqs:
             return []
-        purged = sorted(purged_seqs.intersection(self.messages))
+        removed_seqs = sorted(purged_seqs.intersection(self.messages))
         self.messages = {seq: m for seq, m in self.messages.items() if seq not in purged_seqs}
         self.hidden = self.hidden | purged_seqs
         steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
@@ -176,7 +182,7 @@ class _Session(Struct):
         self.void_spans = spans.clipped(self.void_spans, before, self.last_seq)
         self.generation += 1
         self.updated = _now()
-        return purged
+        return removed_seqs
 
 
 class InMemoryStore:
@@ -184,7 +190,7 @@ class InMemoryStore:
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        self._trash: list[tuple[Trashed, _Session]] = []
+        self._trash: list[tuple[TrashedSession, _Session]] = []
         self._leases: dict[str, InMemoryLease] = {}
         self._epochs = count(1)
         self._markers: dict[str, int] = {}
@@ -234,10 +240,10 @@ class InMemoryStore:
         check_count(last=last)
         check_optional_int(after=after)
         with self._locked_session(key) as session:
-            seqs = list(session.messages) if full else session.visible()
+            seqs = list(session.messages) if full else session.visible_seqs()
             seqs = [seq for seq in seqs if after is None or seq > after]
-            skipped = 0 if last is None else max(len(seqs) - last, 0)
-            return [session.message(seq) for seq in seqs[skipped:]]
+            skipped_count = 0 if last is None else max(len(seqs) - last, 0)
+            return [session.message(seq) for seq in seqs[skipped_count:]]
 
     def get_summary(self, key: str) -> str:
         """Return the summary; may be empty."""
@@ -253,9 +259,11 @@ class InMemoryStore:
         """Hide all visible messages except the last `keep_last`."""
         check_int(keep_last=keep_last)
         with self._session_to_change(key) as session:
-            visible = session.visible()
-            seqs = visible[max(len(visible) - max(keep_last, 0), 0) :]
-            session.change("truncate", hide=range(1, seqs[0] if seqs else session.last_seq + 1))
+            visible_seqs = session.visible_seqs()
+            kept_seqs = visible_seqs[max(len(visible_seqs) - max(keep_last, 0), 0) :]
+            session.change(
+                "truncate", hide=range(1, kept_seqs[0] if kept_seqs else session.last_seq + 1)
+            )
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
@@ -277,14 +285,16 @@ class InMemoryStore:
         with self._session_to_change(key) as session:
             if expect_last is not None and expect_last != session.last_seq:
                 raise errors.StaleHistory(key, expect_last, session.last_seq)
-            visible = session.visible()
+            visible_seqs = session.visible_seqs()
             prefix_length = 0
-            for seq, payload in zip(visible, payloads, strict=False):
+            for seq, payload in zip(visible_seqs, payloads, strict=False):
                 # Compare encoded bytes: in Python, the different values 1, 1.0 and True are equal.
                 if session.messages[seq].to_json() != payload:
                     break
                 prefix_length += 1
-            session.change("replace", hide=visible[prefix_length:], append=payloads[prefix_length:])
+            session.change(
+                "replace", hide=visible_seqs[prefix_length:], append=payloads[prefix_length:]
+            )
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
@@ -298,9 +308,9 @@ class InMemoryStore:
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
         with self._session_to_change(key) as session:
-            newest = session.visible()[-1:]
-            session.change("hide", hide=newest)
-            return session.message(newest[0]) if newest else None
+            newest_seqs = session.visible_seqs()[-1:]
+            session.change("hide", hide=newest_seqs)
+            return session.message(newest_seqs[0]) if newest_seqs else None
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
@@ -315,7 +325,7 @@ class InMemoryStore:
                 raise errors.StaleCheckpoint(key, expect_floor, session.floor())
             session.change("checkpoint", hide=range(1, upto + 1), summary=_check_summary(summary))
 
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
         """Undo the newest operation: show messages that it hid, hide messages that it appended."""
         with self._session_to_change(key) as session:
             if not session.undo_steps:
@@ -332,31 +342,33 @@ class InMemoryStore:
                 session.summary = step.summary_before
             session.change_number += 1
             session.updated = _now()
-            return Undone(
+            return UndoResult(
                 op=step.op,
                 shown=len(step.newly_hidden),
                 hid=len(withdrawn),
                 summary_restored=step.summary_before is not None,
             )
 
-    def compact(self, key: str) -> Compacted:
+    def compact(self, key: str) -> CompactionResult:
         """Mark the hidden messages at the start as archived, without moving them."""
         with self._session_to_change(key) as session:
             old_upto, size = session.archived_upto, session.live_bytes()
             session.archived_upto = max(old_upto, session.floor())
-            count = sum(old_upto < seq <= session.archived_upto for seq in session.messages)
-            session.generation += count > 0
-            return Compacted(archived=count, bytes_before=size, bytes_after=session.live_bytes())
+            archived = sum(old_upto < seq <= session.archived_upto for seq in session.messages)
+            session.generation += archived > 0
+            return CompactionResult(
+                archived=archived, bytes_before=size, bytes_after=session.live_bytes()
+            )
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session from the visible messages up to the seq `at`."""
         codec.check_key(new_key)
         check_optional_int(at=at)
         with self._session_to_change(key, must_exist=True) as session:
-            self._check_free(new_key)
+            self._check_key_unused(new_key)
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
 
-    def delete(self, key: str) -> Trashed:
+    def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash."""
         with self._session_to_change(key, must_exist=True):
             session = self._sessions.pop(key)
@@ -364,60 +376,64 @@ class InMemoryStore:
             later_times = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
             deleted = max([_now(), *later_times])
             count = len(session.messages)
-            trashed = Trashed(key=key, uid=session.uid, deleted=deleted, count=count)
+            trashed = TrashedSession(key=key, uid=session.uid, deleted=deleted, count=count)
             self._trash.insert(0, (trashed, session))
             return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
-        target = key if as_key is None else as_key
-        with self._locked_session(key), self._session_to_change(target):
+        target_key = key if as_key is None else as_key
+        with self._locked_session(key), self._session_to_change(target_key):
             for pair in self._trash:
                 if pair[0].key == key and uid in (None, pair[0].uid):
-                    self._check_free(target)
+                    self._check_key_unused(target_key)
                     self._trash.remove(pair)
-                    self._sessions[target] = pair[1]
+                    self._sessions[target_key] = pair[1]
                     return
             raise errors.NoSuchSession(key, "it is not in the trash")
 
-    def list_trash(self) -> list[Trashed]:
+    def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, the last deleted first."""
         with self._locked_store():
             return [trashed for trashed, _ in self._trash]
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Delete all sessions of the key, or its messages below a seq, permanently."""
         check_optional_int(before=before)
         with self._session_to_change(key) as live:
-            trashed = [session for entry, session in self._trash if entry.key == key]
-            if key not in self._sessions and (before is not None or not trashed):
+            trashed_sessions = [session for entry, session in self._trash if entry.key == key]
+            if key not in self._sessions and (before is not None or not trashed_sessions):
                 raise errors.NoSuchSession(key)
             sentences = []
             if before is None:
-                purged_seqs = [seq for session in [live, *trashed] for seq in session.messages]
+                purged_seqs = [
+                    seq for session in [live, *trashed_sessions] for seq in session.messages
+                ]
                 self._sessions.pop(key, None)
                 self._leases.pop(key, None)
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
                 purged_seqs = live.purge(before)
                 sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
-                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
-            return self._describe_purge(key, purged_seqs, sentences)
+                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(
+                    trashed_sessions
+                )
+            return self._purge_result(key, purged_seqs, sentences)
 
-    def _describe_purge(
+    def _purge_result(
         self, key: str, purged_seqs: Collection[int], sentences: Iterable[str] = ()
-    ) -> Purged:
+    ) -> PurgeResult:
         deleted = ((entry.key, session) for entry, session in self._trash)
         sessions = [*self._sessions.items(), *deleted]
         forks = [name for name, session in sessions if session.forked_from == key]
-        return Purged(
+        return PurgeResult(
             messages=len(purged_seqs),
             first=min(purged_seqs, default=0),
             last=max(purged_seqs, default=0),
             not_reached=(*sentences, *(f"the fork {fork!r} stays" for fork in forks)),
         )
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key."""
         with self._session_to_change(key):
             pairs = [pair for pair in self._trash if pair[0].key == key]
@@ -431,14 +447,14 @@ class InMemoryStore:
             if key not in self._sessions:
                 self._leases.pop(key, None)
             purged_seqs = [seq for _, session in selected for seq in session.messages]
-            return self._describe_purge(key, purged_seqs)
+            return self._purge_result(key, purged_seqs)
 
-    def unfinished_purges(self) -> list[Trashed]:
-        """Return an empty list: a purge in memory cannot be interrupted."""
+    def unfinished_purges(self) -> list[TrashedSession]:
+        """Return an empty list, because a purge in memory cannot be interrupted."""
         return []
 
-    def finish_purge(self, uid: str) -> Purged:
-        """Raise NoSuchSession: a purge in memory cannot be interrupted."""
+    def finish_purge(self, uid: str) -> PurgeResult:
+        """Always raises NoSuchSession, because a purge in memory cannot be interrupted."""
         raise errors.NoSuchSession(uid, "it has no interrupted purge")
 
     def leased(self, keys: Collection[str]) -> set[str]:
@@ -452,13 +468,13 @@ class InMemoryStore:
             raise errors.UsageError(f"ttl and wait must be seconds, not {ttl} and {wait}")
         deadline = monotonic() + wait
         with self._session_to_change(key, must_exist=True):
-            while (current := self._leases.get(key)) is not None and not current.lost:
+            while (current_lease := self._leases.get(key)) is not None and not current_lease.lost:
                 if (remaining := deadline - monotonic()) <= 0:
                     raise errors.StoreBusy(
-                        f"{key!r}: the lease is held by {current.holder}; try again"
+                        f"{key!r}: the lease is held by {current_lease.holder}; try again"
                     )
                 self._changed.wait(
-                    min(remaining, current.expires - monotonic(), threading.TIMEOUT_MAX)
+                    min(remaining, current_lease.expires - monotonic(), threading.TIMEOUT_MAX)
                 )
                 self._check_open()
                 if key not in self._sessions:
@@ -495,7 +511,7 @@ class InMemoryStore:
                 meta={} if session.forked_from is not None else meta,
                 last_seq=session.last_seq,
             )
-            visible = session.visible()
+            visible_seqs = session.visible_seqs()
             return SessionInfo(
                 key=key,
                 uid=session.uid,
@@ -503,7 +519,7 @@ class InMemoryStore:
                 updated=updated,
                 last_seq=session.last_seq,
                 floor=session.floor(),
-                visible=len(visible),
+                visible=len(visible_seqs),
                 count=len(session.messages),
                 lost=spans.size(session.lost_spans),
                 damaged=0,
@@ -515,7 +531,7 @@ class InMemoryStore:
                 summary=session.summary,
                 meta=meta,
                 forked_from=session.forked_from,
-                in_sight=tuple(spans.from_seqs(visible)),
+                visible_spans=tuple(spans.from_seqs(visible_seqs)),
                 change=session.change_number,
             )
 
@@ -570,33 +586,35 @@ class InMemoryStore:
         while True:
             deadline = inf if timeout is None else monotonic() + timeout
             with self._changed:
-                new: list[Message] = []
-                while not self._closed.is_set() and not new:
+                new_messages: list[Message] = []
+                while not self._closed.is_set() and not new_messages:
                     session = self._sessions.get(key)
                     if uid is not None and (session is None or session.uid != uid):
                         raise errors.SessionDeleted(key, recreated=session is not None)
                     if session is not None:
                         uid = session.uid
-                        new = [session.message(seq) for seq in session.messages if seq > last_seq]
-                    if not new and (remaining := deadline - monotonic()) <= 0:
+                        new_messages = [
+                            session.message(seq) for seq in session.messages if seq > last_seq
+                        ]
+                    if not new_messages and (remaining := deadline - monotonic()) <= 0:
                         return
-                    if not new:
+                    if not new_messages:
                         self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                 if self._closed.is_set():
                     return
-            yield from new
-            last_seq = new[-1].seq
+            yield from new_messages
+            last_seq = new_messages[-1].seq
 
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return all sessions: first the trash, then the live sessions."""
         with self._locked_store():
-            deleted = [
+            deleted_marks = [
                 _snapshot_mark(trashed.key, session, trashed) for trashed, session in self._trash
             ]
-            live = [_snapshot_mark(key, session) for key, session in self._sessions.items()]
-            return sorted(deleted, key=_sort_key) + sorted(live, key=_sort_key)
+            live_marks = [_snapshot_mark(key, session) for key, session in self._sessions.items()]
+            return sorted(deleted_marks, key=_sort_key) + sorted(live_marks, key=_sort_key)
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
@@ -612,10 +630,10 @@ class InMemoryStore:
         yield reading
 
     def _read_by_uid(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        entry = self._find_by_uid(mark.uid)
-        if entry is None:
+        existing = self._find_by_uid(mark.uid)
+        if existing is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
-        key, session, trashed = entry
+        key, session, trashed = existing
         return SnapshotReading(
             snapshot=_snapshot_of(key, session, trashed),
             messages=iter(_messages_after(session, after)),
@@ -625,12 +643,12 @@ class InMemoryStore:
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Return a writer for several sessions."""
+        """Yield a writer for several sessions."""
         with self._locked_store():
             yield _SnapshotWriter(self)
             self._changed.notify_all()
 
-    def _find_by_uid(self, uid: str) -> "tuple[str, _Session, Trashed | None] | None":
+    def _find_by_uid(self, uid: str) -> "tuple[str, _Session, TrashedSession | None] | None":
         for key, session in self._sessions.items():
             if session.uid == uid:
                 return key, session, None
@@ -640,7 +658,7 @@ class InMemoryStore:
         return None
 
     def health(self) -> Health:
-        """Report that the store works: memory has nothing that could fail."""
+        """Return a Health without problems, because memory has no disk that could fail."""
         with self._locked_store():
             return Health(ok=True, free_bytes=None, problems=())
 
@@ -666,7 +684,7 @@ class InMemoryStore:
         if self._closed.is_set():
             raise errors.StoreClosed("the store is closed")
 
-    def _check_free(self, key: str) -> None:
+    def _check_key_unused(self, key: str) -> None:
         if key in self._sessions:
             raise errors.SessionExists(key)
 
@@ -679,7 +697,7 @@ class InMemoryStore:
 
     @contextmanager
     def _session_to_change(self, key: str, *, must_exist: bool = False) -> Iterator[_Session]:
-        """Yield the session for a change.
+        """Yield the session with this key, or a new session, and let the caller change it.
 
         A new session is kept only if the change stored something.
         """
@@ -768,27 +786,35 @@ class _SnapshotWriter:
     ) -> None:
         """Write this session with all of its messages."""
         store = self._store
-        entry = store._find_by_uid(snapshot.uid)
-        if entry is None and instead_of:
+        existing = store._find_by_uid(snapshot.uid)
+        if existing is None and instead_of:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace is gone; try again")
-        if entry is not None and not instead_of:
+        if existing is not None and not instead_of:
             raise errors.SessionExists(snapshot.key)
-        if entry is not None and _snapshot_mark(*entry).stamp != instead_of:
+        if existing is not None and _snapshot_mark(*existing).stamp != instead_of:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")
-        same_key = store._sessions.get(snapshot.key)
-        if snapshot.deleted is None and same_key is not None and same_key.uid != snapshot.uid:
+        session_of_key = store._sessions.get(snapshot.key)
+        if (
+            snapshot.deleted is None
+            and session_of_key is not None
+            and session_of_key.uid != snapshot.uid
+        ):
             raise errors.SessionExists(snapshot.key)
         session = _session_from_snapshot(snapshot, list(messages))
-        session.version = session.copied_version = 0 if entry is None else entry[1].version + 1
-        if entry is not None and entry[2] is None:
-            del store._sessions[entry[0]]
+        session.version = session.copied_version = (
+            0 if existing is None else existing[1].version + 1
+        )
+        if existing is not None and existing[2] is None:
+            del store._sessions[existing[0]]
         store._trash[:] = [pair for pair in store._trash if pair[1].uid != snapshot.uid]
         if snapshot.deleted is None:
             store._sessions[snapshot.key] = session
         else:
             deleted = datetime.fromisoformat(snapshot.deleted)
             count = len(session.messages)
-            trashed = Trashed(key=snapshot.key, uid=snapshot.uid, deleted=deleted, count=count)
+            trashed = TrashedSession(
+                key=snapshot.key, uid=snapshot.uid, deleted=deleted, count=count
+            )
             store._trash.append((trashed, session))
             store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
 
@@ -797,13 +823,15 @@ def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _snapshot_mark(key: str, session: _Session, trashed: Trashed | None = None) -> SnapshotMark:
+def _snapshot_mark(
+    key: str, session: _Session, trashed: TrashedSession | None = None
+) -> SnapshotMark:
     deleted = None if trashed is None else records.timestamp(trashed.deleted)
     stamp = f"{session.uid}:{session.version}:{deleted}:{key}"
     return SnapshotMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
 
 
-def _snapshot_of(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
+def _snapshot_of(key: str, session: _Session, trashed: TrashedSession | None) -> Snapshot:
     floor, end = session.floor(), session.last_seq
     known_spans = spans.union(
         session.lost_spans, session.void_spans, spans.from_seqs(session.messages)
@@ -865,13 +893,13 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
         tokens[once] = (seqs, [by_seq[seq].to_json() for seq in seqs if seq in by_seq])
     steps = [
         _Step(
-            entry.number,
-            entry.op,
-            _expand_spans(entry.newly),
-            _expand_spans([entry.added] if entry.added else []),
-            entry.was,
+            step.number,
+            step.op,
+            _expand_spans(step.newly),
+            _expand_spans([step.added] if step.added else []),
+            step.was,
         )
-        for entry in snapshot.undo
+        for step in snapshot.undo
     ]
     return _Session(
         uid=snapshot.uid,

@@ -23,7 +23,7 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of metadata files of picoclaw's newer store, which are not sessions."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""Times up to this one mean "no time", because Go writes year 1 for a missing time."""
+"""Latest time that means "no time", because Go writes year 1 for a missing time."""
 
 
 class NotASession(ValueError):
@@ -104,8 +104,8 @@ def parse(text: bytes) -> JSONSession:
     messages = data.get("messages") or []
     visible = [
         message
-        for number, value in enumerate(messages, 1)
-        if (message := _parse_message(value, f"message {number}", problems)) is not None
+        for position, value in enumerate(messages, 1)
+        if (message := _parse_message(value, f"message {position}", problems)) is not None
     ]
     session = JSONSession(
         key=key if isinstance(key, str) and key else None,
@@ -116,8 +116,8 @@ def parse(text: bytes) -> JSONSession:
         dropped=len(messages) - len(visible),
         problems=tuple(problems),
     )
-    extra = data.get("stenolog")
-    return session if extra is None else _add_stenolog_field(session, extra)
+    stenolog_field = data.get("stenolog")
+    return session if stenolog_field is None else _add_stenolog_field(session, stenolog_field)
 
 
 def compose_file(session: JSONSession) -> bytes:
@@ -154,53 +154,58 @@ def is_session_name(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
 
 
-def _parse_message(value: object, place: str, problems: list[str]) -> JSONMessage | None:
+def _parse_message(value: object, label: str, problems: list[str]) -> JSONMessage | None:
     if not isinstance(value, dict):
-        problems.append(f"{place} is not an object")
+        problems.append(f"{label} is not an object")
         return None
     try:
         payload = encode_object(value)
     except RefusedMessage as error:
-        problems.append(f"{place}: {error}")
+        problems.append(f"{label}: {error}")
         return None
     return JSONMessage(payload, parse_go_time(value.get("created_at")))
 
 
-def _add_stenolog_field(session: JSONSession, extra: object) -> JSONSession:
+def _add_stenolog_field(session: JSONSession, stenolog_field: object) -> JSONSession:
     """Add the content of the field `stenolog`. If the field is malformed, only add a problem."""
     try:
-        return _add_hidden_messages(session, extra)
+        return _add_hidden_messages(session, stenolog_field)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):
         problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
         return replace(session, problems=(*session.problems, problem))
 
 
-def _add_hidden_messages(session: JSONSession, extra: Any) -> JSONSession:
+def _add_hidden_messages(session: JSONSession, stenolog_field: Any) -> JSONSession:
     visible = [
-        JSONMessage(message.payload, parse_go_time(at), _check_token(once))
-        for message, once, at in zip(session.messages, extra["tokens"], extra["times"], strict=True)
+        JSONMessage(message.payload, parse_go_time(at), _parse_token(once))
+        for message, once, at in zip(
+            session.messages, stenolog_field["tokens"], stenolog_field["times"], strict=True
+        )
     ]
     hidden: dict[int, JSONMessage] = {}
-    for seq, once, at, fields in extra["hidden"]:
+    for seq, once, at, fields in stenolog_field["hidden"]:
         if type(seq) is not int or type(fields) is not dict:
             raise TypeError("a hidden message is a seq, a token, a time and an object")
         hidden[seq] = JSONMessage(
-            encode_object(fields), parse_go_time(at), _check_token(once), True
+            encode_object(fields), parse_go_time(at), _parse_token(once), True
         )
-    rest = iter(visible)
-    total = len(visible) + len(extra["hidden"])
-    messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
-    if hidden or not isinstance(extra["began_with"], str):
+    remaining_visible = iter(visible)
+    message_count = len(visible) + len(stenolog_field["hidden"])
+    messages = [
+        hidden.pop(seq) if seq in hidden else next(remaining_visible)
+        for seq in range(1, message_count + 1)
+    ]
+    if hidden or not isinstance(stenolog_field["began_with"], str):
         raise ValueError("a seq occurs twice, or is above the last one")
-    complete = replace(
-        session, messages=tuple(messages), first_summary=extra["began_with"], is_ours=True
+    complete_session = replace(
+        session, messages=tuple(messages), first_summary=stenolog_field["began_with"], is_ours=True
     )
-    if extra["first"] != complete.floor() + 1:
+    if stenolog_field["first"] != complete_session.floor() + 1:
         raise ValueError("the first visible message has another seq")
-    return complete
+    return complete_session
 
 
-def _check_token(once: Any) -> str | None:
+def _parse_token(once: Any) -> str | None:
     check_once(once)
     return once if isinstance(once, str) else None
 

@@ -37,8 +37,8 @@ _locks: "weakref.WeakSet[ThreadLock]" = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for lock in list(_locks):
-        reinit: Any = lock
-        reinit._at_fork_reinit()
+        untyped_lock: Any = lock
+        untyped_lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -71,21 +71,21 @@ class InUseCounter:
         self.entry = _CLOSED
         self._ended = True
         if self._open() is None:
-            self._release_once()
+            self._run_release()
 
     def _on_last_exit(self, _: object) -> None:
         """Run `release` after the last call, if `end` was called.
 
-        Python ignores exceptions here.
+        Python ignores exceptions of this method.
         """
         if self._ended:
             # Call `release` twice, because Ctrl-C may interrupt the first call.
             try:
-                self._release_once()
+                self._run_release()
             finally:
-                self._release_once()
+                self._run_release()
 
-    def _release_once(self) -> None:
+    def _run_release(self) -> None:
         with self._releasing:
             self._release()
 

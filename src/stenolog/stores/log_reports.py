@@ -31,7 +31,7 @@ def info(text: str, *values: object) -> None:
 
 
 class DamageReports:
-    """Damaged messages that this process has found in a database so far."""
+    """Damage that this process has found and reported so far."""
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()
@@ -49,9 +49,9 @@ class DamageReports:
         with self._mutex:
             known_lost = self._lost_by_uid.pop(uid, [])
             intact_seqs = spans.from_seqs(message.seq for message in intact)
-            missing = spans.union(spans.minus(known_lost, intact_seqs), lost)
-            if missing:
-                self._lost_by_uid[uid] = missing
+            missing_spans = spans.union(spans.minus(known_lost, intact_seqs), lost)
+            if missing_spans:
+                self._lost_by_uid[uid] = missing_spans
         for first, last in spans.minus(lost, known_lost):
             seqs = f"message {first}" if first == last else f"messages {first} to {last}"
             warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs)

@@ -1,4 +1,4 @@
-"""`open_store`: opens the store at an address.
+"""Open the store at an address.
 
 An engine is imported only when a store uses it, which keeps the start fast.
 """
@@ -59,14 +59,14 @@ def open_store(
 
 
 def parse_address(where: str | os.PathLike[str]) -> Address:
-    """Parse the address of a store. Raises UsageError if it is invalid."""
-    plain = os.fspath(where) if isinstance(where, os.PathLike) else where
-    if not isinstance(plain, str):
+    """Parse the address of a store. Raises UsageError if the address is invalid."""
+    text = os.fspath(where) if isinstance(where, os.PathLike) else where
+    if not isinstance(text, str):
         raise UsageError(
-            f"the address of a store must be text or a path, not {type(plain).__name__}"
+            f"the address of a store must be text or a path, not {type(text).__name__}"
         )
-    if "\0" in plain:
-        raise UsageError(f"the address {plain!r} contains a NUL character")
+    if "\0" in text:
+        raise UsageError(f"the address {text!r} contains a NUL character")
     if not isinstance(where, str):
         return Address(engine="jsonl", path=where)
     if not where:
@@ -78,10 +78,10 @@ def parse_address(where: str | os.PathLike[str]) -> Address:
                 raise UsageError("memory: takes no name; it is forgotten when it is closed")
             return Address(engine="memory")
         case "jsonl":
-            return Address(engine="jsonl", path=_plain_path(scheme, rest))
+            return Address(engine="jsonl", path=_require_plain_path(scheme, rest))
         case "sqlite":
             file, _, parameters = rest.partition("?")
-            path = _plain_path(scheme, file)
+            path = _require_plain_path(scheme, file)
             return Address(engine="sqlite", path=path, parameters=parameters)
         case "postgresql" | "postgres":
             return Address(engine="postgresql", path=where)
@@ -92,14 +92,14 @@ def parse_address(where: str | os.PathLike[str]) -> Address:
 
 
 def _check_new_folder(where: str, scheme: str, rest: str) -> None:
-    """Raise UsageError if the address is most likely not meant to be a new folder."""
+    """Raise UsageError if the caller most likely did not mean a new folder by this address."""
     if _CONNECTION_STRING.search(where):
         # The error does not quote the address, because the address may contain a password.
         raise UsageError(
             "this is a connection string of libpq; write it as a URL: "
             "postgresql://USER@HOST/DATABASE"
         )
-    if scheme and _is_scheme(scheme, rest):
+    if scheme and _looks_like_scheme(scheme, rest):
         # Without this error, a misspelt engine would become a folder, and sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
         raise UsageError(
@@ -112,35 +112,35 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
         )
 
 
-def _is_scheme(text: str, rest: str) -> bool:
-    letters = text.replace("+", "").replace("-", "").replace(".", "")
-    is_name = text[:1].isalpha() and letters.isascii() and letters.isalnum()
-    return rest.startswith("//") or (is_name and len(text) > 1)
+def _looks_like_scheme(scheme: str, rest: str) -> bool:
+    letters = scheme.replace("+", "").replace("-", "").replace(".", "")
+    is_name = scheme[:1].isalpha() and letters.isascii() and letters.isalnum()
+    return rest.startswith("//") or (is_name and len(scheme) > 1)
 
 
-def _plain_path(scheme: str, path: str) -> str:
-    """Return the path after a scheme. Raises UsageError."""
+def _require_plain_path(scheme: str, path: str) -> str:
+    """Return the path after a scheme, with `~` expanded. Raises UsageError if it is not plain."""
     if path == ":memory:":
         raise UsageError("sqlite: needs a file; use memory: to keep sessions only in this process")
     if not path:
         raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLE_PATHS[scheme]}")
     if path.startswith("//"):
         # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
-        plain = path.lstrip("/")
+        relative_path = path.lstrip("/")
         raise UsageError(
-            f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
-            f"or {scheme}:/{plain} from the root"
+            f"{scheme}:PATH takes a plain path, without //: {scheme}:./{relative_path} from here, "
+            f"or {scheme}:/{relative_path} from the root"
         )
     return _expand_user(path)
 
 
-def _open_jsonl(place: str | os.PathLike[str], *, namespace: str, read_only: bool) -> Store:
+def _open_jsonl(folder: str | os.PathLike[str], *, namespace: str, read_only: bool) -> Store:
     from stenolog.stores.jsonl import JSONLStore
 
     try:
-        return JSONLStore(place, namespace=namespace, read_only=read_only)
+        return JSONLStore(folder, namespace=namespace, read_only=read_only)
     except StenologError:
-        check_no_file(place)
+        check_no_file(folder)
         raise
 
 
@@ -156,9 +156,9 @@ def check_no_file(place: str | os.PathLike[str]) -> None:
     raise UsageError(f"{name} is a file, not a folder; give a folder")
 
 
-def _expand_user(place: str) -> str:
+def _expand_user(path: str) -> str:
     # `pathlib` is slow to import.
-    return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111
 
 
 def _open_sqlite(parsed: Address, *, namespace: str, read_only: bool) -> Store:
@@ -168,7 +168,7 @@ def _open_sqlite(parsed: Address, *, namespace: str, read_only: bool) -> Store:
         parsed.path,
         namespace=namespace,
         read_only=read_only,
-        **_sqlite_parameters(parsed.parameters),
+        **_parse_sqlite_parameters(parsed.parameters),
     )
 
 
@@ -184,42 +184,42 @@ def _open_postgres(parsed: Address, *, namespace: str, read_only: bool) -> Store
     base, _, parameters = str(parsed.path).partition("?")
     options: dict[str, Any] = {}
     driver_parameters: list[str] = []
-    for part in parameters.split("&") if parameters else ():
-        name, _, value = part.partition("=")
+    for pair in parameters.split("&") if parameters else ():
+        name, _, value = pair.partition("=")
         if name == "schema" and value:
             options[name] = unquote(value)
-        elif name == "connections" and _is_number(value) and int(value) > 0:
+        elif name == "connections" and _is_short_number(value) and int(value) > 0:
             options[name] = int(value)
-        elif name in ("busy_timeout", "answer_timeout") and _is_number(value):
+        elif name in ("busy_timeout", "answer_timeout") and _is_short_number(value):
             options[name] = float(value)
         elif name in _POSTGRES_OPTIONS:
             raise UsageError(
-                f"postgresql: invalid parameter {part!r}; use schema=NAME, connections=NUMBER, "
+                f"postgresql: invalid parameter {pair!r}; use schema=NAME, connections=NUMBER, "
                 "busy_timeout=SECONDS or answer_timeout=SECONDS"
             )
         else:
-            driver_parameters.append(part)
+            driver_parameters.append(pair)
     url = base + ("?" + "&".join(driver_parameters) if driver_parameters else "")
     return PostgresStore(url, namespace=namespace, read_only=read_only, **options)
 
 
-def _is_number(value: str) -> bool:
+def _is_short_number(text: str) -> bool:
     # `int` raises ValueError for very long numbers.
-    return value.isascii() and value.isdigit() and len(value) <= 10
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
-def _sqlite_parameters(text: str) -> dict[str, Any]:
+def _parse_sqlite_parameters(parameters: str) -> dict[str, Any]:
     """Parse the parameters of an SQLite address. Raises UsageError."""
     options: dict[str, Any] = {}
-    for part in text.split("&") if text else ():
-        name, _, value = part.partition("=")
+    for pair in parameters.split("&") if parameters else ():
+        name, _, value = pair.partition("=")
         if name == "synchronous" and value in ("full", "normal"):
             options[name] = value
-        elif name == "cache_kb" and _is_number(value) and int(value) > 0:
+        elif name == "cache_kb" and _is_short_number(value) and int(value) > 0:
             options[name] = int(value)
         else:
             raise UsageError(
-                f"sqlite: invalid parameter {part!r}; use synchronous=full, synchronous=normal or "
+                f"sqlite: invalid parameter {pair!r}; use synchronous=full, synchronous=normal or "
                 "cache_kb=NUMBER, joined by &"
             )
     return options

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stenolog.codec import encode_object
 from stenolog.errors import NothingToUndo, UsageError
-from stenolog.records import Change, Message, Span, State, Undo, Undone
+from stenolog.records import Change, Message, Span, State, Undo, UndoResult
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
@@ -49,7 +49,7 @@ class Decision(Struct, Generic[T], frozen=True):
 
 
 Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
-"""Function that decides the change of an open session; a retried transaction calls it again."""
+"""Function that decides the change of an open session; a retry calls the function again."""
 
 
 class SessionOperations(ABC):
@@ -146,10 +146,10 @@ class SessionOperations(ABC):
 
         self._change(key, decide)
 
-    def undo(self, key: str, *, answered: Span | None = None) -> Undone:
+    def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
         """Undo the newest operation that can be undone."""
 
-        def decide(session: OpenSession) -> Decision[Undone]:
+        def decide(session: OpenSession) -> Decision[UndoResult]:
             state = session.state
             if not state.undo:
                 raise NothingToUndo(f"{state.key!r}: there is nothing to undo")

@@ -11,10 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from stenolog.errors import StoreUnavailable
-from stenolog.records import Change, Message, Span, State, Token, Undo
+from stenolog.errors import StenologError, StoreUnavailable
+from stenolog.records import Change, Message, SessionInfo, Span, State, Token, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.base import Store
 
 
 class EmptyStore(StoreUnavailable):
@@ -66,7 +67,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     undo: list[Undo] = []
     """Undo steps, oldest first, each with all of its data (`Undo.elsewhere` is False)."""
     lost: list[Span] = []
-    """Seqs of lost messages: a read returns the known ones, a write needs all lost seqs."""
+    """Seqs of lost messages. A read returns only the known seqs; a write needs all seqs."""
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
@@ -222,12 +223,12 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
     )
     state.forked_from = snapshot.forked_from
     changes = []
-    for entry in snapshot.undo:
-        change = states.change_of_step(entry)
-        short = states.blank_state("", "", 1, "")
-        states.apply_change(short, change)
-        state.undo = [*state.undo, *short.undo]
-        if short.undo[-1].elsewhere:
+    for step in snapshot.undo:
+        change = states.change_of_step(step)
+        short_state = states.blank_state("", "", 1, "")
+        states.apply_change(short_state, change)
+        state.undo = [*state.undo, *short_state.undo]
+        if short_state.undo[-1].elsewhere:
             changes.append(change)
     return state, changes
 
@@ -237,3 +238,19 @@ def token_of(message: Message) -> tuple[str, int] | None:
     if message._once is None:
         return None
     return message._once, message._part[1] if message._part is not None else 1
+
+
+def iterate_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Message]:
+    """Yield all messages after a seq, visible or hidden, if possible without building a list."""
+    last_seq = after
+    if isinstance(store, SnapshotStore):
+        mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
+        try:
+            with store.read_snapshot(mark, after=after) as reading:
+                for message in reading.messages:
+                    last_seq = message.seq
+                    yield message
+                return
+        except StenologError:
+            pass  # The session is damaged or was replaced: read it with `get_history`.
+    yield from store.get_history(info.key, after=last_seq, full=True)

@@ -28,17 +28,17 @@ def union(*sets: Iterable[Span]) -> list[Span]:
 def minus(spans: Iterable[Span], excluded: Iterable[Span]) -> list[Span]:
     """Return the seqs of `spans` that are not in `excluded`; both are sorted and disjoint."""
     result: list[Span] = []
-    gaps = list(excluded)
-    place = 0
+    excluded_spans = list(excluded)
+    start_index = 0
     for first, last in spans:
         start = first
-        while place < len(gaps) and gaps[place][1] < start:
-            place += 1
-        index = place
-        while index < len(gaps) and gaps[index][0] <= last:
-            if gaps[index][0] > start:
-                result.append((start, gaps[index][0] - 1))
-            start = gaps[index][1] + 1
+        while start_index < len(excluded_spans) and excluded_spans[start_index][1] < start:
+            start_index += 1
+        index = start_index
+        while index < len(excluded_spans) and excluded_spans[index][0] <= last:
+            if excluded_spans[index][0] > start:
+                result.append((start, excluded_spans[index][0] - 1))
+            start = excluded_spans[index][1] + 1
             index += 1
         if start <= last:
             result.append((start, last))
@@ -52,8 +52,8 @@ def size(spans: Iterable[Span]) -> int:
 
 def contains(spans: Sequence[Span], seq: int) -> bool:
     """Return whether the seq is in one of the sorted, disjoint spans."""
-    place = bisect_right(spans, (seq, sys.maxsize)) - 1
-    return place >= 0 and seq <= spans[place][1]
+    index = bisect_right(spans, (seq, sys.maxsize)) - 1
+    return index >= 0 and seq <= spans[index][1]
 
 
 def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:

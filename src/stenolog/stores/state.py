@@ -22,7 +22,7 @@ from stenolog.records import (
     State,
     StateRecord,
     Undo,
-    Undone,
+    UndoResult,
     Void,
     VoidRecord,
 )
@@ -32,7 +32,8 @@ from stenolog.stores.base import forked_meta
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_SPANS: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
-_MAX_ENTRY_BYTES: Final = 4 * 1024
+_MAX_STEP_BYTES: Final = 4 * 1024
+"""Maximum size of an undo step in a state; the state omits the data of a longer step."""
 
 _UNDOABLE_OPERATIONS: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
 
@@ -52,7 +53,7 @@ def apply_change(state: State, change: Change) -> None:
         state.meta = change.meta
     if change.undoes is not None:
         # Find the step by its number, so that reading an undo record twice removes only one step.
-        state.undo = [entry for entry in state.undo if entry.number < change.undoes]
+        state.undo = [step for step in state.undo if step.number < change.undoes]
     if change.op in _UNDOABLE_OPERATIONS and not is_known:
         state.undo = [*state.undo, _short_step(change)][-UNDO_DEPTH:]
 
@@ -84,17 +85,21 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
 def replay_changes(state: State, changes: Iterable[Change]) -> None:
     """Apply changes, in the order of their numbers, to a blank state.
 
-    After a purge or a copy, the remaining changes may not contain the floor. So a message is hidden
-    in the resulting state if a remaining change hid the message and was not undone.
+    After a purge or a copy, the remaining changes need not contain the floor. So a message is
+    hidden in the resulting state if a remaining change hid the message and was not undone.
     """
-    hidden: dict[int, list[Span]] = {}
+    hidden_by_change: dict[int, list[Span]] = {}
     for change in changes:
         apply_change(state, change)
         if change.undoes is not None:
-            hidden = {number: seqs for number, seqs in hidden.items() if number < change.undoes}
+            hidden_by_change = {
+                number: seqs for number, seqs in hidden_by_change.items() if number < change.undoes
+            }
         if change.op in _UNDOABLE_OPERATIONS:
-            hidden[change.number] = change.newly
-    state.floor, state.hidden = _split_floor(spans.union(_all_hidden(state), *hidden.values()))
+            hidden_by_change[change.number] = change.newly
+    state.floor, state.hidden = _split_floor(
+        spans.union(_all_hidden(state), *hidden_by_change.values())
+    )
 
 
 def undo_step_of(change: Change) -> Undo:
@@ -105,11 +110,12 @@ def undo_step_of(change: Change) -> Undo:
 
 
 def _short_step(change: Change) -> Undo:
-    entry = undo_step_of(change)
-    texts = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(change.newly)
-    if texts > _MAX_ENTRY_BYTES:
+    """Return the undo step of a change, without its data if the step is too long for a state."""
+    step = undo_step_of(change)
+    step_bytes = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(change.newly)
+    if step_bytes > _MAX_STEP_BYTES:
         return Undo(number=change.number, op=change.op, elsewhere=True)
-    return entry
+    return step
 
 
 # --- visibility ------------------------------------------------------------------------------
@@ -154,7 +160,7 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Return the change that hides these seqs and sets `summary`, if given; None if no change."""
+    """Return the change that hides these seqs and sets `summary`, if given; None if no effect."""
     if summary is not None and summary == state.summary:
         summary = None
     hidden_before = _all_hidden(state)
@@ -213,8 +219,10 @@ def decide_replace(
 
 def decide_truncate(state: State, last_seq: int, keep_last: int) -> Change | None:
     """Return the change that hides all visible messages except the last `keep_last`."""
-    kept = spans.last_seqs(visible_seqs(state, last_seq), keep_last)
-    return decide_hide(state, last_seq, [(1, kept[0][0] - 1 if kept else last_seq)], op="truncate")
+    kept_spans = spans.last_seqs(visible_seqs(state, last_seq), keep_last)
+    return decide_hide(
+        state, last_seq, [(1, kept_spans[0][0] - 1 if kept_spans else last_seq)], op="truncate"
+    )
 
 
 def decide_checkpoint(
@@ -257,24 +265,24 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
     )
 
 
-def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Change:
+def decide_undo(state: State, step: Undo, answered: Span | None = None) -> Change:
     """Return the change that undoes exactly the operation of this undo step.
 
     If the operation is a replace, the change also hides the messages `answered`, because the undo
     hides the user message that they answer.
     """
-    hidden_after = spans.minus(_all_hidden(state), entry.newly)
-    hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(entry, answered))
+    hidden_after = spans.minus(_all_hidden(state), step.newly)
+    hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(step, answered))
     floor, hidden = _split_floor(hidden_after)
-    summary_changes = entry.was is not None and entry.was != state.summary
+    changes_summary = step.was is not None and step.was != state.summary
     return Change(
         op="undo",
         number=state.number + 1,
         floor=floor,
         hidden=hidden,
-        undoes=entry.number,
-        summary=entry.was if summary_changes else None,
-        was=state.summary if summary_changes else None,
+        undoes=step.number,
+        summary=step.was if changes_summary else None,
+        was=state.summary if changes_summary else None,
     )
 
 
@@ -306,12 +314,12 @@ def decide_fork(
     # The change has a new number, because numbers are not reused.
     fork_state.number = state.number + 1
     fork_state.summary, fork_state.meta = state.summary, forked_meta(state.meta, upto)
-    fork_state.purged = not_copied(copied_spans, upto)
+    fork_state.purged = seqs_not_copied(copied_spans, upto)
     fork_state.forked_from = state.key
     return Fork(fork_state, copied_spans, upto + 1)
 
 
-def not_copied(copied: Sequence[Span], last_seq: int) -> list[Span]:
+def seqs_not_copied(copied: Sequence[Span], last_seq: int) -> list[Span]:
     """Return the seqs up to `last_seq` that a fork did not copy."""
     return spans.minus([(1, last_seq)], copied) if last_seq > 0 else []
 
@@ -319,33 +327,36 @@ def not_copied(copied: Sequence[Span], last_seq: int) -> list[Span]:
 def decide_purge(
     state: State, last_seq: int, before: int, complete_step: Callable[[Undo], Undo]
 ) -> State:
-    """Return the state without the messages below a seq, and without their undo steps.
+    """Return the state after a purge of all messages below the seq `before`.
 
     An undo step is dropped if it would bring back a purged message, or an older summary, which may
     describe purged messages. Earlier steps are dropped, too, because undoing only these steps would
     not restore any former state. `complete_step` returns a step with all of its data, even if the
     state has only a part of the data.
     """
-    purged = copy_state(state)
+    new_state = copy_state(state)
     upto = min(before - 1, last_seq)
     if upto < 1:
-        return purged
+        return new_state
     purged_spans = [(1, upto)]
-    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), purged_spans))
-    purged.purged = spans.union(state.purged, purged_spans)
-    purged.lost = spans.clipped(state.lost, upto + 1, last_seq)
-    purged.void = spans.clipped(state.void, upto + 1, last_seq)
-    purged.void_bytes = 0
-    purged.undo = []
-    for entry in state.undo:
+    new_state.floor, new_state.hidden = _split_floor(spans.union(_all_hidden(state), purged_spans))
+    new_state.purged = spans.union(state.purged, purged_spans)
+    new_state.lost = spans.clipped(state.lost, upto + 1, last_seq)
+    new_state.void = spans.clipped(state.void, upto + 1, last_seq)
+    new_state.void_bytes = 0
+    new_state.undo = []
+    for step in state.undo:
         # guard: purge-ends-undo
-        purged.undo = [] if _touches_purged(complete_step(entry), upto) else [*purged.undo, entry]
-    return purged
+        new_state.undo = (
+            [] if _affects_purged_data(complete_step(step), upto) else [*new_state.undo, step]
+        )
+    return new_state
 
 
-def _touches_purged(entry: Undo, upto: int) -> bool:
-    touched_spans = entry.newly if entry.added is None else [*entry.newly, entry.added]
-    return bool(entry.was) or any(first <= upto for first, _ in touched_spans)
+def _affects_purged_data(step: Undo, purged_upto: int) -> bool:
+    """Return whether the undo step has a purged message, or a summary that may describe one."""
+    affected_spans = step.newly if step.added is None else [*step.newly, step.added]
+    return bool(step.was) or any(first <= purged_upto for first, _ in affected_spans)
 
 
 def present_seqs(state: State, last_seq: int) -> list[Span]:
@@ -394,16 +405,16 @@ def archived_upto(state: State) -> int:
     return state.archive.last if state.archive is not None else 0
 
 
-def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
+def change_of_step(step: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
     """Return the change of an undo step, with this floor and these hidden spans."""
     return Change(
-        op=entry.op,
-        number=entry.number,
+        op=step.op,
+        number=step.number,
         floor=floor,
         hidden=list(hidden),
-        newly=entry.newly,
-        added=entry.added,
-        was=entry.was,
+        newly=step.newly,
+        added=step.added,
+        was=step.was,
     )
 
 
@@ -423,24 +434,26 @@ def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     return changes
 
 
-def undo_result(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
+def undo_result(
+    state: State, step: Undo, change: Change, answered: Span | None = None
+) -> UndoResult:
     """Return the value that `Store.undo` returns for this change."""
-    hidden_again = spans.minus(_seqs_hidden_by_undo(entry, answered), missing_seqs(state))
-    return Undone(
-        op=entry.op,
-        shown=spans.size(entry.newly),
+    hidden_again = spans.minus(_seqs_hidden_by_undo(step, answered), missing_seqs(state))
+    return UndoResult(
+        op=step.op,
+        shown=spans.size(step.newly),
         hid=spans.size(spans.minus(hidden_again, _all_hidden(state))),
         summary_restored=change.summary is not None,
     )
 
 
-def _seqs_hidden_by_undo(entry: Undo, answered: Span | None) -> list[Span]:
+def _seqs_hidden_by_undo(step: Undo, answered: Span | None) -> list[Span]:
     """Return the seqs that become hidden when this undo step is undone."""
-    added = [entry.added] if entry.added is not None else []
-    if entry.op != "replace" or answered is None:
+    added = [step.added] if step.added is not None else []
+    if step.op != "replace" or answered is None:
         return added
     # An answer always comes after all messages that the replace hid or appended.
-    end = max((last for _, last in (*entry.newly, *added)), default=answered[1])
+    end = max((last for _, last in (*step.newly, *added)), default=answered[1])
     return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
 
 

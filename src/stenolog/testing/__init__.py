@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stenolog.testing.contract import StoreContract as StoreContract
     from stenolog.testing.crash import CrashContract as CrashContract
     from stenolog.testing.model_server import ModelServer as ModelServer
-    from stenolog.testing.model_server_plays import ScriptedResponse as ScriptedResponse
+    from stenolog.testing.model_server import ScriptedResponse as ScriptedResponse
     from stenolog.testing.scripted_model import ScriptedCompletion as ScriptedCompletion
     from stenolog.testing.scripted_model import ScriptedModel as ScriptedModel
     from stenolog.testing.scripted_model import tool_call as tool_call
@@ -46,8 +46,7 @@ else:
         {
             "stenolog.testing.contract": "DamageContract DamagedRecord StoreContract",
             "stenolog.testing.crash": "CrashContract",
-            "stenolog.testing.model_server": "ModelServer",
-            "stenolog.testing.model_server_plays": "ScriptedResponse",
+            "stenolog.testing.model_server": "ModelServer ScriptedResponse",
             "stenolog.testing.scripted_model": "ScriptedCompletion ScriptedModel tool_call",
         },
     )

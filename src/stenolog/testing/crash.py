@@ -1,11 +1,10 @@
 """The crash contract: the content that a store must have after its writer was killed.
 
 `kill -9` shows whether stored data was still only in the memory of the process. Only a power cut
-would show whether data was synced.
+would show whether data was synced to the disk.
 """
 # ruff: noqa: D102 - tests have names instead of docstrings
 
-import importlib
 import json
 import os
 import random
@@ -16,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any, ClassVar, Self
 
 import pytest
@@ -26,7 +25,6 @@ from hypothesis import strategies as st
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing import crash_writer
 from stenolog.testing.contract.open_store_base import (
     append,
     assert_raises,
@@ -34,7 +32,13 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call, all_contents, session_content, trash_content
+from stenolog.testing.store_calls import (
+    Call,
+    all_contents,
+    open_with_factory,
+    session_content,
+    trash_content,
+)
 from stenolog.testing.strategies import operations
 
 KEY = "telegram:123"
@@ -93,29 +97,23 @@ class CrashContract:
 
     def open(self, path: Path) -> Store:
         """Open the store in this folder."""
-        module, _, function = self.factory.partition(":")
-        store: Store = getattr(importlib.import_module(module), function)(self.where(path))
-        return store
+        return open_with_factory(self.factory, self.where(path))
 
     @contextmanager
     def start_writer(self, path: Path, calls: Sequence[Call]) -> Iterator["Writer"]:
-        """Start a process that makes these calls. The process is killed at the end in any case."""
-        lines = "".join(
+        """Start a process that makes these calls. The process is killed when the `with` ends."""
+        call_lines = "".join(
             json.dumps([KEY, call.name, call.arguments, call.options]) + "\n" for call in calls
         )
-        command = [sys.executable, crash_writer.__file__, self.factory, self.where(path)]
-        with TemporaryDirectory() as folder:
-            calls_file = Path(folder) / "calls"
-            calls_file.write_text(lines)
-            with (
-                calls_file.open() as calls_input,
-                subprocess.Popen(
-                    command,
-                    stdin=calls_input,
-                    stdout=subprocess.PIPE,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                ) as process,
-            ):
+        module = "stenolog.testing.store_calls"
+        command = [sys.executable, "-m", module, self.factory, self.where(path)]
+        with TemporaryFile("w+") as calls_file:
+            calls_file.write(call_lines)
+            calls_file.seek(0)
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            with subprocess.Popen(
+                command, stdin=calls_file, stdout=subprocess.PIPE, env=environment
+            ) as process:
                 try:
                     yield Writer(process)
                 finally:
@@ -126,37 +124,45 @@ class CrashContract:
     def test_p1_every_acknowledged_message_survives_kill_9(self, tmp_path: Path) -> None:
         randomness = random.Random(1)
         acked_texts: dict[int, str] = {}
-        for turn in range(4):
-            calls = [Call("add_message", "user", f"{turn}.{n}") for n in range(3000)]
+        for run in range(4):
+            calls = [Call("add_message", "user", f"{run}.{n}") for n in range(3000)]
             with self.start_writer(tmp_path, calls) as writer:
-                victim = writer.kill_during(randomness.randrange(1, 150), randomness)
-            acked_texts |= {seq: f"{turn}.{n}" for n, seq in enumerate(victim.results)}
+                killed_writer = writer.kill_during(randomness.randrange(1, 150), randomness)
+            acked_texts |= {seq: f"{run}.{n}" for n, seq in enumerate(killed_writer.results)}
             with self.open(tmp_path) as store:
                 texts = {m.seq: m.content for m in store.get_history(KEY)}
                 assert sorted(texts) == list(texts)
                 assert acked_texts.items() <= texts.items()
                 # The message of the interrupted call may be stored, too.
-                turn_texts = [text for text in texts.values() if text.startswith(f"{turn}.")]
-                assert turn_texts == [f"{turn}.{n}" for n in range(len(turn_texts))]
-                assert len(turn_texts) in (len(victim.results), victim.started_count)
+                run_texts = [text for text in texts.values() if text.startswith(f"{run}.")]
+                assert run_texts == [f"{run}.{n}" for n in range(len(run_texts))]
+                assert len(run_texts) in (len(killed_writer.results), killed_writer.started_count)
                 assert len(set(texts.values())) == len(texts)
-                seq = store.add_message(KEY, "user", f"after kill {turn}")
-                acked_texts[seq] = f"after kill {turn}"
-            print(f"{len(victim.results)} messages were acknowledged, {len(turn_texts)} are there")
+                seq = store.add_message(KEY, "user", f"after kill {run}")
+                acked_texts[seq] = f"after kill {run}"
+            acked_count = len(killed_writer.results)
+            print(f"{acked_count} messages were acknowledged, {len(run_texts)} are there")
 
-    @pytest.mark.parametrize("number", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}")
-    def test_p2_killed_operation_is_complete_or_absent(self, tmp_path: Path, number: int) -> None:
+    @pytest.mark.parametrize(
+        "call_index", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}"
+    )
+    def test_p2_killed_operation_is_complete_or_absent(
+        self, tmp_path: Path, call_index: int
+    ) -> None:
         with self.start_writer(tmp_path, SCRIPT) as writer:
-            victim = writer.kill_during(number, random.Random(number))
-        done_count, call = len(victim.results), SCRIPT[victim.started_count - 1]
-        before, after = _expected_content(done_count), _expected_content(victim.started_count)
+            killed_writer = writer.kill_during(call_index, random.Random(call_index))
+        done_count, call = len(killed_writer.results), SCRIPT[killed_writer.started_count - 1]
+        before, after = (
+            _expected_content(done_count),
+            _expected_content(killed_writer.started_count),
+        )
         with self.open(tmp_path) as store:
-            if call.name == "purge" and _all_content(store) != before:
+            if call.name == "purge" and _sessions_and_trash(store) != before:
                 # A second call finishes an interrupted purge.
                 with suppress(NoSuchSession):
                     call.make(store, KEY)
-            assert _all_content(store) in (before, after)
-            print(f"in {call.name}: {'whole' if _all_content(store) == after else 'absent'}")
+            assert _sessions_and_trash(store) in (before, after)
+            print(f"in {call.name}: {'whole' if _sessions_and_trash(store) == after else 'absent'}")
             content = session_content(store, KEY)
             store.add_message(KEY, "user", "after the crash")
             texts = visible_texts(store, KEY)
@@ -170,15 +176,15 @@ class CrashContract:
             Call("add_messages", [user_message(f"{n}.{part}") for part in range(20)])
             for n in range(200)
         ]
-        for turn in range(3):
-            folder = tmp_path / str(turn)
+        for run in range(3):
+            folder = tmp_path / str(run)
             folder.mkdir(mode=0o700)
             with self.start_writer(folder, calls) as writer:
-                victim = writer.kill_during(3 + turn, random.Random(turn))
+                killed_writer = writer.kill_during(3 + run, random.Random(run))
             with self.open(folder) as store:
                 texts = visible_texts(store, KEY)
             assert texts == [f"{n}.{part}" for n in range(len(texts) // 20) for part in range(20)]
-            assert len(texts) // 20 in (len(victim.results), victim.started_count)
+            assert len(texts) // 20 in (len(killed_writer.results), killed_writer.started_count)
 
     def test_p12_calls_repeated_after_a_kill_are_stored_once(self, tmp_path: Path) -> None:
         calls = [
@@ -186,10 +192,10 @@ class CrashContract:
             for n in range(60)
         ]
         with self.start_writer(tmp_path, calls) as writer:
-            victim = writer.kill_during(25, random.Random(2))
+            killed_writer = writer.kill_during(25, random.Random(2))
         with self.open(tmp_path) as store:
             results = [call.make(store, KEY) for call in calls]
-            assert results[: len(victim.results)] == victim.results
+            assert results[: len(killed_writer.results)] == killed_writer.results
             assert visible_texts(store, KEY) == [f"{n}{part}" for n in range(60) for part in "ab"]
 
     def test_p7_killed_writer_does_not_affect_another_writer(self, tmp_path: Path) -> None:
@@ -200,32 +206,39 @@ class CrashContract:
             self.start_writer(tmp_path, first_calls) as first_writer,
             self.start_writer(tmp_path, second_calls) as second_writer,
         ):
-            victim = first_writer.kill_during(60, random.Random(3))
-            survivor = second_writer.finish()
-        assert len(survivor.results) == 200
+            killed_writer = first_writer.kill_during(60, random.Random(3))
+            finished_writer = second_writer.finish()
+        assert len(finished_writer.results) == 200
         with self.open(tmp_path) as store:
             texts = {m.seq: m.content for m in store.get_history(KEY)}
-        for name, done in (("a", victim.results), ("b", survivor.results)):
+        for name, done in (("a", killed_writer.results), ("b", finished_writer.results)):
             assert [texts[seq] for seq in done] == [f"{name}.{n}" for n in range(len(done))]
-        assert len(texts) - len(survivor.results) in (len(victim.results), victim.started_count)
+        assert len(texts) - len(finished_writer.results) in (
+            len(killed_writer.results),
+            killed_writer.started_count,
+        )
         assert len(set(texts.values())) == len(texts)
 
     # --- several stores, and stores that are opened again -------------------------------------
 
     def test_p2_each_operation_is_visible_to_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as writing_store:
-            for number, call in enumerate(SCRIPT, start=1):
+            for call_count, call in enumerate(SCRIPT, start=1):
                 call.make(writing_store, KEY)
                 with self.open(tmp_path) as reading_store:
-                    assert _all_content(reading_store) == _expected_content(number)
+                    assert _sessions_and_trash(reading_store) == _expected_content(call_count)
 
     def test_p7_two_stores_writing_alternately_agree(self, tmp_path: Path) -> None:
-        model = InMemoryStore()
+        reference_store = InMemoryStore()
         with self.open(tmp_path) as first, self.open(tmp_path) as second:
-            for number, call in enumerate(SCRIPT):
-                store = (first, second)[number % 2]
-                assert call.outcome(store, KEY) == call.outcome(model, KEY)
-                assert _all_content(first) == _all_content(second) == _all_content(model)
+            for call_index, call in enumerate(SCRIPT):
+                store = (first, second)[call_index % 2]
+                assert call.outcome(store, KEY) == call.outcome(reference_store, KEY)
+                assert (
+                    _sessions_and_trash(first)
+                    == _sessions_and_trash(second)
+                    == _sessions_and_trash(reference_store)
+                )
 
     def test_p4_undo_continues_after_reopening(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as store:
@@ -308,19 +321,19 @@ class CrashContract:
     )
     @given(calls=st.lists(operations(), max_size=30))
     def test_p2_results_of_any_calls_survive_reopening(self, calls: list[Call]) -> None:
-        model = InMemoryStore()
+        reference_store = InMemoryStore()
         with TemporaryDirectory() as folder:
             # Leave the store open, like a process that ends without closing the store.
             store = self.open(Path(folder))
             for call in calls:
-                assert call.outcome(store, KEY) == call.outcome(model, KEY)
+                assert call.outcome(store, KEY) == call.outcome(reference_store, KEY)
             with self.open(Path(folder)) as reopened:
-                assert session_content(reopened, KEY) == session_content(model, KEY)
+                assert session_content(reopened, KEY) == session_content(reference_store, KEY)
             store.close()
 
 
 class Writer:
-    """A process that makes calls, as seen from the test."""
+    """A process that makes calls on a store, controlled by the test."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -329,9 +342,9 @@ class Writer:
         self.results: list[Any] = []
         """Results of the calls that returned."""
 
-    def kill_during(self, number: int, randomness: random.Random) -> Self:
-        """Wait until the call with this number starts, and kill the process during the call."""
-        while self.started_count <= number and self._read_report():
+    def kill_during(self, call_index: int, randomness: random.Random) -> Self:
+        """Wait until the call with this index starts, and kill the process during the call."""
+        while self.started_count <= call_index and self._read_report():
             pass
         time.sleep(randomness.random() * 0.0005)
         os.kill(self._process.pid, signal.SIGKILL)
@@ -344,26 +357,27 @@ class Writer:
         return self
 
     def _read_report(self) -> bool:
+        """Read one line that the process printed; return False after the last line."""
         output: IO[bytes] | None = self._process.stdout
         line = output.readline() if output is not None else b""
         if not line.endswith(b"\n"):
             return False
-        event, number, result = json.loads(line)
+        event, call_index, result = json.loads(line)
         if event == "begin":
-            self.started_count = number + 1
+            self.started_count = call_index + 1
         else:
             self.results.append(result)
         return True
 
 
-def _all_content(store: Store) -> tuple[Any, Any]:
-    """Return all sessions, and the trash."""
+def _sessions_and_trash(store: Store) -> tuple[Any, Any]:
+    """Return the content of all sessions, and of the trash."""
     return all_contents(store), trash_content(store)
 
 
-def _expected_content(count: int) -> tuple[Any, Any]:
-    """Return the expected sessions and trash after the first `count` calls of the script."""
-    model = InMemoryStore()
-    for call in SCRIPT[:count]:
-        call.make(model, KEY)
-    return _all_content(model)
+def _expected_content(call_count: int) -> tuple[Any, Any]:
+    """Return the expected sessions and trash after the first `call_count` calls of SCRIPT."""
+    reference_store = InMemoryStore()
+    for call in SCRIPT[:call_count]:
+        call.make(reference_store, KEY)
+    return _sessions_and_trash(reference_store)

@@ -1,8 +1,8 @@
 """A scripted model with an HTTP API, for tests, docs and the demo: no network, no API key.
 
-The server rejects requests that a strict provider would reject, records its requests, and plays
-scripted faults. `python -m stenolog.testing.model_server` starts a server and prints its address as
-one line.
+The server rejects requests that a strict provider would reject, records all requests, and can
+simulate failures. `python -m stenolog.testing.model_server` starts a server and prints the
+server's address as one line.
 """
 
 import argparse
@@ -19,41 +19,98 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
+from msgspec import Struct
 
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta, Usage
-from stenolog.testing.model_server_plays import (
-    OVERFLOWS,
-    ScriptedResponse,
-    answer_by_rule,
-    overflow_error,
-)
+from stenolog.testing.model_server_errors import OVERFLOW_ERRORS, find_fault, overflow_error
 from stenolog.testing.scripted_model import (
     ScriptedMessage,
+    answer_by_rule,
     as_message,
     estimated_usage,
     split_message,
 )
-from stenolog.testing.strict_requests import find_fault
 
 MODEL: Final = "scripted"
 _MAX_BODY_BYTES: Final = 64 * 2**20
 _DEFAULT_CONTEXT_TOKENS: Final = 8_192
 _STALL_SECONDS: Final = 3_600.0
-_NO_FAULTS: Final = ScriptedResponse()
+
+ToolCallFormat = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
+
+
+class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The behaviour of the model server for one request. The fields can be combined.
+
+    Times are in seconds; pieces are the chunks of a streamed answer.
+    """
+
+    status: int = 200
+    """HTTP status; any status other than 200 is sent as an error."""
+    body: str | None = None
+    """Body to send instead of the default error; with status 200, instead of the answer."""
+    content_type: str = "application/json"
+    """Content type of `body`."""
+    retry_after: str = ""
+    """Value of the header `Retry-After`; empty: no header."""
+    overflow: str = ""
+    """Reject the request as too long, with the error of this kind of server in OVERFLOW_ERRORS."""
+    first_byte: float = 0.0
+    """Delay before the first byte of the response."""
+    first_piece: float = 0.0
+    """Delay between the headers and the first piece."""
+    pause: float = 0.0
+    """Delay between two pieces."""
+    stall_after: int | None = None
+    """Stop sending after this many pieces, and keep the connection open."""
+    cut_after: int | None = None
+    """Close the connection after this many pieces, like a server that crashes."""
+    end_after: int | None = None
+    """End the response cleanly after this many pieces, without a finish reason or `[DONE]`."""
+    reset_after: int | None = None
+    """Reset the connection after this many pieces."""
+    error_after: int | None = None
+    """After this many pieces, send an error and end the response."""
+    error: str = '{"message":"The server had an error","type":"server_error","code":500}'
+    """JSON of the error that `error_after` sends."""
+    malformed_after: int | None = None
+    """Send a malformed chunk after this many pieces."""
+    malformed: str = '{"choices":[{"delta":{"content":"half'
+    """Content of the malformed chunk."""
+    reset: bool = False
+    """Reset the connection before sending anything."""
+    usage: bool = True
+    """Whether the numbers of used tokens are sent."""
+    done: bool = True
+    """Whether `[DONE]` is sent."""
+    finish: bool = True
+    """Whether the finish reason is sent."""
+    whole: bool = False
+    """Send the answer as one JSON body even if a stream was requested."""
+    calls: ToolCallFormat = "parts"
+    """How tool calls are sent: in parts, complete with an index, complete without an index,
+    complete without index and id, or complete with index 0 for all calls."""
+    reasoning_field: str = "reasoning_content"
+    """Name of the field that contains the model's reasoning."""
+    answer: dict[str, Any] | str | None = None
+    """Answer to send; None: the `answer` function of the server makes the answer."""
+
+
+_NORMAL_RESPONSE: Final = ScriptedResponse()
 
 
 class ModelServer:
     """A model server on this machine, which runs until it is closed.
 
     `answer`: a function that returns the answer to a request. `plays`: behaviour for the first
-    requests, one play each. Later requests are answered without faults, with `pause` seconds
-    between pieces. `context`: maximum estimated tokens of a request; `dialect`: the format of the
-    error for a longer request. `key`: the required API key. `rejected_fields`: request fields that
-    the server rejects as unknown. Thread-safe.
+    requests, one value per request. Later requests are answered normally, with `pause` seconds
+    between the pieces of the answer. `context`: maximum estimated tokens of a request. `dialect`:
+    the format of the error for a longer request. `key`: the required API key. `rejected_fields`:
+    request fields that the server rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -70,8 +127,8 @@ class ModelServer:
         port: int = 0,
         max_requests: int = 1_000,
     ) -> None:
-        if dialect not in OVERFLOWS:
-            raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOWS)}")
+        if dialect not in OVERFLOW_ERRORS:
+            raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOW_ERRORS)}")
         self._answer = answer
         self._plays = deque(plays)
         self._context = context
@@ -82,7 +139,7 @@ class ModelServer:
         self._models = list(models)
         self._lock = threading.Condition()
         self._requests: deque[dict[str, Any]] = deque(maxlen=max_requests)
-        self._refusals: deque[str] = deque(maxlen=max_requests)
+        self._faults: deque[str] = deque(maxlen=max_requests)
         self._counts = {"asked": 0, "refused": 0, "left": 0}
         self._closing = threading.Event()
         self._http = _HttpServer(("127.0.0.1", port), self)
@@ -104,26 +161,26 @@ class ModelServer:
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """Requests, oldest first, including rejected ones."""
+        """The last `max_requests` requests, oldest first, including rejected requests."""
         with self._lock:
             return list(self._requests)
 
     @property
     def request_faults(self) -> list[str]:
-        """Faults of the requests that a strict provider would reject."""
+        """Faults for which requests were rejected, oldest first."""
         with self._lock:
-            return list(self._refusals)
+            return list(self._faults)
 
     @property
     def request_count(self) -> int:
-        """Number of requests, including those that are no longer kept."""
+        """Number of requests, including requests that are no longer in `requests`."""
         return self._counts["asked"]
 
     @property
     def rejected_count(self) -> int:
-        """Number of requests that were answered with 400 because of a fault.
+        """Number of requests that were rejected with status 400 because they had a fault.
 
-        Faults that the script plays are not counted.
+        Scripted errors are not counted.
         """
         return self._counts["refused"]
 
@@ -133,12 +190,15 @@ class ModelServer:
         return self._counts["left"]
 
     def play(self, *plays: ScriptedResponse) -> None:
-        """Add behaviour for the next requests."""
+        """Add scripted behaviour for the next requests, one value per request."""
         with self._lock:
             self._plays.extend(plays)
 
     def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
-        """Wait until `condition()` is true, checked after each change; return False on timeout."""
+        """Wait until `condition()` is true; return False on timeout.
+
+        The condition is checked whenever a counter changes.
+        """
         with self._lock:
             return self._lock.wait_for(condition, timeout)
 
@@ -161,23 +221,23 @@ class ModelServer:
             self._lock.notify_all()
 
     def record_fault(self, fault: str) -> None:
-        """Record a fault."""
+        """Record the fault for which a request is rejected."""
         with self._lock:
-            self._refusals.append(fault)
+            self._faults.append(fault)
         self.count("refused")
 
     def record_request(self, request: Any) -> ScriptedResponse:
-        """Record a request and return the behaviour for it."""
+        """Record a request, and return the scripted behaviour for the request."""
         with self._lock:
             self._requests.append(request)
-            play = self._plays.popleft() if self._plays else _NO_FAULTS
+            play = self._plays.popleft() if self._plays else _NORMAL_RESPONSE
         self.count("asked")
         if self._pause and not play.pause:
             return msgspec.structs.replace(play, pause=self._pause)
         return play
 
     def find_fault(self, request: Any) -> str | None:
-        """Return the fault that a strict provider would report, or None."""
+        """Return the fault that a strict provider would report for a request, or None."""
         field_names = set(request) if isinstance(request, Mapping) else set()
         if rejected := sorted(self._rejected_fields & field_names):
             return f"Unrecognized request argument supplied: {rejected[0]}"
@@ -186,13 +246,15 @@ class ModelServer:
     def overflow_error(
         self, request: Mapping[str, Any], play: ScriptedResponse
     ) -> tuple[int, str] | None:
-        """Return the error if the request is too long, or if `play` treats it as too long."""
+        """Return status and body of the error if the request is, or counts as, too long."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
             limit = self._context or _DEFAULT_CONTEXT_TOKENS
-            return overflow_error(play.overflow, limit=limit, asked=max(prompt_tokens, limit + 1))
+            return overflow_error(
+                play.overflow, limit=limit, request_tokens=max(prompt_tokens, limit + 1)
+            )
         if self._context is not None and prompt_tokens > self._context:
-            return overflow_error(self._dialect, limit=self._context, asked=prompt_tokens)
+            return overflow_error(self._dialect, limit=self._context, request_tokens=prompt_tokens)
         return None
 
     def make_answer(self, request: Mapping[str, Any], play: ScriptedResponse) -> dict[str, Any]:
@@ -200,19 +262,19 @@ class ModelServer:
         return as_message(self._answer(request) if play.answer is None else play.answer)
 
     def is_allowed(self, authorization: str) -> bool:
-        """Whether the API key is correct."""
+        """Return whether an `Authorization` header has the correct API key."""
         # Compare bytes, because compare_digest rejects texts that are not ASCII.
         expected_header = f"Bearer {self._key}".encode()
         return not self._key or hmac.compare_digest(authorization.encode(), expected_header)
 
     def is_closing(self) -> bool:
-        """Whether all answers must end."""
+        """Return whether the server is closing, so that all answers must end."""
         return self._closing.is_set()
 
     def counters_body(self) -> dict[str, Any]:
         """Return the counters and faults as the response of `/told`, for a parent process."""
         with self._lock:
-            return {**self._counts, "refusals": list(self._refusals)}
+            return {**self._counts, "refusals": list(self._faults)}
 
     def models_body(self) -> dict[str, Any]:
         """Return the response of `/v1/models`."""
@@ -231,13 +293,13 @@ class _HttpServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], model: ModelServer) -> None:
         self.model = model
-        self._open: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         super().__init__(address, _Connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._open.add(request)
+            self._connections.add(request)
         try:
             if self.model.is_closing():
                 # The connection may have been opened after `end_connections` ran.
@@ -246,17 +308,17 @@ class _HttpServer(ThreadingHTTPServer):
                 super().process_request_thread(request, client_address)
         finally:
             with self._lock:
-                self._open.discard(request)
+                self._connections.discard(request)
 
     def end_connections(self) -> None:
-        """Shut down all connections, so that threads that wait for a client's next request end."""
+        """Shut down all connections, which ends the threads that wait for another request."""
         with self._lock:
-            for connection in self._open:
+            for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnected. Other errors are printed."""
+        """Print the current error, unless the client has disconnected."""
         if not isinstance(sys.exception(), _Disconnected | ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -272,7 +334,7 @@ class _Connection(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:  # name required by the library
-        """Return the models, the counters or the requests."""
+        """Send the list of models, the counters or the recorded requests."""
         model = self.server.model
         match self.path.rstrip("/"):
             case "/v1/models":
@@ -285,14 +347,14 @@ class _Connection(BaseHTTPRequestHandler):
                 self._send(404, _error_body(f"Invalid URL (GET {self.path})"))
 
     def do_POST(self) -> None:  # name required by the library
-        """Return an answer of the model."""
-        length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
+        """Send the answer of the model to a chat request."""
+        content_length = self.headers.get("Content-Length", "")
+        if not content_length.isdigit() or int(content_length) > _MAX_BODY_BYTES:
             self.close_connection = True
             self._send(413, _error_body("Request entity too large"))
             return
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
+        body = self.rfile.read(int(content_length))
+        if len(body) < int(content_length):
             # The client disconnected while sending, which does not count as a rejected request.
             self.close_connection = True
             self.server.model.count("left")
@@ -318,7 +380,7 @@ class _Connection(BaseHTTPRequestHandler):
         if not model.is_allowed(self.headers.get("Authorization", "")):
             self._send(401, _error_body("Incorrect API key provided.", code="invalid_api_key"))
             return
-        # Requests are checked even if the script plays an error.
+        # Requests are checked even if the scripted response is an error.
         if (fault := model.find_fault(request)) is not None:
             model.record_fault(fault)
             self._send(400, _error_body(fault))
@@ -327,7 +389,9 @@ class _Connection(BaseHTTPRequestHandler):
         elif play.status != 200 or play.body is not None:
             default_body = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
             body_text = default_body if play.body is None else play.body
-            self._send(play.status, body_text, kind=play.content_type, retry_after=play.retry_after)
+            self._send(
+                play.status, body_text, content_type=play.content_type, retry_after=play.retry_after
+            )
         else:
             self._send_answer(request, play)
 
@@ -354,27 +418,30 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._wait(play.first_piece)
-        choices = list(_choices(message, play))
-        for sent, choice in enumerate(choices):
-            self._play_faults(play, sent, sent)
-            if sent == play.end_after:
+        choices = list(_streamed_choices(message, play))
+        for sent_count, choice in enumerate(choices):
+            self._simulate_failures(play, sent_count, sent_count)
+            if sent_count == play.end_after:
                 self._write(b"0\r\n\r\n")
                 return
-            self._wait(play.pause if sent else 0.0)
+            self._wait(play.pause if sent_count else 0.0)
             self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # If a fault is due after more pieces than the answer has, play the fault at the end.
-        self._play_faults(play, len(choices), sys.maxsize)
+        # Failures that are due later than the last piece are simulated at the end.
+        self._simulate_failures(play, len(choices), sys.maxsize)
         if usage is not None:
             self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
         if play.done:
             self._send_event("[DONE]")
         self._write(b"0\r\n\r\n")
 
-    def _play_faults(self, play: ScriptedResponse, first: int, last: int) -> None:
-        """Play the faults that are due after `first` to `last` pieces. Raises _Disconnected."""
+    def _simulate_failures(self, play: ScriptedResponse, min_sent: int, max_sent: int) -> None:
+        """Simulate the failures of `play` that are due after `min_sent` to `max_sent` pieces.
 
-        def is_due(after: int | None) -> bool:
-            return after is not None and first <= after <= last
+        Raises _Disconnected.
+        """
+
+        def is_due(piece_count: int | None) -> bool:
+            return piece_count is not None and min_sent <= piece_count <= max_sent
 
         if is_due(play.error_after):
             self._send_event(f'{{"error":{play.error}}}')
@@ -392,11 +459,16 @@ class _Connection(BaseHTTPRequestHandler):
     # --- bytes -------------------------------------------------------------------------------
 
     def _send(
-        self, status: int, body: str, *, kind: str = "application/json", retry_after: str = ""
+        self,
+        status: int,
+        body: str,
+        *,
+        content_type: str = "application/json",
+        retry_after: str = "",
     ) -> None:
         body_bytes = body.encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body_bytes)))
         if retry_after:
             self.send_header("Retry-After", retry_after)
@@ -448,13 +520,18 @@ def _error_body(message: str, *, code: str | None = None) -> str:
     return json.dumps({"error": error})
 
 
-def _response_head(request: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _response_fields(request: Mapping[str, Any], object_type: str) -> dict[str, Any]:
     model = request.get("model")
-    return {"id": "chatcmpl-script", "object": kind, "created": int(time.time()), "model": model}
+    return {
+        "id": "chatcmpl-script",
+        "object": object_type,
+        "created": int(time.time()),
+        "model": model,
+    }
 
 
 def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {**_response_head(request, "chat.completion.chunk"), "choices": choices}
+    return {**_response_fields(request, "chat.completion.chunk"), "choices": choices}
 
 
 def _completion(
@@ -463,7 +540,7 @@ def _completion(
     finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
     usage_field = {"usage": _usage_body(usage)} if usage else {}
-    return {**_response_head(request, "chat.completion"), "choices": [choice], **usage_field}
+    return {**_response_fields(request, "chat.completion"), "choices": [choice], **usage_field}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -474,14 +551,16 @@ def _usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def _choices(message: Mapping[str, Any], play: ScriptedResponse) -> Iterator[dict[str, Any]]:
-    """Yield the pieces of a message as `choices` of chunks."""
+def _streamed_choices(
+    message: Mapping[str, Any], play: ScriptedResponse
+) -> Iterator[dict[str, Any]]:
+    """Yield the pieces of a message, each as an element of `choices` in one chunk."""
     calls = message.get("tool_calls") or []
     streamed_message = message if play.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
     for delta in split_message(streamed_message):
         if not delta.finish:
-            yield _choice(_split_delta(delta, play))
+            yield _choice(_delta_body(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):
         call_body = {"index": 0 if play.calls == "zero_index" else index, **call}
         if play.calls in ("no_index", "no_id"):
@@ -497,7 +576,7 @@ def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str,
     return {"index": 0, "delta": delta, "finish_reason": finish}
 
 
-def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
+def _delta_body(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
     if delta.reasoning:
         return {play.reasoning_field: delta.reasoning}
     if delta.details:
@@ -505,29 +584,36 @@ def _split_delta(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
     if not delta.calls:
         return {"content": delta.text}
     part = delta.calls[0]
-    first_fields = {"id": part.id, "type": "function"} if part.id else {}
+    id_fields = {"id": part.id, "type": "function"} if part.id else {}
     name_field = {"name": part.name} if part.name else {}
     function = {**name_field, "arguments": part.arguments}
-    return {
-        "tool_calls": [{"index": part.index, **part.extra, **first_fields, "function": function}]
-    }
+    return {"tool_calls": [{"index": part.index, **part.extra, **id_fields, "function": function}]}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
+    """Run a server until SIGTERM or Ctrl-C. The first printed line is the server's address."""
     play_fields = ", ".join(ScriptedResponse.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"Fields of --play: {play_fields}. Dialects: {', '.join(OVERFLOWS)}.",
+        epilog=f"Fields of --play: {play_fields}. Dialects: {', '.join(OVERFLOW_ERRORS)}.",
     )
-    option = parser.add_argument
-    option("--port", type=int, default=0, help="port to listen on [default: any free port]")
-    option("--context", type=int, help="maximum tokens of a request; longer ones get an error")
-    option("--dialect", default="openai", choices=OVERFLOWS, help="format of that error")
-    option("--pause", type=float, default=0.0, help="seconds between two pieces")
-    option("--key", default="", help="API key that requests must have")
-    option("--play", action="append", default=[], help="behaviour for the next request, as JSON")
+    add_option = parser.add_argument
+    add_option("--port", type=int, default=0, help="port to listen on [default: any free port]")
+    add_option(
+        "--context", type=int, help="maximum tokens of a request; longer requests get an error"
+    )
+    add_option(
+        "--dialect",
+        default="openai",
+        choices=OVERFLOW_ERRORS,
+        help="format of the error for longer requests",
+    )
+    add_option("--pause", type=float, default=0.0, help="seconds between two pieces of an answer")
+    add_option("--key", default="", help="API key that requests must have")
+    add_option(
+        "--play", action="append", default=[], help="behaviour for the next request, as JSON"
+    )
     options = vars(parser.parse_args(arguments))
     try:
         plays = [msgspec.json.decode(play, type=ScriptedResponse) for play in options.pop("play")]

@@ -13,8 +13,11 @@ from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import Delta, ToolCallDelta, Usage
 from stenolog.tokens import message_tokens, tools_tokens
 
+_PIECE_CHARACTERS: Final = 12
+"""Maximum number of characters of a streamed piece."""
+
 CompletionStep = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
-"""One answer of a script: a text, an exception to raise, or a function of the messages."""
+"""One answer of a script: a text, an exception to raise, or a function that returns the text."""
 
 
 class ScriptedCompletion:
@@ -52,11 +55,11 @@ class ScriptedCompletion:
 ScriptedMessage = str | Mapping[str, Any]
 """A text, or an assistant message in OpenAI's chat format, optionally with tool calls."""
 ScriptStep = ScriptedMessage | Exception | Callable[[Sequence[Mapping[str, Any]]], ScriptedMessage]
-"""One step of a script: an answer, an exception to raise, or a function of the messages."""
+"""One step of a script: an answer, an exception to raise, or a function that returns the answer."""
 ScriptFunction = Callable[
     [Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], ScriptedMessage
 ]
-"""A function that returns the answer to each request, given its messages and tools."""
+"""A function that returns the answer to each request, given the request's messages and tools."""
 
 
 class RecordedRequest(Struct, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ class ScriptedModel:
         name: str = "scripted",
         pause: float = 0.0,
     ) -> None:
-        self._script = script if callable(script) else None
+        self._answer_function = script if callable(script) else None
         self._steps: Iterator[ScriptStep] = iter(()) if callable(script) else iter(script)
         self._name = name
         self._pause = pause
@@ -129,8 +132,8 @@ class ScriptedModel:
         await self.close()
 
     def _answer(self, request: RecordedRequest) -> ScriptedMessage:
-        if self._script is not None:
-            return self._script(request.messages, request.tools)
+        if self._answer_function is not None:
+            return self._answer_function(request.messages, request.tools)
         step = next(self._steps, None)
         if step is None:
             raise UsageError("the script has no answer left; give ScriptedModel one more")
@@ -149,7 +152,8 @@ def as_message(answer: ScriptedMessage) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, **answer}
     if message.get("tool_calls"):
         message["tool_calls"] = [
-            _call_body(call, number) for number, call in enumerate(message["tool_calls"], start=1)
+            _complete_tool_call(call, number)
+            for number, call in enumerate(message["tool_calls"], start=1)
         ]
     return message
 
@@ -160,18 +164,20 @@ def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) 
     return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-_FIRST_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
-_NEXT_CALL: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
-_OPENING_BRACE: Final = re.compile(r"\s*\{")
+_FIRST_CALL_PATTERN: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
+_NEXT_CALL_PATTERN: Final = re.compile(
+    r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE
+)
+_OPENING_BRACE_PATTERN: Final = re.compile(r"\s*\{")
 
 
 def parse_calls(text: str) -> list[tuple[str, str]]:
     """Return the tool calls that a text asks for: names, and arguments as JSON text."""
     calls: list[tuple[str, str]] = []
-    name_match = _FIRST_CALL.match(text)
+    name_match = _FIRST_CALL_PATTERN.match(text)
     while name_match is not None:
         end_offset, arguments = name_match.end(), "{}"
-        brace_match = _OPENING_BRACE.match(text, end_offset)
+        brace_match = _OPENING_BRACE_PATTERN.match(text, end_offset)
         if brace_match is not None:
             try:
                 _, end_offset = json.JSONDecoder().raw_decode(text, brace_match.end() - 1)
@@ -179,14 +185,14 @@ def parse_calls(text: str) -> list[tuple[str, str]]:
                 break
             arguments = text[brace_match.end() - 1 : end_offset]
         calls.append((name_match[1], arguments))
-        name_match = _NEXT_CALL.match(text, end_offset)
+        name_match = _NEXT_CALL_PATTERN.match(text, end_offset)
     return calls
 
 
-def _call_body(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _complete_tool_call(call: Mapping[str, Any], call_number: int) -> dict[str, Any]:
     function = call.get("function") or call
     arguments = function.get("arguments", "{}")
-    id = str(call.get("id") or f"call_{number}")
+    id = str(call.get("id") or f"call_{call_number}")
     return {**_extra_fields(call), **tool_call(str(function["name"]), arguments, id=id)}
 
 
@@ -195,13 +201,13 @@ def _extra_fields(call: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in call.items() if field not in known_fields}
 
 
-def split_message(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
-    """Yield a message in pieces of at most `size` characters, then the finish reason."""
-    for piece in _split_text(message.get("reasoning_content") or "", size):
+def split_message(message: Mapping[str, Any]) -> Iterator[Delta]:
+    """Yield a message in small pieces, then the finish reason."""
+    for piece in _split_text(message.get("reasoning_content") or ""):
         yield Delta(reasoning=piece)
     for detail in message.get("reasoning_details") or ():
         yield Delta(details=(detail,))
-    for piece in _split_text(message.get("content") or "", size):
+    for piece in _split_text(message.get("content") or ""):
         yield Delta(text=piece)
     calls = message.get("tool_calls") or ()
     for index, call in enumerate(calls):
@@ -210,14 +216,14 @@ def split_message(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Del
             index=index, id=call["id"], name=function["name"], extra=_extra_fields(call)
         )
         yield Delta(calls=(first_part,))
-        for piece in _split_text(function["arguments"], size):
+        for piece in _split_text(function["arguments"]):
             yield Delta(calls=(ToolCallDelta(index=index, arguments=piece),))
     yield Delta(finish="tool_calls" if calls else "stop")
 
 
-def _split_text(text: str, size: int) -> Iterator[str]:
-    for start in range(0, len(text), size):
-        yield text[start : start + size]
+def _split_text(text: str) -> Iterator[str]:
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        yield text[start : start + _PIECE_CHARACTERS]
 
 
 def estimated_usage(
@@ -230,6 +236,30 @@ def estimated_usage(
         prompt=sum(map(message_tokens, messages)) + tools_tokens(tools),
         answer=message_tokens(answer),
     )
+
+
+def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
+    """Return the default answer of `ModelServer`, which a test can predict.
+
+    A user message `call NAME {json}` calls the tool NAME, and `call A {…} and B {…}` calls two
+    tools at once. Tool results are quoted. Any other text is repeated: `You said: …`.
+    """
+    messages: Sequence[Mapping[str, Any]] = request.get("messages") or []
+    tool_results = []
+    for message in reversed(messages):
+        if message.get("role") != "tool":
+            break
+        tool_results.append(_content_text(message))
+    if tool_results:
+        return "The tools said: " + " | ".join(reversed(tool_results))
+    user_text = _last_user_text(messages)
+    calls = parse_calls(user_text)
+    if not calls:
+        return f"You said: {user_text}"
+    earlier_calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+    numbered_calls = enumerate(calls, start=earlier_calls + 1)
+    tool_calls = [tool_call(*call, id=f"call_{number}") for number, call in numbered_calls]
+    return {"content": None, "tool_calls": tool_calls}
 
 
 # --- answers of `--model scripted` -----------------------------------------------------------
@@ -265,24 +295,26 @@ def greet(name: str) -> str:
 
 That was all. I am a script; this page is always the same.
 """
-_TIME_REQUEST: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
-_LONG_SENTENCES: Final = 120
+_TIME_REQUEST_PATTERN: Final = re.compile(
+    r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE
+)
+_LONG_ANSWER_SENTENCES: Final = 120
 """Number of sentences in a long answer."""
 
 
 def offline_script(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> ScriptedMessage:
-    """Return the answer of `steno chat --model scripted`, which says that it is a script.
+    """Return the answer of the script behind `steno chat --model scripted`.
 
-    The script knows the words `markdown` and `long`. If a message asks for the time, the script
-    calls the tool `now`, if available. `call NAME {json}` calls the tool NAME, and `call A {…} and
-    B {…}` calls two tools at once.
+    The words `markdown` and `long` get a Markdown sample and a long answer. If a message asks for
+    the time and the tool `now` is available, the script calls the tool. `call NAME {json}`
+    calls the tool NAME, and `call A {…} and B {…}` calls two tools at once.
     """
     last_message = messages[-1] if messages else {}
     if last_message.get("role") == "tool":
-        return f"The tool says: {content_text(last_message)}"
-    user_text = last_user_text(messages)
+        return f"The tool says: {_content_text(last_message)}"
+    user_text = _last_user_text(messages)
     words = {word.strip(".,;:!?'\"()").lower() for word in user_text.split()}
     if requested := parse_calls(user_text):
         unknown_tools = [name for name, _ in requested if name not in _tool_names(tools)]
@@ -291,15 +323,17 @@ def offline_script(
         id = f"call_{len(messages)}"
         calls = [tool_call(*call, id=f"{id}_{n}") for n, call in enumerate(requested, start=1)]
         return {"tool_calls": calls}
-    if _TIME_REQUEST.search(user_text):
+    if _TIME_REQUEST_PATTERN.search(user_text):
         if "now" in _tool_names(tools):
             return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}
         return "I was not given a tool that tells the time."
     if "markdown" in words:
         return _MARKDOWN_SAMPLE
     if "long" in words:
-        sentence_numbers = range(1, _LONG_SENTENCES + 1)
-        return " ".join(f"This is sentence {n} of {_LONG_SENTENCES}." for n in sentence_numbers)
+        sentence_numbers = range(1, _LONG_ANSWER_SENTENCES + 1)
+        return " ".join(
+            f"This is sentence {n} of {_LONG_ANSWER_SENTENCES}." for n in sentence_numbers
+        )
     notice = _SCRIPT_NOTICE.format(install=install_command("local"))
     if not user_text.strip():
         return f"Hello! {notice}"
@@ -317,13 +351,13 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
     return {str(function.get("name")) for function in functions if isinstance(function, Mapping)}
 
 
-def last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
+def _last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the last user message; an empty text if there is no user message."""
     user_messages = (m for m in reversed(messages) if m.get("role") == "user")
-    return content_text(next(user_messages, {}))
+    return _content_text(next(user_messages, {}))
 
 
-def content_text(message: Mapping[str, Any]) -> str:
+def _content_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message's content."""
     content = message.get("content")
     if isinstance(content, str):

@@ -1,6 +1,6 @@
-"""A hypothesis state machine that makes random calls on a store and on an in-memory model.
+"""A hypothesis state machine that makes random calls on a store and on an in-memory reference.
 
-After every step the store is compared with the model. Steps include reopening, crashes and torn
+After every step the store is compared with the reference. Steps include reopening, crashes and torn
 writes. Run a subclass with `hypothesis.stateful.run_state_machine_as_test`.
 """
 
@@ -18,31 +18,31 @@ from stenolog.errors import NoSuchSession
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.store_calls import Call, session_content, trash_content
-from stenolog.testing.strategies import TOKENS, small_messages, summaries, texts
+from stenolog.testing.strategies import IDEMPOTENCY_KEYS, small_messages, summaries, texts
 
 KEYS = ("a", "A:b/\u00e9", "K" * 70)
 
 keys = st.sampled_from(KEYS)
-tokens = st.sampled_from([None, None, *TOKENS])
+idempotency_keys = st.sampled_from([None, None, *IDEMPOTENCY_KEYS])
 seqs = st.integers(-1, 12)
 user_messages = st.builds(lambda text: {"role": "user", "content": text}, texts())
 
 
-class _Model(InMemoryStore):
-    """The in-memory model, which can also skip the seqs of an unfinished write."""
+class _ReferenceStore(InMemoryStore):
+    """The reference: an in-memory store that can skip the seqs of an unfinished write."""
 
-    def skip(self, key: str, seqs: int) -> None:
+    def skip_seqs(self, key: str, count: int) -> None:
         if key in self._sessions:
-            self._sessions[key].last_seq += seqs
+            self._sessions[key].last_seq += count
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine that compares a store with the model. Subclasses implement `open`."""
+    """A state machine that compares a store with the reference. Subclasses implement `open`."""
 
     persistent: ClassVar[bool] = True
     """Whether data outlives the store object, so that the store can be opened again."""
-    can_tear: ClassVar[bool] = False
-    """Whether `tear` is implemented."""
+    supports_torn_writes: ClassVar[bool] = False
+    """Whether `add_torn_write` is implemented."""
     rule_counts: ClassVar[Counter[str]]
     """Number of runs of each rule, in all examples."""
     example_lengths: ClassVar[list[int]]
@@ -57,11 +57,11 @@ class StoreMachine(RuleBasedStateMachine):
     def open(self, path: Path) -> Store:
         """Open the store in this folder."""
 
-    def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - a hook
+    def add_torn_write(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - a hook
         """Add bytes that a killed writer may leave at the end of a session's storage.
 
-        Return how many seqs, from `next_seq` on, the killed writer used. The subclass decides what
-        `kind` and `cut` (0 to 1) mean.
+        Return how many seqs the killed writer used, starting with `next_seq`. The subclass decides
+        what `kind` and `cut` (0 to 1) mean.
         """
         return 0
 
@@ -69,34 +69,34 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.example_lengths.append(0)
         # Use a file system in memory if possible: these tests do not check whether data was synced.
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-        self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
+        memory_folder = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+        self._folder = TemporaryDirectory(prefix="steno-", dir=memory_folder)
         self._path = Path(self._folder.name)
-        self._model = _Model()
+        self._reference = _ReferenceStore()
         self._views: dict[str, SessionView] = {}
         """Older views of some sessions, by key."""
-        self._opened: list[Store] = []
-        self._store = self._open()
+        self._open_stores: list[Store] = []
+        self._store = self._open_store()
 
-    def _open(self) -> Store:
-        self._opened.append(self.open(self._path))
-        return self._opened[-1]
+    def _open_store(self) -> Store:
+        self._open_stores.append(self.open(self._path))
+        return self._open_stores[-1]
 
     def teardown(self) -> None:
-        """Compare everything once more, and clean up."""
+        """Compare all sessions once more, and clean up."""
         try:
             if self.persistent:
-                self._store = self._open()
+                self._store = self._open_store()
             self._compare_stores(*KEYS)
         finally:
-            for store in self._opened:
+            for store in self._open_stores:
                 store.close()
             self._folder.cleanup()
 
     # --- one step ----------------------------------------------------------------------------
 
-    def _count_step(self, name: str) -> None:
-        self.rule_counts[name] += 1
+    def _count_step(self, rule_name: str) -> None:
+        self.rule_counts[rule_name] += 1
         self.example_lengths[-1] += 1
 
     def _call_both_stores(self, key: str, call: Call) -> None:
@@ -104,35 +104,35 @@ class StoreMachine(RuleBasedStateMachine):
         self._check_outcomes(key, call)
 
     def _check_outcomes(self, key: str, call: Call) -> None:
-        expected = call.outcome(self._model, key)
+        expected = call.outcome(self._reference, key)
         outcome = call.outcome(self._store, key)
-        assert outcome == expected, f"{call} on {key!r} gave {outcome}, the model {expected}"
+        assert outcome == expected, f"{call} on {key!r} gave {outcome}, the reference {expected}"
         self._compare_stores(key)
 
     def _compare_stores(self, *keys: str) -> None:
-        assert self._store.list_sessions() == self._model.list_sessions()
+        assert self._store.list_sessions() == self._reference.list_sessions()
         # A writer that was killed while it created a session may leave a stamp of the session.
-        assert self._store.stamps().keys() >= set(self._model.list_sessions())
-        assert trash_content(self._store) == trash_content(self._model)
+        assert self._store.stamps().keys() >= set(self._reference.list_sessions())
+        assert trash_content(self._store) == trash_content(self._reference)
         for key in keys:
-            expected_content = session_content(self._model, key)
+            expected_content = session_content(self._reference, key)
             assert session_content(self._store, key) == expected_content
 
     # --- appending ---------------------------------------------------------------------------
 
-    @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=tokens)
+    @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=idempotency_keys)
     def add_message(self, key: str, content: Any, once: str | None) -> None:
         """Append a message by role and content."""
         self._call_both_stores(key, Call("add_message", "user", content, once=once))
 
-    @rule(key=keys, message=st.one_of(small_messages(), user_messages), once=tokens)
+    @rule(key=keys, message=st.one_of(small_messages(), user_messages), once=idempotency_keys)
     def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
         """Append a message of any shape."""
         self._call_both_stores(key, Call("add_full_message", message, once=once))
 
-    @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=tokens)
+    @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=idempotency_keys)
     def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
-        """Append a batch."""
+        """Append a batch of messages."""
         self._call_both_stores(key, Call("add_messages", batch, once=once))
 
     # --- changing visibility ------------------------------------------------------------------
@@ -150,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         `unseen`: number of stored messages that the caller has not seen.
         """
-        kept_messages = self._model.get_history(key)[:keep]
+        kept_messages = self._reference.get_history(key)[:keep]
         options = {} if unseen is None else {"expect_last": max(self._last_seq(key) - unseen, 0)}
         self._call_both_stores(key, Call("set_history", [*kept_messages, *new], **options))
 
@@ -164,15 +164,15 @@ class StoreMachine(RuleBasedStateMachine):
         """Hide all but the last messages."""
         self._call_both_stores(key, Call("truncate_history", keep_last))
 
-    @rule(key=keys, back=st.none() | seqs)
-    def clear(self, key: str, back: int | None) -> None:
-        """Hide everything, or everything up to a seq counted back from the end."""
-        options = {} if back is None else {"upto": self._last_seq(key) - back}
+    @rule(key=keys, seqs_from_end=st.none() | seqs)
+    def clear(self, key: str, seqs_from_end: int | None) -> None:
+        """Hide all messages, or all messages up to a seq counted back from the end."""
+        options = {} if seqs_from_end is None else {"upto": self._last_seq(key) - seqs_from_end}
         self._call_both_stores(key, Call("clear", **options))
 
     @rule(key=keys, first=seqs, length=st.integers(-1, 5), from_end=st.booleans())
     def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:
-        """Hide a range."""
+        """Hide a range of messages."""
         if from_end:
             first += max(self._last_seq(key) - 6, 0)
         self._call_both_stores(key, Call("hide", first, first + length))
@@ -182,28 +182,35 @@ class StoreMachine(RuleBasedStateMachine):
         """Hide the last message."""
         self._call_both_stores(key, Call("pop"))
 
-    @rule(key=keys, summary=summaries(), back=seqs, floor=st.sampled_from([None, 0, 0, 1]))
-    def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
-        """Checkpoint at a seq counted back from the end. Some expected floors are stale."""
-        options: dict[str, Any] = {"summary": summary, "upto": self._last_seq(key) - back}
-        if floor is not None and key in self._model.list_sessions():
-            options["expect_floor"] = self._model.info(key).floor + floor
+    @rule(
+        key=keys,
+        summary=summaries(),
+        seqs_from_end=seqs,
+        floor_offset=st.sampled_from([None, 0, 0, 1]),
+    )
+    def checkpoint(
+        self, key: str, summary: str, seqs_from_end: int, floor_offset: int | None
+    ) -> None:
+        """Store a checkpoint at a seq counted back from the end. Some expected floors are wrong."""
+        options: dict[str, Any] = {"summary": summary, "upto": self._last_seq(key) - seqs_from_end}
+        if floor_offset is not None and key in self._reference.list_sessions():
+            options["expect_floor"] = self._reference.info(key).floor + floor_offset
         self._call_both_stores(key, Call("checkpoint", **options))
 
     @rule(key=keys, times=st.integers(1, 3))
     def undo(self, key: str, times: int) -> None:
-        """Undo the newest steps."""
+        """Undo the last operations."""
         self._count_step("undo")
         for _ in range(times):
             self._check_outcomes(key, Call("undo"))
 
     # --- lifecycle ----------------------------------------------------------------------------
 
-    @rule(key=keys, new_key=keys, back=st.none() | seqs)
-    def fork(self, key: str, new_key: str, back: int | None) -> None:
-        """Fork a session up to a seq counted back from the end. Some keys are in use."""
-        at = None if back is None else self._last_seq(key) - back
-        self._call_both_stores(key, Call("fork", new_key, at=at))
+    @rule(key=keys, new_key=keys, seqs_from_end=st.none() | seqs)
+    def fork(self, key: str, new_key: str, seqs_from_end: int | None) -> None:
+        """Fork a session up to a seq counted back from the end. Some new keys are in use."""
+        fork_seq = None if seqs_from_end is None else self._last_seq(key) - seqs_from_end
+        self._call_both_stores(key, Call("fork", new_key, at=fork_seq))
         self._compare_stores(new_key)
 
     @rule(key=keys)
@@ -211,16 +218,16 @@ class StoreMachine(RuleBasedStateMachine):
         """Move a session to the trash."""
         self._call_both_stores(key, Call("delete"))
 
-    @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
-    def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
+    @rule(trash_index=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
+    def restore(self, trash_index: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
         """Restore a session from the trash by its uid, or the last deleted session of the key."""
         self._count_step("restore")
-        trash_entries = self._model.list_trash()
-        entry_index = which if by_uid and which < len(trash_entries) else None
+        trash_entries = self._reference.list_trash()
+        entry_index = trash_index if by_uid and trash_index < len(trash_entries) else None
         if entry_index is not None:
             key = trash_entries[entry_index].key
         outcomes = []
-        for store in (self._model, self._store):
+        for store in (self._reference, self._store):
             uid = store.list_trash()[entry_index].uid if entry_index is not None else None
             call = Call("restore", uid=uid, as_key=as_key)
             outcomes.append(call.outcome(store, key))
@@ -229,7 +236,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys, before=seqs, from_end=st.booleans())
     def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
-        """Purge the start of a session."""
+        """Purge the first messages of a session."""
         if from_end:
             before = self._last_seq(key) - before
         self._count_step("purge_before")
@@ -245,7 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def compact(self, key: str) -> None:
-        """Archive the hidden start."""
+        """Archive the hidden messages at the start of a session."""
         self._call_both_stores(key, Call("compact"))
 
     @rule(
@@ -266,20 +273,22 @@ class StoreMachine(RuleBasedStateMachine):
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
         """Compare a refreshed older view with a new view; with `keep`, keep the new view."""
         self._count_step("refresh")
-        old = self._views.get(key)
+        old_view = self._views.get(key)
         try:
-            if old is not None:
-                assert old.merged(self._store.refresh(old)) == self._store.view(key, last=old.last)
-            if old is None or keep:
+            if old_view is not None:
+                assert old_view.merged(self._store.refresh(old_view)) == self._store.view(
+                    key, last=old_view.last
+                )
+            if old_view is None or keep:
                 self._views[key] = self._store.view(key, last=last)
         except NoSuchSession:
-            assert key not in self._model.list_sessions()
+            assert key not in self._reference.list_sessions()
 
     @rule(key=keys, after=seqs)
     def follow(self, key: str, after: int) -> None:
         """Compare the messages that a follower gets."""
         self._count_step("follow")
-        expected_messages = list(self._model.follow(key, after=max(after, 0), timeout=0))
+        expected_messages = list(self._reference.follow(key, after=max(after, 0), timeout=0))
         assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected_messages
 
     # --- the end of a process ----------------------------------------------------------------
@@ -289,9 +298,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         """Close the store and open it again."""
         self._count_step("reopen")
-        self._opened.remove(self._store)
+        self._open_stores.remove(self._store)
         self._store.close()
-        self._store = self._open()
+        self._store = self._open_store()
         self._compare_stores(*KEYS)
 
     @precondition(lambda self: self.persistent)
@@ -299,29 +308,35 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """Open the store again without closing it first, as after a crash."""
         self._count_step("crash")
-        self._store = self._open()
+        self._store = self._open_store()
         self._compare_stores(*KEYS)
 
     @precondition(lambda self: self.persistent)
-    @rule(which=st.integers(0, 3))
-    def switch(self, which: int) -> None:
+    @rule(store_index=st.integers(0, 3))
+    def switch(self, store_index: int) -> None:
         """Continue with another open store on the same folder, as another process would."""
         self._count_step("switch")
-        self._store = self._opened[which] if which < len(self._opened) else self._open()
+        self._store = (
+            self._open_stores[store_index]
+            if store_index < len(self._open_stores)
+            else self._open_store()
+        )
         self._compare_stores(*KEYS)
 
-    @precondition(lambda self: self.persistent and self.can_tear)
+    @precondition(lambda self: self.persistent and self.supports_torn_writes)
     @rule(key=keys, kind=st.integers(0, 9), cut=st.floats(0, 1))
     def torn_crash(self, key: str, kind: int, cut: float) -> None:
         """Crash in the middle of a write."""
         self._count_step("torn_crash")
-        used_seqs = self.tear(self._path, key, next_seq=self._last_seq(key) + 1, kind=kind, cut=cut)
-        self._model.skip(key, used_seqs)
-        self._store = self._open()
+        used_seqs = self.add_torn_write(
+            self._path, key, next_seq=self._last_seq(key) + 1, kind=kind, cut=cut
+        )
+        self._reference.skip_seqs(key, used_seqs)
+        self._store = self._open_store()
         self._compare_stores(*KEYS)
 
     def _last_seq(self, key: str) -> int:
-        return self._model.info(key).last_seq if key in self._model.list_sessions() else 0
+        return self._reference.info(key).last_seq if key in self._reference.list_sessions() else 0
 
     @classmethod
     def report(cls) -> str:

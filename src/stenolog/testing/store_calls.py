@@ -1,12 +1,18 @@
-"""Calls as values, and the content of sessions in a form that can be compared.
+"""Store calls as values, and the content of sessions in a form that can be compared.
 
-This module imports neither pytest nor hypothesis.
+As a program, this module is the process that the crash contract kills: it makes the calls that its
+standard input describes. This module imports neither pytest nor hypothesis.
 """
 
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.records import Compacted, Message, Purged, Trashed
+from stenolog.records import CompactionResult, Message, PurgeResult, TrashedSession
 from stenolog.stores.base import Store
 
 
@@ -14,7 +20,7 @@ class Call:
     """One method call on a session of a store, such as `Call("hide", 2, 3)`."""
 
     def __init__(self, name: str, /, *arguments: Any, **options: Any) -> None:
-        """Describe a call by the name of the method, and its arguments after the key."""
+        """Describe a call: the name of the method, and the arguments that follow the key."""
         self.name = name
         self.arguments = arguments
         self.options = options
@@ -34,19 +40,19 @@ class Call:
             result = self.make(store, key)
         except StenologError as error:
             return type(error)
-        return comparable(result)
+        return comparable_result(result)
 
 
-def comparable(result: Any) -> Any:
-    """Return a result without the parts that may differ between stores."""
+def comparable_result(result: Any) -> Any:
+    """Return the result of a call without the parts that may differ between stores."""
     match result:
         case Message():
             return result.seq, result.to_json()
-        case Trashed():
+        case TrashedSession():
             return result.key, result.count
-        case Purged():
+        case PurgeResult():
             return result.messages, result.first, result.last
-        case Compacted():
+        case CompactionResult():
             # Engines may archive different numbers of messages at a time.
             return None
         case _:
@@ -54,7 +60,7 @@ def comparable(result: Any) -> Any:
 
 
 def session_content(store: Store, key: str) -> dict[str, Any] | None:
-    """Return everything that a session shows to a reader, except times and engine details.
+    """Return all data of a session that readers can see, except times and engine details.
 
     Returns None if the session does not exist.
     """
@@ -66,12 +72,12 @@ def session_content(store: Store, key: str) -> dict[str, Any] | None:
     assert (view.uid, view.change, view.summary) == (info.uid, info.change, info.summary)
     assert (view.info.floor, view.info.meta) == (info.floor, info.meta)
     assert view.messages == tuple(store.get_history(key))
-    fields = ("meta", "floor", "count", "visible", "undoable", "forked_from")
+    info_fields = ("meta", "floor", "count", "visible", "undoable", "forked_from")
     return {
         "visible messages": [(m.seq, m.to_json()) for m in view.messages],
         "messages": [(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
         "summary": store.get_summary(key),
-        **{name: getattr(info, name) for name in fields},
+        **{name: getattr(info, name) for name in info_fields},
     }
 
 
@@ -83,3 +89,30 @@ def all_contents(store: Store) -> dict[str, Any]:
 def trash_content(store: Store) -> list[tuple[str, int]]:
     """Return the deleted sessions in comparable form: keys and numbers of messages."""
     return [(trashed.key, trashed.count) for trashed in store.list_trash()]
+
+
+# --- process that makes calls ---------------------------------------------------------------------
+
+
+def open_with_factory(factory: str, argument: str) -> Store:
+    """Open a store with a factory, given as `module:function`."""
+    module, _, function = factory.partition(":")
+    store: Store = getattr(importlib.import_module(module), function)(argument)
+    return store
+
+
+def make_calls(store: Store, call_lines: Iterable[str]) -> None:
+    """Make calls, given as one JSON line each, and report their start and result on stdout."""
+    for call_index, line in enumerate(call_lines):
+        key, name, arguments, options = json.loads(line)
+        _report("begin", call_index, None)
+        result = getattr(store, name)(key, *arguments, **options)
+        _report("done", call_index, result if isinstance(result, int | list) else None)
+
+
+def _report(event: str, call_index: int, result: object) -> None:
+    os.write(1, json.dumps([event, call_index, result]).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    make_calls(open_with_factory(sys.argv[1], sys.argv[2]), sys.stdin)

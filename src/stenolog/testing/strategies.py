@@ -59,13 +59,13 @@ def values() -> SearchStrategy[Any]:
 def messages() -> SearchStrategy[dict[str, Any]]:
     """Generate messages: mostly chat messages with unknown fields, but also other objects."""
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
-    chat = st.builds(
+    chat_messages = st.builds(
         lambda role, content, more: {"role": role, "content": content, **more},
         roles,
         st.one_of(texts(), values()),
         st.dictionaries(texts(), values(), max_size=3),
     )
-    return st.one_of(chat, st.dictionaries(texts(), values(), max_size=4))
+    return st.one_of(chat_messages, st.dictionaries(texts(), values(), max_size=4))
 
 
 def keys() -> SearchStrategy[str]:
@@ -74,7 +74,7 @@ def keys() -> SearchStrategy[str]:
 
 
 def hostile_keys() -> list[str]:
-    """Return 300 different keys that a store may confuse, for example in case or separator."""
+    """Return 300 different keys that a store may confuse, such as keys that differ only in case."""
     separators = ":_/\\|-.%+~#?*&;,@=!$'\"`^<>()[]{} \t\n\r\x00\x01\x1b\x7f\u00a0\u2028\u3000"
     keys = [f"a{separator}b" for separator in separators]
     keys += [f"{separator}a" for separator in separators[:24]]
@@ -90,7 +90,7 @@ def hostile_keys() -> list[str]:
     keys += ["x.jsonl", "x.jsonl.gz", "x.JSONL", "x.json", "x.tmp", "x.lock", "x~", ".x", "x."]
     keys += [" ", "  ", "\t", "\n", "x ", " x", "x  y", "x\ty", "\x00", "\x00\x00", "0", "00", "1"]
     keys += ["None", "null", "true", "[]", "{}", '""', "''", "SELECT 1; --", "'; DROP TABLE x"]
-    # Different characters that look alike, fold to each other, or have two spellings.
+    # Characters that look alike, are equal without regard to case, or have two Unicode forms.
     for text in ("\u00e9", "\u00c5", "\u1e69", "\ud55c", "\u0439", "\uf9d0"):
         keys += [unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)]
     keys += ["\u212b", "\u212a", "K", "k", "\u0430", "\uff41", "\ufb01", "fi"]
@@ -108,7 +108,7 @@ def hostile_keys() -> list[str]:
     return list(dict.fromkeys(keys))[:300]
 
 
-TOKENS = ("t1", "t2", "t3")
+IDEMPOTENCY_KEYS = ("t1", "t2", "t3")
 
 
 def small_messages() -> SearchStrategy[dict[str, Any]]:
@@ -128,28 +128,32 @@ def small_messages() -> SearchStrategy[dict[str, Any]]:
 
 
 def summaries() -> SearchStrategy[str]:
-    """Generate summaries: empty, short, difficult, or too long for the undo steps of a state."""
+    """Generate summaries: empty, short, difficult, or too long for the stored undo steps."""
     return st.sampled_from(["", "so far", "so good", "\udfff \x00", "long \u00e9 " * 1000])
 
 
 def operations() -> SearchStrategy[Call]:
-    """Generate any call that writes to a session of about ten messages. Some calls are rejected."""
+    """Generate calls that write to a session of about ten messages. Stores reject some calls."""
     seqs = st.integers(-1, 14)
-    once = st.sampled_from([None, None, *TOKENS])
-    batch = st.lists(small_messages(), max_size=3)
+    once_values = st.sampled_from([None, None, *IDEMPOTENCY_KEYS])
+    batches = st.lists(small_messages(), max_size=3)
 
-    def call(name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]) -> Any:
+    def call_strategy(
+        name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]
+    ) -> Any:
         return st.builds(Call, st.just(name), *arguments, **options)
 
     return st.one_of(
-        call("add_message", st.just("user"), texts(), once=once),
-        call("add_full_message", st.one_of(small_messages(), messages()), once=once),
-        call("add_messages", batch, once=once),
-        call("set_history", batch),
-        call("set_summary", summaries()),
-        call("truncate_history", seqs),
-        call("hide", seqs, seqs),
-        call("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
+        call_strategy("add_message", st.just("user"), texts(), once=once_values),
+        call_strategy(
+            "add_full_message", st.one_of(small_messages(), messages()), once=once_values
+        ),
+        call_strategy("add_messages", batches, once=once_values),
+        call_strategy("set_history", batches),
+        call_strategy("set_summary", summaries()),
+        call_strategy("truncate_history", seqs),
+        call_strategy("hide", seqs, seqs),
+        call_strategy("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
         st.builds(
             lambda name, value: Call("set_meta", **{name: value}),
             st.sampled_from(["title", "tags"]),

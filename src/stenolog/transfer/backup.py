@@ -9,8 +9,9 @@ the first session and after the last session.
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,8 @@ from msgspec.structs import replace
 from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.records import timestamp
 from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
-from stenolog.stores.disk import create_private_folder, release_lock, replace_file, wait_for_lock
-from stenolog.stores.jsonl.directory import store_error
+from stenolog.stores.disk import create_private_folder, open_descriptor, replace_file, wait_for_lock
+from stenolog.stores.jsonl.directory import system_errors
 from stenolog.stores.open_store import parse_address
 from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer.comparison import digest_of
@@ -34,8 +35,8 @@ from stenolog.transfer.copy_all import (
     check_different_places,
     copy_namespace,
     copy_namespaces,
+    list_namespaces,
     namespace_progress,
-    namespaces_of,
     opened_read_only,
     opened_store,
 )
@@ -43,7 +44,7 @@ from stenolog.transfer.copy_all import (
 MANIFEST: Final = "backup.json"
 _LOCK_FILE: Final = ".backup.lock"
 _TEMPORARY_FILES: Final = (_LOCK_FILE, f".{MANIFEST}.new")
-"""Files that the first backup leaves if it is killed before it writes the manifest."""
+"""Files that a first backup leaves if it is killed before it writes the manifest."""
 _MANIFEST_FORMAT: Final = 1
 _LOCK_TIMEOUT: Final = 5.0
 
@@ -59,7 +60,7 @@ class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Change stamp: a value of the source store that differs after every change of the session."""
     deleted: str | None = None
     taken: str
-    """Time at which this content was first backed up."""
+    """Time at which the session's content was first backed up."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -75,13 +76,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
     After an interruption, sessions in the folder may be newer than their entries in the manifest.
     """
     namespaces: dict[str, dict[str, BackupEntry]] = {}
-    """Entries by namespace and uid."""
+    """Backed-up sessions by namespace and uid."""
     digest: str = ""
-    """Digest of the manifest itself."""
+    """Digest of the other fields of the manifest."""
 
 
 class DamagedBackupSession(Struct, frozen=True, kw_only=True):
-    """A session of a backup that is damaged or missing."""
+    """A damaged or missing session of a backup."""
 
     namespace: str
     key: str
@@ -118,45 +119,48 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     _check_outside_workspace(where, Path(folder))
     if os.path.lexists(folder):
         # Check the folder before creating anything in it.
-        _manifest_to_extend(Path(folder), where)
+        _read_or_make_manifest(Path(folder), where)
     with _hold_lock(Path(folder)):
-        old_manifest = _manifest_to_extend(Path(folder), where)
-        namespaces = namespaces_of(where)
+        old_manifest = _read_or_make_manifest(Path(folder), where)
+        namespaces = list_namespaces(where)
         _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
         entries = dict(old_manifest.namespaces)
 
         def copy(name: str, source_store: SnapshotStore, target_store: SnapshotStore) -> CopyTotals:
-            copies = _earlier_copies(entries.get(name, {}))
+            earlier = _earlier_copies(entries.get(name, {}))
             return copy_namespace(
-                source_store, target_store, name, on_progress, earlier_copies=copies
+                name, source_store, target_store, on_progress, earlier_copies=earlier
             )
 
-        copied, failed_totals = copy_namespaces(
+        copied_totals, failed_totals = copy_namespaces(
             namespaces,
-            lambda name: opened_store(where, name, is_source=True),
-            lambda name: opened_store(target, name),
+            partial(opened_store, where, is_source=True),
+            partial(opened_store, target),
             copy,
         )
-        for name, totals in copied.items():
+        for name, totals in copied_totals.items():
             old_entries = entries.get(name, {})
             entries[name] = old_entries | _make_entries(totals, old_entries)
         _write_manifest(
             Path(folder), replace(old_manifest, begun=_now(), finished=_now(), namespaces=entries)
         )
-    problems = [(name, problem) for name, totals in copied.items() for problem in totals.problems]
-    source_uids = {problem.uid for _, problem in problems}
-    source_uids.update(session.uid for totals in copied.values() for session in totals.copied)
+    problems = [
+        (name, problem) for name, totals in copied_totals.items() for problem in totals.problems
+    ]
+    source_uids = {problem.uid for _, problem in problems} | {
+        session.uid for totals in copied_totals.values() for session in totals.copied
+    }
     # For a session that cannot be opened, only the key is known.
     unread_keys = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept_count = sum(
         uid not in source_uids
         and (entry.deleted is not None or (name, entry.key) not in unread_keys)
-        for name, entry_by_uid in entries.items()
+        for name, entries_by_uid in entries.items()
         if name not in failed_totals
-        for uid, entry in entry_by_uid.items()
+        for uid, entry in entries_by_uid.items()
     )
     seconds = time.monotonic() - started_at
-    return BackupReport(namespaces=copied | failed_totals, seconds=seconds, kept=kept_count)
+    return BackupReport(namespaces=copied_totals | failed_totals, seconds=seconds, kept=kept_count)
 
 
 def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck:
@@ -165,11 +169,10 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
     findings: list[DamagedBackupSession] = []
     sessions = messages = 0
     for name, entries in manifest.namespaces.items():
-        digests, read_problems = (
-            _read_digests(folder, name, namespace_progress(on_progress, name))
-            if entries
-            else ({}, {})
-        )
+        if not entries:
+            continue
+        progress = namespace_progress(on_progress, name)
+        digests, read_problems = _read_digests(folder, name, progress)
         for uid, entry in entries.items():
             if digests.get(uid) == entry.digest:
                 sessions += 1
@@ -198,7 +201,7 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
 def restore(
     folder: str, where: str, *, on_progress: OnProgress | None = None
 ) -> tuple[CopyReport, BackupCheck]:
-    """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
+    """Copy the sessions of a backup into a store, except sessions that are newer there.
 
     Sessions that are damaged in the backup are skipped, and the returned check lists them. Raises
     UsageError, DamagedStore, and the errors of copy_snapshots.
@@ -207,33 +210,32 @@ def restore(
     check_different_places(source, where)
     check = verify(folder, on_progress=on_progress)
     damaged_uids = {finding.uid for finding in check.findings}
-    entries, existing_names = read_manifest(Path(folder)).namespaces, namespaces_of(source)
-    copied, failed = copy_namespaces(
+    entries, existing_names = read_manifest(Path(folder)).namespaces, list_namespaces(source)
+    copied_totals, failed_totals = copy_namespaces(
         [name for name in entries if entries[name] and name in existing_names],
-        lambda name: opened_read_only(source, name),
-        lambda name: opened_store(where, name),
-        lambda name, source_store, target_store: copy_namespace(
-            source_store, target_store, name, on_progress, exclude_uids=damaged_uids
-        ),
+        partial(opened_read_only, source),
+        partial(opened_store, where),
+        partial(copy_namespace, on_progress=on_progress, exclude_uids=damaged_uids),
     )
-    return CopyReport(namespaces=copied | failed, seconds=time.monotonic() - started_at), check
+    return CopyReport(
+        namespaces=copied_totals | failed_totals, seconds=time.monotonic() - started_at
+    ), check
 
 
 def _read_digests(
-    folder: str, name: str, progress: Progress | None
+    folder: str, namespace: str, progress: Progress | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the digest of each session by uid. The digest of an unreadable session is empty.
+    """Return two dicts by uid: the digests of all sessions, and the problems of some sessions.
 
-    The second dict has the reason for each session that cannot be opened, by uid. If the uid is
-    unknown, the reason is listed by key.
+    The digest of an unreadable session is empty. A problem is listed by key if the uid is unknown.
     """
-    if name not in namespaces_of(_folder_address(folder)):
+    if namespace not in list_namespaces(_folder_address(folder)):
         return {}, {}
     digests: dict[str, str] = {}
     read_problems: dict[str, str] = {}
-    with opened_read_only(_folder_address(folder), name) as store:
+    with opened_read_only(_folder_address(folder), namespace) as store:
         marks = store.list_snapshots()
-        for number, mark in enumerate(marks, 1):
+        for done_count, mark in enumerate(marks, 1):
             try:
                 with store.read_snapshot(mark) as reading:
                     digests[mark.uid] = digest_of(reading)
@@ -243,7 +245,7 @@ def _read_digests(
                 read_problems[mark.uid or mark.key] = mark.problem
             if progress is not None:
                 step = CopyStep(
-                    phase="comparing", number=1, done=number, total=len(marks), messages=0
+                    phase="comparing", number=1, done=done_count, total=len(marks), messages=0
                 )
                 progress(step)
     return digests, read_problems
@@ -258,12 +260,11 @@ def read_manifest(folder: Path) -> Manifest:
     Raises DamagedStore if the manifest is damaged or was written by a newer stenolog.
     """
     path = folder / MANIFEST
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"there is no backup in {folder}: it has no {MANIFEST}") from None
-    except OSError as error:
-        raise store_error(error, f"reading {path}") from error
+    with system_errors(f"reading {path}"):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            raise UsageError(f"there is no backup in {folder}: it has no {MANIFEST}") from None
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -288,18 +289,15 @@ def _manifest_digest(manifest: Manifest) -> str:
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
     manifest_with_digest = replace(manifest, digest=_manifest_digest(manifest))
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            text = msgspec.json.format(msgspec.json.encode(manifest_with_digest), indent=1)
-            replace_file(descriptor, MANIFEST, text + b"\n")
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise store_error(error, f"writing {folder / MANIFEST}") from error
+    text = msgspec.json.format(msgspec.json.encode(manifest_with_digest), indent=1)
+    with (
+        system_errors(f"writing {folder / MANIFEST}"),
+        closing(open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor,
+    ):
+        replace_file(descriptor, MANIFEST, text + b"\n")
 
 
-def _manifest_to_extend(folder: Path, where: str) -> Manifest:
+def _read_or_make_manifest(folder: Path, where: str) -> Manifest:
     """Return the existing manifest, or a new manifest if the folder has none.
 
     Raises UsageError if the folder contains anything but a backup.
@@ -307,18 +305,14 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     source = _source_digest(where)
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
-        # Earlier versions hashed the URL with its password.
+        # Earlier versions of stenolog hashed the URL including the password.
         is_same_source = manifest.source in (source, _digest_of_text(where))
         manifest = replace(manifest, source=source)
         # Change stamps of different stores cannot be compared.
         return manifest if is_same_source else _without_stamps(manifest)
-    try:
-        other_names = [
-            entry.name for entry in folder.iterdir() if entry.name not in _TEMPORARY_FILES
-        ]
-    except OSError as error:
-        raise store_error(error, f"looking into {folder}") from error
-    if other_names:
+    with system_errors(f"looking into {folder}"):
+        is_used = any(entry.name not in _TEMPORARY_FILES for entry in folder.iterdir())
+    if is_used:
         content = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
             f"{folder} contains {content}, not a backup; give an empty folder or the folder of "
@@ -360,7 +354,7 @@ def _source_digest(where: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    """Return the URL of a database without the password in it."""
+    """Return the URL of a database without its password."""
     address, _, query = url.partition("?")
     user_part, at_sign, host = address.rpartition("@")
     scheme, slashes, user = user_part.partition("://")
@@ -376,20 +370,19 @@ def _digest_of_text(text: str) -> str:
 
 def _earlier_copies(entries: dict[str, BackupEntry]) -> dict[str, EarlierCopy]:
     return {
-        uid: EarlierCopy(
-            stamp=entry.stamp, digest=entry.digest, last_seq=entry.last_seq, messages=entry.messages
-        )
+        uid: msgspec.convert(entry, EarlierCopy, from_attributes=True)
         for uid, entry in entries.items()
         if entry.stamp
     }
 
 
-def _make_entries(totals: CopyTotals, earlier: dict[str, BackupEntry]) -> dict[str, BackupEntry]:
+def _make_entries(
+    totals: CopyTotals, old_entries: dict[str, BackupEntry]
+) -> dict[str, BackupEntry]:
     now = _now()
     entries = {}
     for session in totals.copied:
-        old_entry = earlier.get(session.uid)
-        is_unchanged = old_entry is not None and old_entry.digest == session.digest
+        old_entry = old_entries.get(session.uid)
         entries[session.uid] = BackupEntry(
             key=session.key,
             last_seq=session.last_seq,
@@ -397,7 +390,7 @@ def _make_entries(totals: CopyTotals, earlier: dict[str, BackupEntry]) -> dict[s
             digest=session.digest,
             stamp=session.stamp,
             deleted=session.deleted,
-            taken=old_entry.taken if old_entry is not None and is_unchanged else now,
+            taken=old_entry.taken if old_entry and old_entry.digest == session.digest else now,
         )
     return entries
 
@@ -413,15 +406,12 @@ def _now() -> str:
 @contextmanager
 def _hold_lock(folder: Path) -> Iterator[None]:
     """Hold the backup lock of a folder. Raises StoreBusy if another backup holds the lock."""
-    try:
+    with system_errors(f"opening {folder}"):
         create_private_folder(folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(folder / _LOCK_FILE, flags, 0o600)
-    except OSError as error:
-        raise store_error(error, f"opening {folder}") from error
+        descriptor = open_descriptor(folder / _LOCK_FILE, flags)
     try:
         wait_for_lock(descriptor, seconds=_LOCK_TIMEOUT, name=f"another backup into {folder}")
         yield
     finally:
-        release_lock(descriptor)
-        os.close(descriptor)
+        descriptor.release()

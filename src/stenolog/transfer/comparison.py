@@ -1,8 +1,8 @@
 """Comparison of a session with its copy, by digest and message by message. Pure functions.
 
-Two sessions have the same digest if all messages are equal, with their seqs, times and tokens, and
-if all other fields are equal too, for example key, deletion time, summary and undo steps. Digests
-do not depend on the storage engine.
+Two sessions have the same digest if all messages are equal, including seqs, times and idempotency
+keys, and if all other fields are equal, for example key, deletion time and summary. Digests do not
+depend on the storage engine.
 """
 
 import json
@@ -43,9 +43,10 @@ TARGET_DAMAGED_REASON: Final = (
 
 
 class UnknownDamage(Exception):
-    """Messages are missing because of damage that the store has not reported before."""
+    """Raised if messages are missing because of damage that the store did not know of."""
 
-    def __init__(self, seqs: list[Span]) -> None:
+    def __init__(self, snapshot: Snapshot, seqs: list[Span]) -> None:
+        self.snapshot = snapshot
         self.seqs = seqs
         super().__init__(f"damaged: {seqs}")
 
@@ -73,13 +74,13 @@ class MessagesDigest:
         self.messages += 1
         self.bytes += len(body)
 
-    def with_snapshot(self, snapshot: Snapshot) -> str:
+    def session_digest(self, snapshot: Snapshot) -> str:
         """Return the digest of a complete session: the added messages with this snapshot."""
         digest = self._hash.copy()
         digest.update(digested_bytes(snapshot))
         return digest.hexdigest()
 
-    def add_all(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
+    def add_and_yield(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
         """Add each message to the digest, and yield it.
 
         Raises UnknownDamage at the end if messages are missing without a known reason.
@@ -94,7 +95,7 @@ class MessagesDigest:
         if expected_seq <= snapshot.last_seq:
             gaps.append((expected_seq, snapshot.last_seq))
         if gaps and (new_gaps := spans.minus(gaps, missing_seqs(snapshot))):
-            raise UnknownDamage(new_gaps)
+            raise UnknownDamage(snapshot, new_gaps)
 
 
 def missing_seqs(snapshot: Snapshot) -> list[Span]:
@@ -103,7 +104,7 @@ def missing_seqs(snapshot: Snapshot) -> list[Span]:
 
 
 def digested_bytes(snapshot: Snapshot) -> bytes:
-    """Return the bytes of a snapshot to digest, without data that some engines do not keep."""
+    """Return the snapshot as bytes for a digest, without data that some engines do not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(snapshot)
     fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
     # A text may contain lone surrogates, which `dumps` writes as ASCII escapes.
@@ -122,16 +123,13 @@ def digest_of(reading: SnapshotReading) -> str:
     Damaged messages count as lost in the digest, even if the store did not know of the damage.
     """
     digest = MessagesDigest()
-    lost: list[Span] = []
+    snapshot = reading.snapshot
     try:
-        for _ in digest.add_all(reading.snapshot, reading.messages):
+        for _ in digest.add_and_yield(snapshot, reading.messages):
             pass
     except UnknownDamage as damage:
-        lost = damage.seqs
-    all_lost = spans.union(reading.snapshot.lost, lost)
-    return digest.with_snapshot(
-        replace(reading.snapshot, lost=all_lost) if lost else reading.snapshot
-    )
+        snapshot = replace(snapshot, lost=spans.union(snapshot.lost, damage.seqs))
+    return digest.session_digest(snapshot)
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -142,8 +140,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     equal: bool = False
     reason: str = ""
     """Reason why the destination must not be overwritten; empty if it may be overwritten."""
-    is_newer: bool = False
-    """Whether the destination is newer: it has everything that the source has."""
+    is_target_newer: bool = False
+    """Whether the destination has everything that the source has, and more."""
 
 
 def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
@@ -155,14 +153,14 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
     source, target = source_reading.snapshot, target_reading.snapshot
     target_last_seq = target.last_seq
     source_digest, target_digest = MessagesDigest(), MessagesDigest()
-    source_messages = source_digest.add_all(
+    source_messages = source_digest.add_and_yield(
         replace(source, last_seq=min(target_last_seq, source.last_seq)),
         takewhile(lambda message: message.seq <= target_last_seq, source_reading.messages),
     )
-    target_messages = _detect_damage(target_digest.add_all(target, target_reading.messages))
+    target_messages = target_digest.add_and_yield(target, target_reading.messages)
     has_changed = only_in_source = only_in_target = was_purged = False
     try:
-        for message, target_message in _pairs_by_seq(source_messages, target_messages):
+        for message, target_message in _pair_by_seq(source_messages, target_messages):
             if target_message is None:
                 only_in_source = True
             elif message is not None:
@@ -172,14 +170,16 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
                 was_purged = True
             else:
                 only_in_target = True
-    except _TargetDamaged:
+    except UnknownDamage as damage:
+        if damage.snapshot is not target:
+            raise
         return Comparison(digest=source_digest, reason=TARGET_DAMAGED_REASON)
     target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
     are_different = has_changed or only_in_source or only_in_target or was_purged
     if (
         not are_different
         and source.last_seq == target.last_seq
-        and source_digest.with_snapshot(source) == target_digest.with_snapshot(target)
+        and source_digest.session_digest(source) == target_digest.session_digest(target)
     ):
         return Comparison(digest=source_digest, equal=True)
     if has_changed:
@@ -188,30 +188,18 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
         return Comparison(digest=source_digest, reason=SOURCE_DAMAGED_REASON)
     if not target_reading.untouched or target_is_ahead:
         source_is_ahead = source.last_seq > target.last_seq or source.number > target.number
-        is_newer = not source_is_ahead and not only_in_source
-        reason = TARGET_NEWER_REASON if is_newer else DIVERGED_REASON
-        return Comparison(digest=source_digest, reason=reason, is_newer=is_newer)
+        is_target_newer = not source_is_ahead and not only_in_source
+        reason = TARGET_NEWER_REASON if is_target_newer else DIVERGED_REASON
+        return Comparison(digest=source_digest, reason=reason, is_target_newer=is_target_newer)
     return Comparison(digest=source_digest)
 
 
-class _TargetDamaged(Exception):
-    """Messages of the destination are missing because of damage that was not reported before."""
-
-
-def _detect_damage(target_messages: Iterator[Message]) -> Iterator[Message]:
-    """Yield the messages of the destination. Raises _TargetDamaged if a message is missing."""
-    try:
-        yield from target_messages
-    except UnknownDamage as damage:
-        raise _TargetDamaged from damage
-
-
-def _pairs_by_seq(
+def _pair_by_seq(
     first: Iterator[Message], second: Iterator[Message]
 ) -> Iterator[tuple[Message | None, Message | None]]:
-    """Yield pairs of messages with the same seq, by ascending seq.
+    """Yield pairs of messages with the same seq, in the order of seqs.
 
-    If only one iterator has a message with this seq, the other value of the pair is None.
+    If only one iterator has a message with a seq, the other value of the pair is None.
     """
     first_message, second_message = next(first, None), next(second, None)
     while first_message is not None or second_message is not None:

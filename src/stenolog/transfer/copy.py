@@ -1,8 +1,8 @@
 """Copying of complete sessions from one store to another while the source is in use.
 
-The first pass copies every session. Further passes copy the sessions that changed during the pass
-before. The last pass copies the remaining changes under the lock of each session. If a copy is
-repeated after an interruption, sessions that were already copied are recognized by uid, seqs and
+The first pass copies every session. Each further pass copies the sessions that changed during the
+previous pass. The last pass copies the remaining changes under the lock of each session. If a copy
+is repeated after an interruption, sessions that were already copied are recognized by uid, seqs and
 content. In the destination, only earlier copies are overwritten. At the end, all written sessions
 are read back and compared by digest.
 """
@@ -60,7 +60,9 @@ _KEY_EXISTS_ADVICE: Final = (
 _ALWAYS_CHANGING_REASON: Final = (
     "other processes lock, delete, restore or rename the session all the time; copy again later"
 )
-_BUSY: Final = "The destination has an older copy: copy again when no other process writes there"
+_BUSY_ADVICE: Final = (
+    "The destination has an older copy: copy again when no other process writes there"
+)
 _TOO_DAMAGED_REASON: Final = "the session is too damaged to be read; run `steno doctor`"
 _NOT_EQUAL_REASON: Final = (
     "the copy differs from the source: the disk is faulty, or another process wrote to the copy; "
@@ -101,7 +103,7 @@ class EarlierCopy(Struct, frozen=True, kw_only=True):
     """Result of an earlier copy of a session, as the caller recorded it."""
 
     stamp: str
-    """Change stamp of the session in the source store when it was copied."""
+    """Change stamp of the session in the source store at the time of the copy."""
     digest: str
     last_seq: int
     messages: int
@@ -116,10 +118,10 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: int
     stamp: str
-    """Change stamp of the session in the source when it was read; empty if possibly outdated."""
+    """Change stamp of the session when the source was read; empty if it may be outdated."""
     digest: str
     written: bool
-    """Whether the copy had to write data of this session."""
+    """Whether this copy wrote data of the session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
@@ -151,14 +153,14 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
 
 
 class _CopyState(Struct, frozen=True):
-    """A session that is equal in the destination and the source."""
+    """What the run knows about a session that is equal in destination and source."""
 
     snapshot: Snapshot
     """Snapshot in the destination."""
     digest: MessagesDigest
     """Digest of the messages of the session."""
     stamp: str
-    """Change stamp of the session in the source when copied; empty if possibly outdated."""
+    """Change stamp of the session when the source was read; empty if it may be outdated."""
     checked: bool = False
     """Whether the destination's content was read and compared."""
     written: bool = False
@@ -209,7 +211,7 @@ class _CopyRun:
         """Sessions that are unchanged since an earlier copy and need not be read, by uid."""
         self._problems: dict[str, CopyProblem] = {}
         self._failure_reasons: dict[str, str] = {}
-        """The reason why the last attempt to write a session failed, by uid."""
+        """Reason why the last attempt to write a session failed, by uid."""
         self._damaged_seqs: dict[str, list[Span]] = {}
         """Seqs of messages that turned out to be damaged during the copy, by uid."""
         self._outdated_copies: dict[str, MessagesDigest] = {}
@@ -226,7 +228,7 @@ class _CopyRun:
         with self._target.snapshot_writer():
             pass  # opening a writer removes the files that a killed copy left
         for _ in range(MAX_PASSES):
-            marks = self._changed_sessions()
+            marks = self._find_changed_sessions()
             if self._passes and not marks:
                 break
             self._passes += 1
@@ -237,7 +239,7 @@ class _CopyRun:
 
     def preview(self) -> CopyTotals:
         """Return the totals that a copy would have, without writing."""
-        for mark in self._changed_sessions():
+        for mark in self._find_changed_sessions():
             if mark.uid in self._target_marks:
                 self._compare_with_target(mark)
             if mark.uid in self._problems or self._is_copied(mark):
@@ -253,7 +255,7 @@ class _CopyRun:
 
     # --- passes ------------------------------------------------------------------------------
 
-    def _changed_sessions(self) -> list[SnapshotMark]:
+    def _find_changed_sessions(self) -> list[SnapshotMark]:
         """Return the sessions of the source that are missing or different in the destination."""
         self._target_marks = {}
         problem_by_key: dict[str, str] = {}
@@ -314,7 +316,7 @@ class _CopyRun:
             self._report_progress("copying", done_count, len(marks))
 
     def _needs_write(self, mark: SnapshotMark) -> bool:
-        """Compare a session with the destination, and return whether it must be written."""
+        """Compare a session with the destination. Return whether the session must be written."""
         self._unchanged.pop(mark.uid, None)
         self._outdated_copies.pop(mark.uid, None)
         state = self._copy_states.pop(mark.uid, None)
@@ -353,16 +355,15 @@ class _CopyRun:
     def _copy_last_changes(self) -> None:
         """Copy the sessions that have changed again, one by one, each under its lock."""
         self._passes += 1
-        remaining_marks: list[SnapshotMark] = []
         for _ in range(MAX_ATTEMPTS):
-            marks = self._changed_sessions()
+            marks = self._find_changed_sessions()
             self._report_progress("last pass", 0, len(marks))
-            remaining_marks = []
-            for number, mark in enumerate(marks, 1):
+            remaining_marks: list[SnapshotMark] = []
+            for done_count, mark in enumerate(marks, 1):
                 # Changes after the lock is released are not copied, but the copy stays consistent.
                 if not self._copy_locked(mark):
                     remaining_marks.append(mark)
-                self._report_progress("last pass", number, len(marks))
+                self._report_progress("last pass", done_count, len(marks))
             if not remaining_marks:
                 return
         for mark in remaining_marks:
@@ -372,14 +373,14 @@ class _CopyRun:
         """Copy a session under its lock. Return False if another attempt is needed."""
         if not self._needs_write(mark):
             return True
-        with self._open_source(mark, hold=True) as reading:
+        with self._open_source(mark, locked=True) as reading:
             if reading is None:
                 return mark.uid in self._problems
             try:
                 with self._target.snapshot_writer() as writer:
                     written_states = self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy) as error:
-                self._failure_reasons[mark.uid] = f"{error}. {_BUSY}"
+                self._failure_reasons[mark.uid] = f"{error}. {_BUSY_ADVICE}"
                 return False
         for state in written_states:
             self._copy_states[mark.uid] = state
@@ -389,17 +390,17 @@ class _CopyRun:
 
     @contextmanager
     def _open_source(
-        self, mark: SnapshotMark, *, hold: bool = False
+        self, mark: SnapshotMark, *, locked: bool = False
     ) -> Iterator[SnapshotReading | None]:
-        """Yield a snapshot of a session in the source; None if it cannot be read now."""
-        with self._open_reading(mark, partial(self._read_source, mark, hold)) as reading:
+        """Yield a snapshot of a session in the source; None if the session cannot be read now."""
+        with self._open_reading(mark, partial(self._read_source, mark, locked)) as reading:
             if reading is not None:
-                reading = replace(reading, messages=_raise_read_errors(reading.messages))
+                reading = replace(reading, messages=_convert_read_errors(reading.messages))
             yield reading
 
-    def _read_source(self, mark: SnapshotMark, hold: bool, stack: ExitStack) -> SnapshotReading:
+    def _read_source(self, mark: SnapshotMark, locked: bool, stack: ExitStack) -> SnapshotReading:
         try:
-            if hold:
+            if locked:
                 return stack.enter_context(self._source.hold_snapshot(mark))
         except StoreBusy:
             raise
@@ -408,7 +409,7 @@ class _CopyRun:
         return stack.enter_context(self._source.read_snapshot(mark))
 
     def _open_target(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading | None]:
-        """Open the session with this uid in the destination. Yields None if it is unreadable."""
+        """Yield the destination's snapshot of the same session; None if it cannot be read now."""
         target_mark = self._target_marks[mark.uid]
         return self._open_reading(
             mark, lambda stack: stack.enter_context(self._target.read_snapshot(target_mark))
@@ -441,15 +442,15 @@ class _CopyRun:
         try:
             writer.write(
                 snapshot,
-                digest.add_all(snapshot, reading.messages),
+                digest.add_and_yield(snapshot, reading.messages),
                 instead_of="" if target_mark is None else target_mark.stamp,
             )
         except UnknownDamage as damage:
             self._add_damaged_seqs(mark, damage)
             return []
         except SessionExists as error:
-            # Another session in the destination has this key.
-            # It may be a copy of a session that was later renamed or deleted in the source.
+            # Another session in the destination has this key, maybe the copy of a session that was
+            # later renamed or deleted in the source.
             self._failure_reasons[mark.uid] = f"{error}. {_KEY_EXISTS_ADVICE}"
             return []
         except StoreBusy:
@@ -467,9 +468,9 @@ class _CopyRun:
         self._damaged_seqs[mark.uid] = spans.union(known_seqs, damage.seqs)
 
     def _with_known_damage(self, snapshot: Snapshot) -> Snapshot:
-        lost = spans.union(snapshot.lost, self._damaged_seqs.get(snapshot.uid, []))
+        lost_seqs = spans.union(snapshot.lost, self._damaged_seqs.get(snapshot.uid, []))
         return replace(
-            snapshot, lost=spans.minus(lost, spans.union(snapshot.void, snapshot.purged))
+            snapshot, lost=spans.minus(lost_seqs, spans.union(snapshot.void, snapshot.purged))
         )
 
     # --- existing sessions -------------------------------------------------------------------
@@ -492,7 +493,7 @@ class _CopyRun:
                     self._add_problem(mark, str(error))
                     return
             if comparison.reason:
-                self._add_problem(mark, comparison.reason, newer=comparison.is_newer)
+                self._add_problem(mark, comparison.reason, newer=comparison.is_target_newer)
             elif comparison.equal:
                 self._copy_states[mark.uid] = _CopyState(
                     snapshot, comparison.digest, source.stamp, checked=True
@@ -505,8 +506,8 @@ class _CopyRun:
         """Read back and compare the written sessions."""
         self._target_marks = {mark.uid: mark for mark in self._target.list_snapshots()}
         pending = [uid for uid, state in self._copy_states.items() if not state.checked]
-        for number, uid in enumerate(pending):
-            self._report_progress("comparing", number, len(pending))
+        for done_count, uid in enumerate(pending):
+            self._report_progress("comparing", done_count, len(pending))
             state = self._copy_states[uid]
             mark = SnapshotMark(
                 key=state.snapshot.key, uid=uid, deleted=state.snapshot.deleted, stamp=""
@@ -517,7 +518,7 @@ class _CopyRun:
             if uid in self._target_marks:
                 with self._open_target(mark) as target_reading:
                     digest = "" if target_reading is None else digest_of(target_reading)
-            if digest != state.digest.with_snapshot(state.snapshot):
+            if digest != state.digest.session_digest(state.snapshot):
                 self._add_problem(mark, _NOT_EQUAL_REASON)
         self._report_progress("comparing", len(pending), len(pending))
 
@@ -545,14 +546,13 @@ class _CopyRun:
                 last_seq=state.snapshot.last_seq,
                 messages=_message_count(state.snapshot),
                 stamp=state.stamp,
-                digest=state.digest.with_snapshot(state.snapshot),
+                digest=state.digest.session_digest(state.snapshot),
                 written=state.written,
                 lost=spans.size(state.snapshot.lost),
             )
             for uid, state in self._copy_states.items()
         ]
-        unchanged = self._unchanged.values()
-        copied += [session for session in unchanged if session.uid not in self._copy_states]
+        copied += [self._unchanged[uid] for uid in self._unchanged if uid not in self._copy_states]
         only_in_target = [
             mark.key
             for uid, mark in self._target_marks.items()
@@ -570,7 +570,7 @@ class _CopyRun:
         )
 
 
-def _raise_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
+def _convert_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
     """Yield the messages of the source. Raises DamagedStore if a message cannot be read.
 
     DamagedStore replaces StoreUnavailable, which would look like an error of the destination and

@@ -1,12 +1,13 @@
 """Copying of all sessions of a workspace or database to another one, namespace by namespace.
 
-In a workspace, the sessions of a named agent are in the folder `agents/NAME/sessions`. In a
-database, they are in the namespace `agents.NAME`. This module uses the name `agents.NAME` for both.
+A workspace has the sessions of a named agent in the folder `agents/NAME/sessions`. A database has
+these sessions in the namespace `agents.NAME`. This module calls the folder `agents.NAME` too.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -113,17 +114,13 @@ def copy_place(
     """
     check_different_places(source, target)
     started_at = time.monotonic()
-
-    def copy(name: str, source_store: SnapshotStore, target_store: SnapshotStore) -> CopyTotals:
-        if dry_run:
-            return preview_copy(source_store, target_store)
-        return copy_namespace(source_store, target_store, name, on_progress)
-
     copied_totals, failed_totals = copy_namespaces(
-        namespaces_of(source),
-        lambda name: opened_store(source, name, is_source=True),
-        lambda name: _opened_for_preview(target, name) if dry_run else opened_store(target, name),
-        copy,
+        list_namespaces(source),
+        partial(opened_store, source, is_source=True),
+        partial(_opened_for_preview if dry_run else opened_store, target),
+        (lambda _, *stores: preview_copy(*stores))
+        if dry_run
+        else partial(copy_namespace, on_progress=on_progress),
     )
     seconds = time.monotonic() - started_at
     return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
@@ -162,15 +159,15 @@ def copy_namespaces(
 
 
 def copy_namespace(
+    namespace: str,
     source_store: SnapshotStore,
     target_store: SnapshotStore,
-    name: str,
     on_progress: OnProgress | None,
     *,
     earlier_copies: Mapping[str, EarlierCopy] | None = None,
     exclude_uids: Collection[str] = (),
 ) -> CopyTotals:
-    """Copy one namespace, and make processes that use the destination reload its aliases."""
+    """Copy one namespace. Processes that use the destination then reload the aliases."""
     with ExitStack() as stack:
         has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
         if has_aliases and isinstance(target_store, Store):
@@ -181,29 +178,29 @@ def copy_namespace(
             target_store,
             known=earlier_copies,
             exclude_uids=exclude_uids,
-            progress=namespace_progress(on_progress, name),
+            progress=namespace_progress(on_progress, namespace),
         )
 
 
-def namespace_progress(on_progress: OnProgress | None, name: str) -> Progress | None:
+def namespace_progress(on_progress: OnProgress | None, namespace: str) -> Progress | None:
     """Return the progress callback of one namespace."""
-    return None if on_progress is None else partial(on_progress, name)
+    return None if on_progress is None else partial(on_progress, namespace)
 
 
 # --- namespaces ------------------------------------------------------------------------------
 
 
-def namespaces_of(where: str) -> list[str]:
+def list_namespaces(where: str) -> list[str]:
     """Return the namespaces of a place that have sessions. Raises UsageError, StoreUnavailable."""
     address = parse_address(where)
     if address.engine == "jsonl":
         check_workspace(Path(address.path))
-        return [_namespace_of(where, folder) for folder in log_folders(Path(address.path))]
+        return [_folder_to_namespace(where, folder) for folder in log_folders(Path(address.path))]
     with open_store(where, read_only=address.engine != "memory") as store:
         return store.namespaces() if isinstance(store, NamespacedStore) else [NAMESPACE]
 
 
-def _namespace_of(where: str, folder: str) -> str:
+def _folder_to_namespace(where: str, folder: str) -> str:
     *parent, name = folder.split("/")
     if not parent:
         return name
@@ -216,7 +213,7 @@ def _namespace_of(where: str, folder: str) -> str:
 
 
 def check_different_places(source: str, target: str) -> None:
-    """Raise UsageError if source and target are the same place, or if one is a temporary store."""
+    """Raise UsageError if source and target are the same place, or one is a temporary store."""
     if _TEMPORARY_ADDRESS in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
@@ -285,10 +282,8 @@ def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
     """Open a destination read-only. If the destination does not exist, yield an empty store."""
     try:
         store = _open_namespace(where, namespace, read_only=True)
-    except EmptyStore:
-        store = InMemoryStore()
-    except StoreUnavailable:
-        if _namespace_exists(where, namespace):
+    except StoreUnavailable as error:
+        if not isinstance(error, EmptyStore) and _namespace_exists(where, namespace):
             raise
         store = InMemoryStore()
     with store:
@@ -297,16 +292,14 @@ def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
 
 def _namespace_exists(where: str, namespace: str) -> bool:
     address = parse_address(where)
-    path = Path(address.path)
     match address.engine:
         case "jsonl":
-            place = locate_sessions(where, _agent_name(namespace))
             try:
-                return Path(place.where, _namespace_folder(namespace)).exists()
+                return Path(*_workspace_and_folder(where, namespace)).exists()
             except OSError:
                 return True  # opening the namespace reports the problem
         case "sqlite":
-            return path.exists()
+            return Path(address.path).exists()
         case _:
             return True
 
@@ -314,28 +307,24 @@ def _namespace_exists(where: str, namespace: str) -> bool:
 def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
     if parse_address(where).engine != "jsonl":
         return open_store(where, namespace=namespace, read_only=read_only)
-    place = locate_sessions(where, _agent_name(namespace))
-    return open_store(place.where, namespace=_namespace_folder(namespace), read_only=read_only)
+    workspace, folder = _workspace_and_folder(where, namespace)
+    return open_store(workspace, namespace=folder, read_only=read_only)
 
 
-def _agent_name(namespace: str) -> str | None:
+def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike[str], str]:
+    """Return the workspace, and the folder in it that holds the sessions of this namespace."""
     agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
-    return agent if agent is not None and agent_namespace(agent) == namespace else None
-
-
-def _namespace_folder(namespace: str) -> str:
-    return namespace if _agent_name(namespace) is None else NAMESPACE
+    if agent is None or agent_namespace(agent) != namespace:
+        return locate_sessions(where, None).where, namespace
+    return locate_sessions(where, agent).where, NAMESPACE
 
 
 def _is_read_only(where: str) -> bool:
     """Return whether a folder is read-only."""
     address = parse_address(where)
-    if address.engine != "jsonl":
-        return False
-    try:
-        return write_problem(Path(address.path)) is not None
-    except OSError:
-        return False
+    with suppress(OSError):
+        return address.engine == "jsonl" and write_problem(Path(address.path)) is not None
+    return False
 
 
 def _as_snapshot_store(store: Store, where: str) -> SnapshotStore:

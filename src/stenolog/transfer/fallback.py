@@ -3,8 +3,8 @@
 The fallback store is an ordinary JSONL store, so every call works. Opening the fallback store
 copies legacy sessions into it. The next successful start merges the fallback store into the regular
 store, session by session, like other old sessions. The merge recognizes messages from legacy files
-by their content. Messages that were added to the fallback store are recognized by their token, or
-by the uid of their session and their seq. After the merge, the folder is renamed. The merge also
+by their content. Messages that were added to the fallback store are recognized by their idempotency
+key, or by seq and the uid of the session. After the merge, the folder is renamed. The merge also
 repeats deletions and purges in the regular store. Each purge is noted in a file next to the folder.
 
 Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
@@ -21,7 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -31,10 +31,17 @@ from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
-from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
+from stenolog.records import Health, Message, PurgeResult, SessionInfo, timestamp
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
-from stenolog.stores.base import FORKED_AT, NOT_FORKED, DeletedSession, PurgingStore, Store
+from stenolog.stores.base import (
+    FORKED_AT,
+    NOT_FORKED,
+    DeletedSession,
+    PurgingStore,
+    Store,
+    find_info,
+)
 from stenolog.stores.file_names import LOG_SUFFIX, escape_key
 from stenolog.stores.json_file import JSONMessage, NotASession, parse_go_time
 from stenolog.stores.jsonl import JSONLStore
@@ -61,38 +68,41 @@ _POLL_SECONDS: Final = 0.05
 _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
-"""Meta fields that are not merged: they refer to seqs of the fallback store or to its imports."""
+"""Meta fields that are not merged, because they describe seqs or imports of the fallback store."""
 
 _logger = logging.getLogger("stenolog")
 
 
 class FallbackStore(JSONLStore):
-    """The open fallback store. `health` is never ok and gives the reason for using this store."""
+    """The open fallback store. `health` is never ok, and says why this store is used."""
 
     def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
         super().__init__(workspace, namespace=NAMESPACE)
         self.because = because
         self._fallback_lock = lock
-        self._purge_notes = workspace / PURGES_FOLDER
+        self._notes_folder = workspace / PURGES_FOLDER
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Purge a session in the fallback store. The merge repeats this in the regular store."""
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
+        """Purge a session in the fallback store.
+
+        The merge repeats the purge in the regular store.
+        """
         trash = self.list_trash() if before is None else []
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
         note = self._make_purge_note(key, uids, before=before)
-        with self._note_purge(note):
+        with self._with_purge_note(note):
             return super().purge(key, before=before)
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge these deleted sessions in the fallback store.
 
         The merge also purges the session with this key in the regular store, unless that session
         has messages that the purged sessions did not have.
         """
         note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
-        with self._note_purge(note):
+        with self._with_purge_note(note):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
@@ -129,25 +139,25 @@ class FallbackStore(JSONLStore):
         )
 
     @contextmanager
-    def _note_purge(self, purge: "_PurgeNote") -> Iterator[None]:
+    def _with_purge_note(self, note: "_PurgeNote") -> Iterator[None]:
         """Write a note of the purge before the purge runs, and complete the note afterwards.
 
-        The note of a failed purge stays. The merge finds out whether that purge took effect.
+        The note of a failed purge stays, and the merge checks whether the purge took effect.
         """
-        name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
-        self._write_note(name, purge)
+        file_name = f"{timestamp(note.at).replace(':', '')}-{os.urandom(4).hex()}.json"
+        self._write_note(file_name, note)
         try:
             yield
         except NoSuchSession:
-            (self._purge_notes / name).unlink(missing_ok=True)
+            (self._notes_folder / file_name).unlink(missing_ok=True)
             raise
-        self._write_note(name, replace(purge, made=datetime.now(UTC)))
+        self._write_note(file_name, replace(note, made=datetime.now(UTC)))
 
-    def _write_note(self, name: str, purge: "_PurgeNote") -> None:
+    def _write_note(self, file_name: str, note: "_PurgeNote") -> None:
         try:
-            _write_json(self._purge_notes, name, purge)
+            _write_json(self._notes_folder, file_name, note)
         except OSError as error:
-            reason = f"noting a purge in {self._purge_notes}: {error.strerror}"
+            reason = f"noting a purge in {self._notes_folder}: {error.strerror}"
             raise StoreUnavailable(reason) from error
 
 
@@ -175,32 +185,32 @@ def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
     deadline = time.monotonic() + LOCK_TIMEOUT
     while not _try_lock(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
-            raise StoreBusy(f"{workspace}: another process merges it")
+            raise StoreBusy(f"{workspace}: another process is merging it")
         time.sleep(_POLL_SECONDS)
 
 
 def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
-    """Copy the legacy sessions into the fallback store. Their files stay unchanged."""
+    """Copy the legacy sessions into the fallback store. The legacy files stay unchanged."""
     purged_keys = {purge.key for _, purge in _pending_purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
-        for folder, fallbacks in place.legacy_folders():
+        for folder, with_fallbacks in place.legacy_folders():
             report = import_folder(
                 folder,
                 store,
                 thorough=False,
                 rename_files=False,
-                fallbacks=fallbacks,
+                with_fallbacks=with_fallbacks,
                 is_own=True,
                 exclude_keys=purged_keys,
             )
             log_report(report, store)
 
 
-# --- merging the fallback store into the store -----------------------------------------------
+# --- merging the fallback store into the regular store ---------------------------------------
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
-    """Merge the fallback store into the regular store, and rename the folder of the fallback store.
+    """Merge the fallback store into the regular store, then rename the fallback's folder.
 
     Raises the errors of the regular store.
     """
@@ -209,18 +219,17 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
         return
     try:
         lock = _open_lock(workspace, _LOCK_FLAGS)
-    except FileNotFoundError:
-        return
     except OSError as error:
-        _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
+        if not isinstance(error, FileNotFoundError):
+            _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
         return
     try:
-        is_alone = False
+        is_unused = False
         # On a file system without locks, no process can use the fallback store.
         with suppress(OSError):
-            is_alone = _try_lock(lock, fcntl.LOCK_EX)
+            is_unused = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
-            _repeat_purges(workspace, None, store, is_alone=False)
+            _repeat_purges(workspace, None, store, is_unused=False)
             return  # the fallback store was merged before
         try:
             fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
@@ -228,12 +237,12 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
             _logger.warning("%s cannot be merged: %s", workspace, error)
             return
         with fallback:
-            _repeat_purges(workspace, fallback, store, is_alone=is_alone)
-            snapshots = _FallbackSnapshots(fallback, store, workspace)
-            report = merge_source(snapshots, store, snapshots.record)
+            _repeat_purges(workspace, fallback, store, is_unused=is_unused)
+            folder = _FallbackFolder(fallback, store, workspace)
+            report = merge_source(folder, store, folder.record_merge)
             _repeat_deletions(workspace, fallback, store)
         log_report(report, store)
-        if is_alone and not report.skipped:
+        if is_unused and not report.skipped:
             _rename_merged_folder(workspace, report)
     finally:
         lock.release()
@@ -245,15 +254,15 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
     A deletion is not repeated if the session was changed later in the regular store, or if the
     fallback store has a new session with the same key.
     """
-    keys = set(fallback.list_sessions())
+    live_keys = set(fallback.list_sessions())
     for deletion in fallback.list_trash():
         try:
             record = _read_merge_record(workspace, deletion.uid)
             if record.deleted == deletion.deleted:
                 continue
             with suppress(NoSuchSession):
-                key, at = deletion.key, deletion.deleted
-                if key not in keys and store.info(key).updated <= at:
+                key, deleted_at = deletion.key, deletion.deleted
+                if key not in live_keys and store.info(key).updated <= deleted_at:
                     store.delete(key)
         except (StenologError, NotASession) as error:
             _logger.warning("the deletion of %r cannot be repeated: %s", deletion.key, error)
@@ -263,20 +272,20 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
 
 def _rename_merged_folder(workspace: Path, report: ImportReport) -> None:
     time_text = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
-    target = workspace / f"{NAMESPACE}.merged-{time_text}"
+    merged_folder = workspace / f"{NAMESPACE}.merged-{time_text}"
     try:
-        (workspace / NAMESPACE).rename(target)
+        (workspace / NAMESPACE).rename(merged_folder)
         disk.sync_entries(workspace)
     except OSError as error:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
     shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
-    count = sum(session.added for session in report.imported)
-    _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
+    text = "%d messages of the fallback were merged; its files are in %s"
+    _logger.info(text, report.messages, merged_folder)
 
 
-def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
-    """Yield namespace and key of each session in the fallback store, merged or not.
+def list_fallback_sessions(place: SessionsLocation) -> Iterator[tuple[str, str]]:
+    """Yield namespace and key of each session in the fallback store, even if it is merged.
 
     Sessions that cannot be read are skipped. Nothing is written.
     """
@@ -289,9 +298,8 @@ def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
                 suppress(StenologError),
                 JSONLStore(workspace, namespace=namespace, read_only=True) as fallback,
             ):
-                yield from (
-                    (namespace, key) for key in {mark.key for mark in fallback.list_snapshots()}
-                )
+                keys = {mark.key for mark in fallback.list_snapshots()}
+                yield from ((namespace, key) for key in keys)
 
 
 def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
@@ -311,8 +319,8 @@ def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
         return sorted({mark.key for mark in fallback.list_snapshots() if mark.uid in purged_uids})
 
 
-class _FallbackSnapshots:
-    """The sessions of the fallback store as sources of an import."""
+class _FallbackFolder:
+    """The fallback store as a `SourceFolder` of an import."""
 
     def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
         self._fallback = fallback
@@ -336,10 +344,10 @@ class _FallbackSnapshots:
         except StenologError as error:
             raise NotASession(str(error)) from error
         record = _read_merge_record(self._workspace, info.uid)
-        is_same = bool(record.stored) and record.stored[-1] == _session_uid(self._store, record.key)
+        stored_uid = _session_uid(self._store, record.key) if record.stored else ""
         # The session of an earlier merge may have been purged or deleted in the regular store.
         # Messages of the earlier merge are not merged again into another session.
-        after = record.after if is_same else record.last_seq
+        after = record.after if record.stored[-1:] == (stored_uid,) else record.last_seq
         try:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
             with self._fallback.read_snapshot(mark) as reading:
@@ -356,7 +364,7 @@ class _FallbackSnapshots:
             return replace(content, session=empty_session)
         return content
 
-    def record(self, source: Source, imported: ImportedSession) -> None:
+    def record_merge(self, source: Source, imported: ImportedSession) -> None:
         """Record that a session was merged, and into which session of the regular store."""
         record, uid = self._records[source.name], _session_uid(self._store, imported.key)
         earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
@@ -378,7 +386,7 @@ def _to_source_content(
             message.to_json(),
             message.at,
             tokens.get(message.seq),
-            any(first <= message.seq <= last for first, last in hidden_spans),
+            spans.contains(hidden_spans, message.seq),
         )
         for message in messages
         if message.seq > after
@@ -397,9 +405,8 @@ def _to_source_content(
         problems=(f"{lost_count} messages of the fallback cannot be read",) if lost_count else (),
     )
     # A legacy session without new messages in the fallback store is as old as its file.
-    times = [parse_go_time(receipt.get("updated")) for receipt in receipts]
-    imported_times = [at for at in times if at is not None]
-    mtime = updated if has_new_messages or not imported_times else max(imported_times)
+    times = [at for receipt in receipts if (at := parse_go_time(receipt.get("updated")))]
+    mtime = updated if has_new_messages else max(times, default=updated)
     return SourceContent(session, _session_digest(snapshot, session), mtime, ())
 
 
@@ -415,9 +422,10 @@ def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int
     last_imported_seq = max(_last_seq_by_digest(receipts).values(), default=0)
     tokens: dict[int, str] = {}
     for message in messages:
-        token = token_of(message)
-        if token is not None:
-            tokens |= dict.fromkeys(range(message.seq, message.seq + token[1]), token[0])
+        token_and_count = token_of(message)
+        if token_and_count is not None:
+            token, count = token_and_count
+            tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
     token_by_seq = {
         message.seq: tokens.get(message.seq, "" if message.seq <= last_imported_seq else None)
         for message in messages
@@ -466,7 +474,7 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     stored: tuple[str, ...] = ()
     """Uids of all sessions in the regular store into which this session was merged, newest last."""
     deleted: datetime | None = None
-    """Deletion time of the last deletion in the fallback store that a merge has processed."""
+    """Time of the last deletion in the fallback store that a merge has processed."""
 
 
 def _read_merge_record(workspace: Path, uid: str) -> _MergeRecord:
@@ -488,22 +496,18 @@ def _write_merge_record(workspace: Path, key: str, record: _MergeRecord) -> None
         _logger.warning(reason, key, error.strerror)
 
 
-def _write_json(folder: Path, name: str, fields: Struct) -> None:
-    """Write a small file durably. Raises OSError."""
+def _write_json(folder: Path, file_name: str, fields: Struct) -> None:
+    """Write the fields to a JSON file durably. Raises OSError."""
     disk.create_private_folder(folder)
-    descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.replace_file(descriptor, name, json.dumps(to_builtins(fields)).encode())
-    finally:
-        descriptor.close()
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with closing(disk.open_descriptor(folder, flags)) as descriptor:
+        disk.replace_file(descriptor, file_name, json.dumps(to_builtins(fields)).encode())
 
 
 def _session_uid(store: Store, key: str) -> str:
-    """Return the uid of a session; empty if there is no session. Raises the errors of the store."""
-    try:
-        return store.info(key).uid if key else ""
-    except NoSuchSession:
-        return ""
+    """Return the uid of a session; empty if the session is missing. Raises the store's errors."""
+    info = find_info(store, key) if key else None
+    return "" if info is None else info.uid
 
 
 # --- purges ----------------------------------------------------------------------------------
@@ -516,10 +520,11 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
     at: datetime
     """Time at which the purge started. The merge keeps newer messages."""
     made: datetime | None = None
-    """End of the purge; None if it is unknown whether the purge took effect."""
+    """Time at which the purge ended; None if it is unknown whether the purge took effect."""
     before: int | None = None
+    """Only messages with a lower seq were purged; None if whole sessions were purged."""
     uids: tuple[str, ...] = ()
-    """Uids of the purged sessions. If `before` is set, only their older messages are purged."""
+    """Uids of the purged sessions."""
     is_trash: bool = False
     """Whether only some deleted sessions are purged, not every session with this key."""
     read_in: tuple[tuple[str, int], ...] = ()
@@ -538,24 +543,25 @@ def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
 
 
 def _repeat_purges(
-    workspace: Path, fallback: JSONLStore | None, store: Store, *, is_alone: bool
+    workspace: Path, fallback: JSONLStore | None, store: Store, *, is_unused: bool
 ) -> None:
     """Repeat the noted purges in the regular store.
 
-    If a purge cannot be repeated, its note stays and a warning is logged.
+    If a purge cannot be repeated, its note stays and a warning is logged. `is_unused` means that no
+    process uses the fallback store.
     """
     for path, purge in _pending_purges(workspace):
         try:
             if not _has_taken_effect(purge, fallback):
-                if is_alone:
+                if is_unused:
                     path.unlink()
                 continue
-            unfinished_purge = _repeat_purge(purge, store)
+            key_and_reason = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if unfinished_purge:
+            if key_and_reason:
                 _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *unfinished_purge
+                    "a purge in the fallback is not fully repeated for %r: %s", *key_and_reason
                 )
                 path.rename(path.with_suffix(".left"))
             else:
@@ -569,7 +575,7 @@ def _repeat_purges(
 
 
 def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
-    """Return whether the fallback store no longer has the messages to purge."""
+    """Return whether the purge has deleted the messages from the fallback store."""
     if purge.made is not None:
         return True
     if fallback is None or not purge.uids:
@@ -585,15 +591,14 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
 
 
 def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Repeat a purge in the regular store. If messages remain, return the key and the reason.
+    """Repeat a purge in the regular store. If messages remain, return their key and the reason.
 
     Only messages that are older than the purge are deleted. Raises StenologError.
     """
     if purge.before is None and not purge.is_trash:
         return _purge_sessions(purge, store)
-    try:
-        info = store.info(purge.key)
-    except NoSuchSession:
+    info = find_info(store, purge.key)
+    if info is None:
         return None
     seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
     # Up to this seq, both stores have the same messages, imported from the same file.
@@ -614,7 +619,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
 def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     """Purge the sessions of a key that are older than the purge in the fallback store.
 
-    If a session has newer messages, only its older messages are purged.
+    If a session also has newer messages, the newer messages stay.
     """
     key = purge.key
     trash = [trashed for trashed in store.list_trash() if trashed.key == key]

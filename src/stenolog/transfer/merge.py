@@ -1,13 +1,13 @@
-"""Decides which old data is added to an existing session. Newer data is never replaced.
+"""Decides what an import adds to an existing session. Newer data is never replaced.
 
 Messages with a token (idempotency key) are recognized by their token, at any position. Each message
-that was added to a fallback store has a token. A session forgets old tokens. So the receipt of an
-import from a fallback store also has a digest of the merged messages.
+that was added to a fallback store has a token. A session forgets old tokens. So an import from a
+fallback store also records a digest of the merged messages.
 
 Messages without a token are compared by content. Either the existing messages are a prefix of the
 old session, or the old session is a prefix of the existing messages. If a program truncates its
-files, the old session may also start with the end of the existing messages. In any other case, the
-old session is another conversation and gets a separate session. All functions are pure.
+files, the first old messages may also be the last existing messages. In any other case, the old
+session is another conversation and gets a separate session. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,21 +23,24 @@ from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.legacy_session import REFERENCE_LAYOUTS, LegacySession
 
 MESSAGES_DIGEST: Final = "said_sha256"
-"""Receipt field: digest of the messages merged from a fallback store (`prefix_digests`)."""
+"""Field of an import receipt: digest of the messages merged from a fallback store."""
 SUMMARY_DIGEST: Final = "summary_sha256"
-"""Receipt field: digest of the imported summary."""
+"""Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Receipt field: time of the import. For retention rules, the session is no older than this."""
+"""Field of an import receipt: time of the import.
+
+For retention rules, the session is no older than the import.
+"""
 REMEMBERED_TOKENS: Final = 1_000
-"""Number of the newest messages whose tokens a session is certain to know."""
+"""Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. The times make their messages unique."""
+"""Programs that keep only the newest messages. Each message has a time, which makes it unique."""
 OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
-"""Programs whose sessions do not record which summary they started with."""
+"""Programs whose files do not record the summary with which a session started."""
 MAX_SEPARATE_SESSIONS: Final = 100
-"""Maximum number of separate sessions per key and day; more are an error."""
+"""Maximum number of separate sessions per key and day. One more is an error."""
 
 
 class ExistingSession(Struct, frozen=True, kw_only=True):
@@ -52,32 +55,33 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     meta: Mapping[str, Any] = {}
     updated: datetime | None = None
 
-    def started_import(self, digest: str) -> bool | None:
-        """Return `include_state` of an unfinished import of the content with this digest.
+    def earlier_include_state(self, digest: str) -> bool | None:
+        """Return the `include_state` that an unfinished import of this digest decided.
 
-        Return None if there is no such import. A resumed import keeps its first decision, even if
-        the session has changed since.
+        Return None if no unfinished import has this digest. A resumed import keeps its first
+        decision, even if the session has changed since.
         """
-        mark = self.meta.get("importing")
-        if not isinstance(mark, dict) or mark.get("sha256") != digest:
+        import_mark = self.meta.get("importing")
+        if not isinstance(import_mark, dict) or import_mark.get("sha256") != digest:
             return None
-        return mark.get("carry") is True
+        return import_mark.get("carry") is True
 
 
-class Merge(Struct, frozen=True, kw_only=True):
-    """The decision how an old session is merged with an existing session."""
+class MergePlan(Struct, frozen=True, kw_only=True):
+    """Plan for merging an old session into an existing session."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs, in the existing session, of the first messages of the old session.
+    """Seqs of the first old messages, which the existing session already has.
 
-    The existing session already has these messages. The seq is 0 for a message that was imported
-    earlier and has since been moved or purged.
+    The seq is 0 for a message that was imported earlier and has since been moved or purged.
     """
     include_state: bool = True
     """Whether the old summary is imported, and hidden messages stay hidden."""
 
 
-def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSession) -> Merge | None:
+def plan_merge(
+    old_session: LegacySession, digest: str, existing: ExistingSession
+) -> MergePlan | None:
     """Return how to merge the old session with the existing session.
 
     Return None if the old session is another conversation.
@@ -86,32 +90,38 @@ def plan_merge(old_session: LegacySession, digest: str, existing: ExistingSessio
     merged_count = count_merged_messages(old_session, existing.meta)
     token_indexes = (n for n, m in enumerate(old_session.messages) if m.once is not None)
     # A session that was merged once is not another conversation, even if it was changed since.
-    first_with_token = 0 if merged_count else next(token_indexes, len(payloads))
-    common = _common_prefix(payloads, existing.payloads)
-    old_has_all = common == len(existing.payloads)
-    if (
-        common < first_with_token
-        and not old_has_all
-        and (known_seqs := _overlapping_seqs(old_session, payloads, existing))
-    ):
-        return Merge(seqs=tuple(known_seqs), include_state=False)
-    if common < first_with_token and not old_has_all:  # guard: import-keeps-conversations-apart
+    first_token_index = 0 if merged_count else next(token_indexes, len(payloads))
+    common_count = _common_prefix_length(payloads, existing.payloads)
+    has_all_existing = common_count == len(existing.payloads)
+    has_diverged = common_count < first_token_index and not has_all_existing
+    may_be_truncated = has_diverged and old_session.layout in TRUNCATING_LAYOUTS
+    if may_be_truncated and (known_seqs := _overlapping_seqs(payloads, existing)):
+        return MergePlan(seqs=tuple(known_seqs), include_state=False)
+    if has_diverged:  # guard: import-keeps-conversations-apart
         return None
-    known_seqs = existing.seqs[: min(common, first_with_token)]
-    if first_with_token < len(payloads):
-        known_seqs = max(known_seqs, _seqs_of_old_merge(payloads, existing), key=len)
+    known_seqs = existing.seqs[: min(common_count, first_token_index)]
+    if first_token_index < len(payloads):
+        # An interrupted merge may have added the last existing messages. Old tokens are forgotten.
+        overlap = _overlapping_seqs(payloads, existing)
+        known_seqs = max(known_seqs, overlap[: max(0, len(overlap) - REMEMBERED_TOKENS)], key=len)
     if merged_count > len(known_seqs):
-        known_seqs = (*existing.seqs[: min(common, merged_count)], *[0] * (merged_count - common))
-    resumed_choice = existing.started_import(digest)
+        known_seqs = (
+            *existing.seqs[: min(common_count, merged_count)],
+            *[0] * (merged_count - common_count),
+        )
+    earlier_decision = existing.earlier_include_state(digest)
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
-    saw_all = old_has_all and merged_count <= common and has_grown
-    saw_all = saw_all or (old_has_all and _has_hidden_more(old_session, existing))
-    include_state = saw_all if resumed_choice is None else resumed_choice
+    hidden_count = hidden_prefix_length(old_session)
+    # A program that is still in use may hide more messages than the store does.
+    hides_more = old_session.layout not in REFERENCE_LAYOUTS and hidden_count > existing.floor
+    has_new_state = hides_more or (has_grown and merged_count <= common_count)
+    is_newest_state = has_all_existing and has_new_state
+    include_state = is_newest_state if earlier_decision is None else earlier_decision
     is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
     if old_session.layout not in OTHER_PROGRAMS:
-        is_old_summary = is_old_summary or _is_imported_summary(existing)
-    is_untouched = is_old_summary and existing.floor <= hidden_prefix(old_session)
-    return Merge(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
+        is_old_summary = is_old_summary or _has_imported_summary(existing)
+    is_untouched = is_old_summary and existing.floor <= hidden_count
+    return MergePlan(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 
 def import_receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -136,14 +146,15 @@ def count_merged_messages(old_session: LegacySession, meta: Mapping[str, Any]) -
     }
     if not digests:
         return 0
-    counts = (
-        n for n, digest in enumerate(prefix_digests(old_session.messages), 1) if digest in digests
-    )
-    return max(counts, default=0)
+    numbered_digests = enumerate(prefix_digests(old_session.messages), 1)
+    return max((n for n, digest in numbered_digests if digest in digests), default=0)
 
 
 def prefix_digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
-    """Yield, for each message, the digest of all messages up to this message and their tokens."""
+    """Yield the digest of each prefix of the messages: of the first, of the first two, and so on.
+
+    A digest covers the content and the token of each message in the prefix.
+    """
     digest = sha256()
     for message in messages:
         token = (message.once or "").encode("utf-8", "surrogatepass")
@@ -151,15 +162,10 @@ def prefix_digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
         yield digest.hexdigest()
 
 
-def hidden_prefix(old_session: LegacySession) -> int:
+def hidden_prefix_length(old_session: LegacySession) -> int:
     """Return the number of hidden messages before the first visible message."""
     visible_indexes = (n for n, message in enumerate(old_session.messages) if not message.hidden)
     return next(visible_indexes, len(old_session.messages))
-
-
-def separate_key_prefix(key: str) -> str:
-    """Return the common prefix of the keys that `separate_keys` yields for this key."""
-    return f"{key}{SEPARATE_SUFFIX}"
 
 
 def separate_keys(key: str, day: datetime) -> Iterator[str]:
@@ -170,20 +176,18 @@ def separate_keys(key: str, day: datetime) -> Iterator[str]:
         yield key.encode()[:max_bytes].decode(errors="ignore") + ending
 
 
-def _common_prefix(payloads: Sequence[bytes], stored_payloads: Sequence[bytes]) -> int:
+def _common_prefix_length(payloads: Sequence[bytes], stored_payloads: Sequence[bytes]) -> int:
     """Return the number of messages at the start that are equal in both sequences."""
-    same_count = 0
-    for old_payload, stored_payload in zip(payloads, stored_payloads, strict=False):
-        if old_payload != stored_payload and not _differs_only_in_time(old_payload, stored_payload):
-            break
-        same_count += 1
-    return same_count
+    for count, (old, stored) in enumerate(zip(payloads, stored_payloads, strict=False)):
+        if old != stored and not _differs_only_in_time(old, stored):
+            return count
+    return min(len(payloads), len(stored_payloads))
 
 
 def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
     """Return whether only the stored message has `created_at`, and all other fields are equal.
 
-    picoclaw adds this field to its older messages.
+    picoclaw adds `created_at` to its older messages.
     """
     if b'"created_at"' not in stored_payload or b'"created_at"' in old_payload:
         return False
@@ -192,34 +196,18 @@ def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
     return fields == decode_object(old_payload)
 
 
-def _overlapping_seqs(
-    old_session: LegacySession, old_payloads: Sequence[bytes], existing: ExistingSession
-) -> Sequence[int]:
-    """Return the stored seqs of the first old messages, if the program truncated its file."""
-    if old_session.layout not in TRUNCATING_LAYOUTS:
-        return ()
-    length = _overlap_length(existing.payloads, old_payloads)
-    return existing.seqs[-length:] if length else ()
+def _overlapping_seqs(old_payloads: Sequence[bytes], existing: ExistingSession) -> Sequence[int]:
+    """Return the seqs of the last existing messages that equal the first old messages."""
+    payloads = existing.payloads
+    for length in range(min(len(old_payloads), len(payloads)), 0, -1):
+        is_same_start = payloads[-length] == old_payloads[0]
+        if is_same_start and list(payloads[-length:]) == list(old_payloads[:length]):
+            return existing.seqs[-length:]
+    return ()
 
 
-def _overlap_length(stored_payloads: Sequence[bytes], old_payloads: Sequence[bytes]) -> int:
-    """Return how many old payloads at the start equal the stored payloads at the end."""
-    for length in range(min(len(old_payloads), len(stored_payloads)), 0, -1):
-        is_same_start = stored_payloads[-length] == old_payloads[0]
-        if is_same_start and list(stored_payloads[-length:]) == list(old_payloads[:length]):
-            return length
-    return 0
-
-
-def _has_hidden_more(old_session: LegacySession, existing: ExistingSession) -> bool:
-    """Return whether a program still in use has hidden more messages without adding any."""
-    return (
-        old_session.layout not in REFERENCE_LAYOUTS and hidden_prefix(old_session) > existing.floor
-    )
-
-
-def _is_imported_summary(existing: ExistingSession) -> bool:
-    """Return whether the current summary came from an earlier import."""
+def _has_imported_summary(existing: ExistingSession) -> bool:
+    """Return whether the summary of the existing session came from an earlier import."""
     return any(
         receipt.get(SUMMARY_DIGEST) == summary_digest(existing.summary)
         for receipt in import_receipts(existing.meta)
@@ -229,12 +217,3 @@ def _is_imported_summary(existing: ExistingSession) -> bool:
 def summary_digest(text: str) -> str:
     """Return a digest that identifies an imported summary."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _seqs_of_old_merge(payloads: Sequence[bytes], existing: ExistingSession) -> Sequence[int]:
-    """Return the seqs of old messages whose tokens the session may have forgotten.
-
-    An interrupted merge left these messages at the end of the existing messages, in order.
-    """
-    length = _overlap_length(existing.payloads, payloads)
-    return existing.seqs[-length:][: max(0, length - REMEMBERED_TOKENS)] if length else ()

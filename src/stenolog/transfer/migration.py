@@ -1,12 +1,12 @@
-"""Import of the old sessions of a folder. Afterwards their files are renamed, or left unchanged.
+"""Import of the old sessions of a folder, with or without renaming the imported files.
 
-All sessions are imported before any file is renamed. So a failure leaves every original in place.
+All sessions are imported before any file is renamed, so a failure leaves every file in place.
 The next run continues an import that was killed. `merge.py` decides which messages an old session
 adds to an existing session. Each session is imported in four steps:
 
 1. The digest of the file is written to the meta of the session, as an import mark.
 2. The messages are added.
-3. Hidden messages are hidden, and the summary is set.
+3. The messages that are hidden in the file become hidden, and the summary is set.
 4. The import mark is replaced by a receipt.
 """
 
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -52,14 +53,14 @@ from stenolog.transfer.importers.legacy_session import (
     without_oversized_parts,
     without_reserved_field,
 )
-from stenolog.transfer.merge import ExistingSession, Merge
+from stenolog.transfer.merge import ExistingSession, MergePlan
 from stenolog.transfer.session_import import SessionImport, add_aliases
 
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for another process that imports the same files.
 
-This time is longer than the time that a store call waits for a lock, because a process that starts
-without the old sessions would create new sessions with the same keys.
+A store call waits less long. But a process that starts without the old sessions would create new
+sessions with the same keys.
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
 """Maximum size of all aliases of a session together, in bytes."""
@@ -71,7 +72,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     file: str
     layout: str
     key: str
-    """Key of the session in the store that contains the old session."""
+    """Key of the stored session that contains the old session."""
     messages: int
     """Number of messages in the file."""
     added: int
@@ -85,7 +86,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Other keys that open the session from now on."""
     unaccepted_aliases: tuple[str, ...] = ()
-    """Other keys that the file names for the session, and that the user has not accepted."""
+    """Other keys that the file gives the session, but that the user has not accepted."""
     notes: tuple[str, ...] = ()
     """A sentence for each kind of conversion to the chat format."""
 
@@ -162,9 +163,9 @@ def import_folder(
     only: str | None = None,
     thorough: bool = True,
     rename_files: bool = True,
-    fallbacks: bool = True,
+    with_fallbacks: bool = True,
     is_own: bool = False,
-    aliases: bool = False,
+    accept_aliases: bool = False,
     dry_run: bool = False,
     exclude_keys: Collection[str] = (),
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
@@ -177,12 +178,12 @@ def import_folder(
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
     - `rename_files`: rename imported files. If False, nothing in the folder changes, and sessions
       that were deleted in the store are imported again, unless `is_own` is set.
-    - `fallbacks`: import JSON files of a fallback store. If False, these files are skipped, because
-      another store merges them.
+    - `with_fallbacks`: import JSON files of a fallback store. If False, these files are skipped,
+      because another store merges them.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
       unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
       dropped.
-    - `aliases`: accept aliases even without `is_own`. If False, the report only lists the aliases.
+    - `accept_aliases`: accept aliases even without `is_own`. If False, they are only reported.
     - `dry_run`: write nothing.
     - `exclude_keys`: keys to skip.
     - `layouts`: layouts to import. Databases and trees of folders are never renamed.
@@ -193,31 +194,38 @@ def import_folder(
     """
     options = _ImportOptions(
         rename_files=rename_files,
-        fallbacks=fallbacks,
+        with_fallbacks=with_fallbacks,
         is_own=is_own,
-        aliases=aliases or is_own,
+        accept_aliases=accept_aliases or is_own,
         dry_run=dry_run,
         exclude_keys=frozenset(exclude_keys),
         map_key=map_key,
         progress=progress,
     )
-    if not rename_files and layouts != REFERENCE_LAYOUTS:
-        return _import_unchanged_sources(path, store, only, layouts, options, time_field)
+    sources: list[SourceFolder] | Folder
     try:
-        folder = Folder(
-            path, only=only, follow_links=not rename_files, thorough=thorough, layouts=layouts
-        )
+        if not rename_files and layouts != REFERENCE_LAYOUTS:
+            # Imported here: the module loads SQLite, which agents do not need at their start.
+            from stenolog.transfer.importers.framework_tables import find_sources
+
+            sources = find_sources(path, only=only, layouts=layouts, time_field=time_field)
+        else:
+            sources = Folder(
+                path, only=only, follow_links=not rename_files, thorough=thorough, layouts=layouts
+            )
     except FileNotFoundError:
         return ImportReport()
     except OSError as error:
-        return _skipped(str(path), f"it cannot be opened: {error.strerror}")
-    with folder:
+        return _skipped_report(str(path), f"it cannot be opened: {error.strerror}")
+    if isinstance(sources, list):
+        return _import_unchanged_sources(sources, store, options)
+    with sources as folder:
         try:
             if rename_files and not dry_run:
                 folder.lock(LOCK_TIMEOUT)
         except StoreBusy as error:
             # The process that holds the lock still imports the same files.
-            return _skipped(str(path), str(error))
+            return _skipped_report(str(path), str(error))
         return _ImportRun(store, folder, options).import_all(folder.sources())
 
 
@@ -239,50 +247,35 @@ def _is_new_problem(file: SkippedFile, store: Store) -> bool:
         return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
     marker = f"left-{digest[:16]}"
-    try:
+    with suppress(StenologError):  # the problem is logged as a warning again at the next start
         if store.read_marker(marker):
             return False
         store.update_marker(marker)
-    except StenologError:
-        pass  # the problem is logged as a warning again at the next start
     return True
 
 
 def merge_source(source: SourceFolder, store: Store, on_imported: OnImported) -> ImportReport:
     """Merge sessions of stenolog from another place. Raises the errors of the store."""
-    options = _ImportOptions(rename_files=False, is_own=True, aliases=True, on_imported=on_imported)
+    options = _ImportOptions(is_own=True, accept_aliases=True, on_imported=on_imported)
     return _ImportRun(store, source, options).import_source()
 
 
 def _import_unchanged_sources(
-    path: Path,
-    store: Store,
-    only: str | None,
-    layouts: frozenset[Layout],
-    options: "_ImportOptions",
-    time_field: str,
+    source_folders: Sequence[SourceFolder], store: Store, options: "_ImportOptions"
 ) -> ImportReport:
-    """Import the sessions of all sources at this path, without renaming files."""
-    # Imported here, because the module loads SQLite, which agents do not need at their start.
-    from stenolog.transfer.importers.framework_tables import find_sources
-
-    total = ImportReport()
-    try:
-        source_folders = find_sources(path, only=only, layouts=layouts, time_field=time_field)
-    except FileNotFoundError:
-        return total
-    except OSError as error:
-        return _skipped(str(path), f"it cannot be opened: {error.strerror}")
+    """Import the sessions of these sources, without renaming files."""
+    total_report = ImportReport()
     with ExitStack() as exit_stack:
         for source_folder in source_folders:
             if isinstance(source_folder, AbstractContextManager):
                 exit_stack.enter_context(source_folder)
         for source_folder in source_folders:
-            total = total.combined_with(_ImportRun(store, source_folder, options).import_source())
-    return total
+            report = _ImportRun(store, source_folder, options).import_source()
+            total_report = total_report.combined_with(report)
+    return total_report
 
 
-def _skipped(file: str, reason: str) -> ImportReport:
+def _skipped_report(file: str, reason: str) -> ImportReport:
     """Return the result of an import that skipped a file or folder as a whole."""
     return ImportReport(skipped=(SkippedFile(file, reason),))
 
@@ -290,10 +283,10 @@ def _skipped(file: str, reason: str) -> ImportReport:
 class _ImportOptions(Struct, frozen=True, kw_only=True):
     """The options of `import_folder`."""
 
-    rename_files: bool
-    fallbacks: bool = True
+    rename_files: bool = False
+    with_fallbacks: bool = True
     is_own: bool
-    aliases: bool
+    accept_aliases: bool
     dry_run: bool = False
     exclude_keys: frozenset[str] = frozenset()
     map_key: KeyMapper | None = None
@@ -321,13 +314,11 @@ class _ImportRun:
         renames_files = options.rename_files and not options.dry_run
         self._renamed_folder = source if renames_files and isinstance(source, Folder) else None
         """The folder in which files are renamed; None if all files keep their names."""
-        self._is_at_start = options.is_own or renames_files
+        self._is_agent_start = options.is_own or renames_files
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
         self._on_imported = options.on_imported or (lambda *_: None)
-        self._alias_owners: dict[str, str] | None = None
         self._alias_claims: Counter[str] = Counter()
-        self._deletion_times: dict[str, datetime] | None = None
         self._skipped: list[SkippedFile] = []
 
     def import_source(self) -> ImportReport:
@@ -335,16 +326,17 @@ class _ImportRun:
         try:
             sources = self._source.sources()
         except NotASession as error:
-            return _skipped(self._source.name, str(error))
+            return _skipped_report(self._source.name, str(error))
         except OSError as error:
-            return _skipped(self._source.name, f"it cannot be read: {error.strerror or error}")
+            reason = f"it cannot be read: {error.strerror or error}"
+            return _skipped_report(self._source.name, reason)
         return self.import_all(sources)
 
     def import_all(self, sources: Sequence[Source]) -> ImportReport:
         """Import all sessions, then rename all files."""
         jobs = [_ImportJob(source, str(self._source.path / source.name)) for source in sources]
         try:
-            finished_jobs = self._import_and_unblock(jobs)
+            finished_jobs = self._import_and_retry_blocked(jobs)
         except BaseException:
             self._restore_names(jobs)
             raise
@@ -355,7 +347,8 @@ class _ImportRun:
         migrated = self._source.count_imported() if isinstance(self._source, Folder) else 0
         return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=migrated)
 
-    def _import_and_unblock(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
+    def _import_and_retry_blocked(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
+        """Run all jobs. Rename files that block jobs, and retry these. Return the finished jobs."""
         # Count the claims of each alias. An alias that two sessions claim is given to neither.
         if isinstance(self._source, Folder):
             for job in jobs:
@@ -371,16 +364,16 @@ class _ImportRun:
                 except OSError as error:
                     reason = "stenolog's log needs its file name, and the file cannot be renamed"
                     self._skipped.append(SkippedFile(job.file, f"{reason}: {error.strerror}"))
-            blocked_jobs = self._import_jobs(_sort_own_logs_last(renamed_jobs))
+            blocked_jobs = self._import_jobs(_sort_for_import(renamed_jobs))
         self._skipped += [SkippedFile(job.file, reason) for job, reason in blocked_jobs]
         return [job for job in jobs if job.imported is not None]
 
     def _import_jobs(self, jobs: Sequence[_ImportJob]) -> list[tuple[_ImportJob, str]]:
-        """Import these sessions. Return jobs that a log of another program blocks, with errors."""
+        """Import these sessions. Return the jobs that a foreign log blocks, each with the error."""
         return [(job, reason) for job in jobs if (reason := self._import_job(job)) is not None]
 
     def _import_job(self, job: _ImportJob) -> str | None:
-        """Import one session, or note why it is skipped. Raises StoreUnavailable.
+        """Import one session, or report why it is skipped. Raises StoreUnavailable.
 
         Returns the store's error if a log of another program blocks the import.
         """
@@ -401,22 +394,19 @@ class _ImportRun:
             content = self._source.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
-        if content.session.layout == "stenolog-json" and not self._options.fallbacks:
+        if content.session.layout == "stenolog-json" and not self._options.with_fallbacks:
             raise NotASession(
                 "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
         if content.session.key in self._options.exclude_keys:
             raise NotASession("the session was purged in the fallback store")
-        content = replace(content, session=without_oversized_parts(content.session))
-        if not (self._options.is_own and content.session.layout == "stenolog-json"):
-            clean_session = without_control_fields(content.session)  # guard: import-drops-marks
-            content = replace(content, session=clean_session)
-        key = self._map_key(content.session.key)
-        check_key(key)
-        if key != content.session.key:
-            content = replace(content, session=replace(content.session, key=key))
-        job.key = key
+        session = without_oversized_parts(content.session)
+        if not (self._options.is_own and session.layout == "stenolog-json"):
+            session = without_control_fields(session)  # guard: import-drops-marks
+        job.key = self._map_key(session.key)
+        check_key(job.key)
+        content = replace(content, session=replace(session, key=job.key))
         job.imported = self._merge_session(job, content)
         job.content = content
         self._on_imported(job.source, job.imported)
@@ -439,30 +429,29 @@ class _ImportRun:
         )
         if not old.messages and not old.summary:
             return imported  # the session was cleared: there is nothing to import
-        for target in self._candidate_keys(key, old):
-            existing = self._existing_session(target, content)
-            if existing is None and target == key and self._was_deleted(key, content):
+        for target_key in self._candidate_keys(key, old):
+            existing = self._read_existing_session(target_key, content)
+            if existing is None and target_key == key and self._was_deleted(key, content):
                 reason = (
                     f"{key!r} was deleted after this file was last written, so it was not imported"
                 )
                 return replace(imported, problems=(*old.problems, reason))
-            imported = replace(imported, key=target)
+            imported = replace(imported, key=target_key)
             if existing is not None and merging.is_imported(existing.meta, content.digest):
-                return self._import_again(imported, old, existing, gets_aliases=target == key)
-            merge = (
-                Merge() if existing is None else merging.plan_merge(old, content.digest, existing)
-            )
+                return self._update_aliases(imported, old, existing, gets_aliases=target_key == key)
+            digest = content.digest
+            merge = MergePlan() if existing is None else merging.plan_merge(old, digest, existing)
             if merge is None:
                 continue
             aliases, problems, unaccepted_aliases = (
-                self._aliases_to_add(old, key) if target == key else ([], [], [])
+                self._aliases_to_add(old, key) if target_key == key else ([], [], [])
             )
-            if target != key:
+            if target_key != key:
                 problems.append(
-                    f"{key!r} already contains another conversation: imported as {target!r}"
+                    f"{key!r} already contains another conversation: imported as {target_key!r}"
                 )
-            plan = SessionImport(self._store, target, old, content.digest, existing, merge)
-            added, more_problems = self._run_import(job, plan, aliases)
+            session_import = SessionImport(self._store, target_key, old, digest, existing, merge)
+            added, more_problems = self._run_import(job, session_import, aliases)
             return replace(
                 imported,
                 added=added,
@@ -475,7 +464,7 @@ class _ImportRun:
             f"there are {merging.MAX_SEPARATE_SESSIONS} other conversations named {old.key!r}"
         )
 
-    def _import_again(
+    def _update_aliases(
         self,
         imported: ImportedSession,
         old: LegacySession,
@@ -483,8 +472,8 @@ class _ImportRun:
         *,
         gets_aliases: bool,
     ) -> ImportedSession:
-        """Return the result for a file that was imported before. Only new aliases are added."""
-        if self._is_at_start:
+        """Add only the new aliases of a file that was imported before, and return its result."""
+        if self._is_agent_start:
             # At start-up problems are reported only once. `steno import` reports them each time.
             imported = replace(imported, dropped=0, problems=())
         if not gets_aliases:
@@ -501,46 +490,44 @@ class _ImportRun:
         )
 
     def _candidate_keys(self, key: str, old: LegacySession) -> Iterator[str]:
-        """Yield the possible keys: `key`, keys of earlier separate imports, and unused keys."""
+        """Yield possible keys: `key`, keys of earlier separate imports, then unused keys."""
         yield key
-        separate_keys = self._store.list_sessions(prefix=merging.separate_key_prefix(old.key))
-        yield from separate_keys
-        yield from (
-            name
-            for name in merging.separate_keys(old.key, old.updated)
-            if name not in separate_keys
-        )
+        earlier_keys = self._store.list_sessions(prefix=old.key + merging.SEPARATE_SUFFIX)
+        new_keys = merging.separate_keys(old.key, old.updated)
+        yield from (*earlier_keys, *(name for name in new_keys if name not in earlier_keys))
 
     def _run_import(
-        self, job: _ImportJob, plan: SessionImport, aliases: Sequence[str]
+        self, job: _ImportJob, session_import: SessionImport, aliases: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
-        size, messages = job.source.bytes, plan.old.messages
+        """Return the number of added messages, and the problems of the import."""
+        size, messages = job.source.bytes, session_import.old.messages
         if self._options.dry_run:
             self._progress(size)
-            return len(messages) - len(plan.merge.seqs), list(plan.describe_skipped_state())
-        plan.write_import_mark(aliases)
-        last_seq = plan.existing.seqs[-1] if plan.existing is not None and plan.existing.seqs else 0
+            return len(messages) - len(session_import.merge.seqs), list(
+                session_import.describe_skipped_state()
+            )
+        session_import.write_import_mark(aliases)
+        last_seq = session_import.existing.seqs[-1] if session_import.existing.seqs else 0
         new_seqs: set[int] = set()
         bytes_left = float(size)
-        for seqs in plan.add_messages():
+        for seqs in session_import.add_messages():
             new_seqs.update(seq for seq in seqs if seq > last_seq)
-            step_bytes = size * len(seqs) / max(1, len(messages))
-            bytes_left -= step_bytes
-            self._progress(step_bytes)
-        plan.apply_visibility()
-        plan.write_receipt(job.source.name)
+            batch_bytes = size * len(seqs) / max(1, len(messages))
+            bytes_left -= batch_bytes
+            self._progress(batch_bytes)
+        session_import.apply_visibility()
+        session_import.write_receipt(job.source.name)
         self._progress(bytes_left)
-        return len(new_seqs), plan.problems
+        return len(new_seqs), session_import.problems
 
     def _resolve_key(self, key: str) -> str:
-        """Return the key if a session has it, else the key of the session with this alias."""
-        return key if self._find_info(key) is not None else self._alias_map().get(key, key)
+        """Return `key` if a session has this key, else the key of the session with this alias."""
+        return key if self._find_info(key) is not None else self._alias_owners.get(key, key)
 
-    def _alias_map(self) -> dict[str, str]:
-        # The aliases are read only once: other imports wait for the lock of the folder meanwhile.
-        if self._alias_owners is None:
-            self._alias_owners = dict(Aliases(self._store).owners())
-        return self._alias_owners
+    @cached_property
+    def _alias_owners(self) -> dict[str, str]:
+        # The aliases are read only once, because other imports wait for the lock of the folder.
+        return dict(Aliases(self._store).owners())
 
     def _find_info(self, key: str) -> SessionInfo | None:
         try:
@@ -552,7 +539,7 @@ class _ImportRun:
                 return None
             raise
 
-    def _existing_session(self, key: str, content: SourceContent) -> ExistingSession | None:
+    def _read_existing_session(self, key: str, content: SourceContent) -> ExistingSession | None:
         info = self._find_info(key)
         if info is None:
             return None
@@ -577,26 +564,25 @@ class _ImportRun:
 
         The start of an agent must not import a deleted session again.
         """
-        if not self._is_at_start:
-            return False
-        if self._deletion_times is None:
-            # The trash lists the last deletion first. Keep only the last deletion of each key.
-            trash = self._store.list_trash()
-            self._deletion_times = {trashed.key: trashed.deleted for trashed in reversed(trash)}
-        deleted_at = self._deletion_times.get(key)
+        deleted_at = self._deletion_times.get(key) if self._is_agent_start else None
         return deleted_at is not None and deleted_at > content.mtime
+
+    @cached_property
+    def _deletion_times(self) -> dict[str, datetime]:
+        # The trash lists the last deletion first. Keep only the last deletion of each key.
+        return {trashed.key: trashed.deleted for trashed in reversed(self._store.list_trash())}
 
     def _aliases_to_add(
         self, old: LegacySession, key: str
     ) -> tuple[list[str], list[str], list[str]]:
         """Return aliases to add, problems of other aliases, and aliases that are not accepted."""
-        if old.aliases and not self._options.aliases:  # guard: import-asks-for-aliases
-            return [], [], [name for name in old.aliases if self._alias_map().get(name) != key]
+        if old.aliases and not self._options.accept_aliases:  # guard: import-asks-for-aliases
+            return [], [], [name for name in old.aliases if self._alias_owners.get(name) != key]
         accepted_aliases: list[str] = []
         problems = []
         bytes_left = MAX_ALIAS_BYTES
         for name in old.aliases:
-            owner = self._alias_map().get(name)
+            owner = self._alias_owners.get(name)
             bytes_left -= len(name.encode("utf-8", "surrogatepass"))
             if self._alias_claims[name] > 1:
                 problems.append(
@@ -608,7 +594,7 @@ class _ImportRun:
                 problems.append(f"the alias {name!r} was skipped: the session has too many aliases")
             else:
                 accepted_aliases.append(name)
-        self._alias_map().update(dict.fromkeys(accepted_aliases, key))
+        self._alias_owners.update(dict.fromkeys(accepted_aliases, key))
         return accepted_aliases, problems, []
 
     # --- names of files ----------------------------------------------------------------------
@@ -637,11 +623,15 @@ class _ImportRun:
             folder.sync()
 
 
-def _sort_own_logs_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
-    """Return the jobs, sorted so that sessions whose new log takes the old file name come last.
+def _sort_for_import(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
+    """Return the jobs in import order. Sessions whose new log takes the old file's name come last.
 
-    An old file cannot get its name back after the new log has taken the name. If a log and a JSON
+    After the new log has taken the name, the old file cannot get its name back. If a log and a JSON
     file have the same key, the log comes first.
     """
-    own_log_keys = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
-    return sorted(jobs, key=lambda job: (job.key in own_log_keys, job.source.name.endswith(SUFFIX)))
+    same_name_keys = {
+        job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX
+    }
+    return sorted(
+        jobs, key=lambda job: (job.key in same_name_keys, job.source.name.endswith(SUFFIX))
+    )

@@ -30,7 +30,7 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
 
     If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
     store: a JSONL store in the folder `sessions.fallback` or FILE.fallback. The fallback store
-    starts with the old sessions, and its `health()` gives the reason. If that folder cannot be
+    starts with the old sessions, and its `health()` gives the reason. If the folder cannot be
     written either, the result is a SessionManager. A read-only workspace can be opened: `health()`
     reports the problem, and each write returns a failure.
 
@@ -61,9 +61,8 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
 
 def _import_old_sessions(place: SessionsLocation, store: Store) -> None:
     for folder, fallbacks in place.legacy_folders():
-        log_report(
-            import_folder(folder, store, thorough=False, fallbacks=fallbacks, is_own=True), store
-        )
+        report = import_folder(folder, store, thorough=False, with_fallbacks=fallbacks, is_own=True)
+        log_report(report, store)
     merge_fallback(place, store)
 
 
@@ -75,27 +74,22 @@ def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionSt
         store = open_fallback(place, because=reason)
     except (StenologError, OSError) as fallback_error:
         _logger.debug("the fallback cannot be used", exc_info=fallback_error)
-        return _open_json_files(place.json_fallback, place.old, reason)
+        return _open_session_manager(place.json_fallback, place.old, reason)
     _logger.error(
         "the store cannot be used (%s); for this run sessions are kept in %s", reason, store.folder
     )
     return JSONLBackend(store)
 
 
-def _open_json_files(folder: Path, old: Path | None, reason: str) -> SessionStore:
+def _open_session_manager(folder: Path, old_folder: Path | None, reason: str) -> SessionStore:
     """Return a SessionManager. If JSON files cannot be written either, each write fails."""
-    manager = SessionManager(folder, because=reason, old=None if old == folder else old)
+    old = None if old_folder == folder else old_folder
+    manager = SessionManager(folder, because=reason, old=old)
     write_error = why_not_writable(folder)
+    text = "the store cannot be used (%s); for this run sessions are kept as JSON files in %s"
     if write_error is not None:
-        _logger.error(
-            "nothing can be stored: the store is unusable (%s), and so are %s", reason, write_error
-        )
-    else:
-        _logger.error(
-            "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
-            reason,
-            folder,
-        )
+        text = "nothing can be stored: the store is unusable (%s), and so are %s"
+    _logger.error(text, reason, write_error or folder)
     return manager
 
 

@@ -19,7 +19,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
 from stenolog.transfer.importers.legacy_session import LegacySession
-from stenolog.transfer.merge import ExistingSession, Merge
+from stenolog.transfer.merge import ExistingSession, MergePlan
 
 BATCH_MESSAGES: Final = 500
 """Maximum number of messages per batch."""
@@ -29,10 +29,9 @@ MAX_RECEIPTS: Final = 20
 
 
 class SessionImport:
-    """The import of one session, in four steps.
+    """The import of one session, in four steps that must be called in this order.
 
-    Call `write_import_mark`, `add_messages`, `apply_visibility` and `write_receipt` in this order.
-
+    The steps are `write_import_mark`, `add_messages`, `apply_visibility` and `write_receipt`.
     `problems` lists the content that could not be imported.
     """
 
@@ -43,54 +42,52 @@ class SessionImport:
         old: LegacySession,
         digest: str,
         existing: ExistingSession | None,
-        merge: Merge,
+        merge: MergePlan,
     ) -> None:
         self._store = store
         self._key = key
         self._digest = digest
         self._seqs = list(merge.seqs)
         self.old = old
-        self.existing = existing
+        self.existing = existing or ExistingSession()
         self.merge = merge
         self.problems: list[str] = []
 
-    def write_import_mark(self, names: Sequence[str]) -> None:
-        """Record the import in the meta, so that a later run recognizes a partial import."""
-        meta = {} if self.existing is None else self.existing.meta
+    def write_import_mark(self, aliases: Sequence[str]) -> None:
+        """Write the meta fields, including the mark that identifies an unfinished import."""
+        meta = self.existing.meta
         import_mark = {"sha256": self._digest, "carry": self.merge.include_state}
         fields: dict[str, Any] = {"importing": import_mark}  # guard: import-mark
-        aliases = [*aliases_in(meta), *(name for name in names if name not in aliases_in(meta))]
-        if aliases:
-            fields["aliases"] = aliases
+        new_aliases = [name for name in aliases if name not in aliases_in(meta)]
+        if all_aliases := [*aliases_in(meta), *new_aliases]:
+            fields["aliases"] = all_aliases
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
-        if self.old.state and self._has_newest_state(meta):
+        # The other program's state must be at least as new as the stored state.
+        has_newest_state = len(self.existing.payloads) <= len(self.old.messages)
+        if self.old.state and (has_newest_state or self.old.layout not in meta):
             fields[self.old.layout] = self.old.state
-        if names:
+        if aliases:
             prepare_alias_mark(self._store)
         try:
-            self._store.set_meta(self._key, **self._meta_to_set(meta), **fields)
+            self._store.set_meta(self._key, **self._meta_to_set(), **fields)
         except UsageError:
             self.problems.append(
                 "the metadata was skipped: together with the existing metadata it is too large"
             )
             self._store.set_meta(self._key, **fields)
-        if names:
+        if aliases:
             change_alias_mark(self._store)
 
-    def _meta_to_set(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the meta fields to set: newer values are kept, and a resumed import sets none."""
-        if self.existing is not None and self.existing.started_import(self._digest) is not None:
+    def _meta_to_set(self) -> dict[str, Any]:
+        """Return the old meta fields to set. A resumed import sets none; newer values are kept."""
+        existing = self.existing
+        if existing.earlier_include_state(self._digest) is not None:
             return {}
-        last_update = None if self.existing is None else self.existing.updated
-        is_newer = last_update is None or last_update < self.old.created
-        return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
-
-    def _has_newest_state(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether the old session's state is at least as new as the stored state."""
-        stored_count = 0 if self.existing is None else len(self.existing.payloads)
-        return self.old.layout not in meta or stored_count <= len(self.old.messages)
+        is_newer = existing.updated is None or existing.updated < self.old.created
+        fields = self.old.meta.items()
+        return {name: value for name, value in fields if is_newer or name not in existing.meta}
 
     def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
@@ -115,47 +112,47 @@ class SessionImport:
     def apply_visibility(self) -> None:
         """Set the summary, and hide the messages that are hidden in the old session.
 
-        If the session has newer messages, only messages with a token are hidden.
+        If the session has newer messages, the summary is skipped, and only messages with an
+        idempotency key are hidden.
         """
-        floor = merging.hidden_prefix(self.old)
+        prefix_length = merging.hidden_prefix_length(self.old)
         if (
             self.merge.include_state
-            and floor
-            and not self._hides_only_imported(self._seqs[floor - 1])
+            and prefix_length
+            and not self._hides_only_imported(self._seqs[prefix_length - 1])
         ):
             self.merge = replace(self.merge, include_state=False)
         self.problems += self.describe_skipped_state()
         if not self.merge.include_state:
-            self._hide_messages(
-                n for n in self._hidden_indexes(floor) if self.old.messages[n].once is not None
-            )
+            indexes = self._hidden_indexes(prefix_length)
+            self._hide_messages(n for n in indexes if self.old.messages[n].once is not None)
             return
-        if floor:
-            last_hidden_seq = self._seqs[floor - 1]
+        if prefix_length:
+            last_hidden_seq = self._seqs[prefix_length - 1]
             self._store.checkpoint(self._key, summary=self.old.summary, upto=last_hidden_seq)
         elif self.old.summary:
             self._store.set_summary(self._key, self.old.summary)
-        self._hide_messages(self._hidden_indexes(floor))
+        self._hide_messages(self._hidden_indexes(prefix_length))
 
-    def _hidden_indexes(self, floor: int) -> Iterator[int]:
-        """Yield the indexes of hidden messages, starting at the index `floor`."""
+    def _hidden_indexes(self, start: int) -> Iterator[int]:
+        """Yield the indexes of hidden messages, starting at the index `start`."""
         return (
             index
             for index, message in enumerate(self.old.messages)
-            if message.hidden and index >= floor
+            if message.hidden and index >= start
         )
 
     def _hide_messages(self, indexes: Iterable[int]) -> None:
         seqs = (self._seqs[index] for index in indexes if self._seqs[index])
         # Each write hides consecutive seqs.
-        for first, last in spans.union((seq, seq) for seq in seqs):
+        for first, last in spans.from_seqs(seqs):
             self._store.hide(self._key, first, last)
 
-    def _hides_only_imported(self, upto: int) -> bool:
-        """Return whether a checkpoint up to this seq hides only messages of the old session."""
+    def _hides_only_imported(self, last_seq: int) -> bool:
+        """Return whether a checkpoint at this seq would hide only messages of the old session."""
         visible_seqs = {message.seq for message in self._store.get_history(self._key)}
         # guard: merge-hides-only-covered
-        return all(seq > upto for seq in visible_seqs.difference(self._seqs))
+        return all(seq > last_seq for seq in visible_seqs.difference(self._seqs))
 
     def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
@@ -164,24 +161,23 @@ class SessionImport:
         if self.old.summary:
             yield "the summary was skipped, because the session has newer messages"
         # Messages with a token are hidden even if the session has newer messages.
-        indexes = self._hidden_indexes(merging.hidden_prefix(self.old))
+        indexes = self._hidden_indexes(merging.hidden_prefix_length(self.old))
         still_hidden_count = sum(self.old.messages[index].once is not None for index in indexes)
         if hidden_count := self.old.hidden - still_hidden_count:
             yield f"{hidden_count} messages that were hidden in the source are visible here"
 
-    def write_receipt(self, name: str) -> None:
+    def write_receipt(self, file_name: str) -> None:
         """Finish the import: remove the import mark and add the receipt in one write."""
         info = self._store.info(self._key)
         message_times = [message.at for message in self.old.messages if message.at is not None]
-        existing_times = () if self.existing is None else self.existing.times
         receipt: dict[str, Any] = {
             "from": self.old.layout,
-            "file": name,
+            "file": file_name,
             "sha256": self._digest,
             "messages": len(self.old.messages),
             "created": timestamp(min([self.old.created, *message_times])),
             # The session has the times of the old conversation until a new message is stored.
-            "updated": timestamp(max([self.old.updated, *message_times, *existing_times])),
+            "updated": timestamp(max([self.old.updated, *message_times, *self.existing.times])),
             "last_seq": info.last_seq,
             merging.IMPORT_TIME: timestamp(datetime.now(UTC)),
         }
@@ -218,8 +214,10 @@ def _split_into_batches(
         start = end
 
 
-def add_aliases(store: Store, key: str, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+def add_aliases(
+    store: Store, key: str, meta: Mapping[str, Any], new_aliases: Sequence[str]
+) -> None:
     """Add aliases to a session that was imported before."""
     prepare_alias_mark(store)
-    store.set_meta(key, aliases=[*aliases_in(meta), *names])
+    store.set_meta(key, aliases=[*aliases_in(meta), *new_aliases])
     change_alias_mark(store)

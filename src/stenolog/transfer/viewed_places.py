@@ -8,7 +8,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -25,10 +25,9 @@ from stenolog.stores.file_names import unescape_key
 from stenolog.stores.jsonl.directory import has_logs
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import NamespacedStore
-from stenolog.transfer.combined_store import CombinedStore, StorePlace
 from stenolog.transfer.importers import sqlite_file
-from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, usual_place
-from stenolog.transfer.transcripts.transcript_store import TranscriptStore
+from stenolog.transfer.read_only_stores import CombinedStore, StorePlace, TranscriptStore
+from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, find_transcripts_path
 
 STENOLOG: Final = "stenolog"
 _HIDDEN_NAMESPACES: Final = (NOTES, CHANNELS)
@@ -49,7 +48,7 @@ def find_usual_places(workspace: str) -> list[ViewedPlace]:
     places = [
         ViewedPlace(program=name, where=str(folder))
         for name in PROGRAMS
-        if (folder := usual_place(name)) is not None
+        if (folder := find_transcripts_path(name)) is not None
     ]
     try:
         return [*places, recognize_place(workspace)]
@@ -99,14 +98,18 @@ def open_places(
     try:
         prefixes = _choose_prefixes(places)
         # Transcripts without a prefix share one store: their keys differ by program.
-        shared = [place for place in places if place.program != STENOLOG and not prefixes[place]]
-        if shared:
-            opened_places.append(StorePlace(store=_open_transcripts(shared), has_transcripts=True))
+        unprefixed_places = [
+            place for place in places if place.program != STENOLOG and not prefixes[place]
+        ]
+        if unprefixed_places:
+            opened_places.append(
+                StorePlace(store=_open_transcripts(unprefixed_places), has_transcripts=True)
+            )
         for place in places:
             # Transcripts that cannot be read now are shown as soon as they can be read.
             if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
                 on_problem(place, PermissionError(os.strerror(errno.EACCES)))
-            if place in shared:
+            if place in unprefixed_places:
                 continue
             try:
                 opened_places.extend(_open_place(place, prefixes[place]))
@@ -125,7 +128,7 @@ def open_places(
 
 
 def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:
-    """Open a store read-only, without creating even a temporary file next to the store.
+    """Open a store read-only, without creating any file next to it.
 
     Raises StoreUnavailable.
     """
@@ -146,28 +149,30 @@ def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
             *parent, name = folder.split("/")
             if name not in _HIDDEN_NAMESPACES:
                 name_part = (unescape_key(parent[-1]) or "") if parent else name
-                base = path.joinpath(*parent)
-                store = open_unchanged(base, namespace=name)
-                at = _join_prefix(prefix, name_part)
-                exists = (base / name).exists
-                yield StorePlace(store=store, prefix=at, name=str(base / name), exists=exists)
+                yield StorePlace(
+                    store=open_unchanged(path.joinpath(*parent), namespace=name),
+                    prefix=_join_prefix(prefix, name_part),
+                    name=str(path / folder),
+                    exists=(path / folder).exists,
+                )
     else:
         where = place.where if "://" in place.where else f"sqlite:{place.where}"
         exists = (lambda: True) if "://" in place.where else path.exists
         for name in _list_namespaces(where):
             name_part = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
-            store = open_unchanged(where, namespace=name)
-            at = _join_prefix(prefix, name_part)
-            yield StorePlace(store=store, prefix=at, name=_printable_name(place), exists=exists)
+            yield StorePlace(
+                store=open_unchanged(where, namespace=name),
+                prefix=_join_prefix(prefix, name_part),
+                name=_printable_name(place),
+                exists=exists,
+            )
 
 
 def _is_readable(place: ViewedPlace) -> bool:
     try:
         os.close(os.open(place.where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except PermissionError:
-        return False
-    except OSError:
-        pass
+    except OSError as error:
+        return not isinstance(error, PermissionError)
     return True
 
 
@@ -202,7 +207,7 @@ def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
 
 
 def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
-    """Return a short name of the place, which no other place has."""
+    """Return a short name that no other place has."""
     name = _short_name(place)
     if sum(_short_name(other) == name for other in places) > 1:
         return f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}"
@@ -210,7 +215,7 @@ def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
 
 
 def _printable_name(place: ViewedPlace) -> str:
-    """Return the path of the place; for a URL, which may have a password, only the last part."""
+    """Return the path of the place; of a URL, which may have a password, only the last part."""
     return _short_name(place) if "://" in place.where else place.where
 
 
@@ -222,18 +227,18 @@ def _short_name(place: ViewedPlace) -> str:
 
 _CACHE_FOLDER: Final = "view"
 _PLACES_SUFFIX: Final = ".places"
-"""Suffix of the file that lists the places of an index."""
+"""Suffix of the file with the paths of the sessions and transcripts that an index covers."""
 _MAX_AGE_SECONDS: Final = 90 * 86_400
-"""Seconds after which an index that was not used is deleted."""
+"""Seconds after which an unused index is deleted."""
 
 
-def prepare_index_file(places: Sequence[ViewedPlace], cache: Path) -> Path:
-    """Return the file of the search index of these places, in a private folder of the cache.
+def prepare_index_file(places: Sequence[ViewedPlace], cache_folder: Path) -> Path:
+    """Return the file for the search index of these places, in a private folder of the cache.
 
     Deletes indexes of places that no longer exist, because an index quotes messages. Raises
     OSError.
     """
-    folder = cache / _CACHE_FOLDER
+    folder = cache_folder / _CACHE_FOLDER
     disk.create_private_folder(folder)
     folder.chmod(0o700)
     _delete_old_indexes(folder)
@@ -244,11 +249,9 @@ def prepare_index_file(places: Sequence[ViewedPlace], cache: Path) -> Path:
     list_file, text = folder / f"{name}{_PLACES_SUFFIX}", msgspec.json.encode(paths)
     # The list is written only if it changed: writing takes longer than opening the places.
     if not list_file.exists() or list_file.read_bytes() != text:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with closing(disk.open_descriptor(folder, flags)) as descriptor:
             disk.replace_file(descriptor, list_file.name, text)
-        finally:
-            os.close(descriptor)
     list_file.touch()
     return folder / f"{name}.db"
 

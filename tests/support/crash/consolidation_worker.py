@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stenolog.memory.consolidation import Consolidation, ConsolidationReport
+from stenolog.memory.consolidation import ConsolidationReport, Consolidator
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import CompletionFunction
@@ -87,7 +87,7 @@ def consolidate_otherwise(where: str) -> None:
 
 def _consolidate(where: str, tone: str, *, max_turns: int) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
-        consolidation = Consolidation(
+        consolidation = Consolidator(
             sessions,
             Notes(notes),
             _clerk(tone),

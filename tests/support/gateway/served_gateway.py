@@ -33,7 +33,7 @@ class Nothing:
     async def start(self) -> None:
         """Do nothing."""
 
-    async def deliver(self, answers: Sequence[Answer]) -> None:
+    async def deliver(self, answer: Answer) -> None:
         """Do nothing."""
 
     async def drain(self, *, wait_seconds: float) -> None:

@@ -12,11 +12,11 @@ from starlette.testclient import TestClient
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.gateway.app import HEALTH
-from stenolog.gateway.error_responses import HANDLERS
-from stenolog.gateway.openapi import routes, with_document
+from stenolog.gateway.app import HEALTH_ENDPOINTS
+from stenolog.gateway.openapi import make_routes, with_openapi_document
 from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions_api import SESSIONS
+from stenolog.gateway.responses import EXCEPTION_HANDLERS
+from stenolog.gateway.sessions_api import SESSION_ENDPOINTS
 from stenolog.gateway.shared_state import Gateway
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.values import GatewaySettings, Settings
@@ -50,8 +50,12 @@ def application(
         finally:
             await asyncio.wait_for(loop.close(patience=5.0), 30)
 
-    endpoints = with_document((*SESSIONS, *HEALTH))
-    app = Starlette(routes=routes(endpoints), exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    endpoints = with_openapi_document((*SESSION_ENDPOINTS, *HEALTH_ENDPOINTS))
+    app = Starlette(
+        routes=make_routes(endpoints),
+        exception_handlers=dict(EXCEPTION_HANDLERS),
+        lifespan=lifespan,
+    )
     app.router.redirect_slashes = False
     return app
 

@@ -16,7 +16,7 @@ CALLS: Final = tuple(
     for name in (*vars(Store), "read_marker", "add_group", "purge_trash")
     if not name.startswith("_") and name not in ("close", "follow", "health")
 )
-BACKGROUND: Final = ("_after_answer", "_renew", "resume", "BackgroundNotes", "Daemon.")
+BACKGROUND: Final = ("_summarize_and_queue_notes", "_renew", "resume", "BackgroundNotes", "Daemon.")
 """Parts of the names of coroutines that run during a turn but are not part of it, or after it."""
 
 

@@ -110,7 +110,7 @@ def test_notes_wait_for_the_answer_in_progress(tmp_path: Path) -> None:
             speaking = asyncio.create_task(say(loop, "Wait.", key="cli:other"))
             await begun.wait()
             await say(loop, "I like tea.")
-            waiting = loop._turns._notes[None]._queued_keys
+            waiting = loop._scheduler._notes[None]._queued_keys
             await until(lambda: KEY in waiting)
             assert not model.noting.is_set()
             goes_on.set()
@@ -158,8 +158,8 @@ class Timers:
         """Make an agent's memory use this clock."""
         memory = loop.registry.agent().memory
         assert memory is not None
-        assert memory._consolidation is not None
-        memory._consolidation._clock = lambda: self.now
+        assert memory._consolidator is not None
+        memory._consolidator._clock = lambda: self.now
 
     def elapse(self) -> None:
         """Advance the clock to the only timer, and run it."""

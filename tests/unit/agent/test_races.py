@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent import commands
-from stenolog.agent.history_changes import last_seq
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.session_history import read_last_seq
 from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
 from stenolog.context.window import Limits
@@ -211,12 +211,12 @@ def test_p5_command_does_not_hide_a_message_that_was_answered_after_it(
 
     def read_late(*args: Any) -> int:
         assert is_answered.wait(timeout=60)
-        return last_seq(*args)
+        return read_last_seq(*args)
 
     async def main() -> None:
         async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
             await say(loop, "old words")
-            monkeypatch.setattr(commands, "last_seq", read_late)
+            monkeypatch.setattr(commands, "read_last_seq", read_late)
             changing = asyncio.create_task(say(loop, f"/{command}"))
             await asyncio.sleep(0)
             try:
@@ -475,7 +475,7 @@ def test_summary_does_not_block_other_sessions(tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel(_echo)
         async with agent_loop("jsonl", tmp_path, model) as loop:
-            threads = loop._turns.threads
+            threads = loop._scheduler.threads
             waiting = [asyncio.create_task(threads.run_model(stuck.wait, 30)) for _ in range(40)]
             assert (await say(loop, "Hi.")).text == "to Hi."
             stuck.set()
@@ -491,7 +491,7 @@ def test_lease_taken_over_ends_the_turn_immediately(tmp_path: Path) -> None:
             speaking = asyncio.create_task(say(loop, "Hi."))
             await model.first.wait()
             # The renewal finds the lease taken over, even while the model is silent.
-            loop._turns._active[None, KEY].cancel("lost")
+            loop._scheduler._active[None, KEY].cancel("lost")
             assert (await speaking).outcome == "failed"
             assert roles(loop) == ["user"]
 
@@ -571,7 +571,7 @@ def test_message_that_arrives_between_two_turns_is_stored_at_once(
             await model.first.wait()
             second = asyncio.create_task(say(loop, "two"))
             await until(lambda: len(bodies(loop)) == 2)
-            [session] = loop._turns._active.values()
+            [session] = loop._scheduler._active.values()
             release, late = session.lock.release, list[asyncio.Task[Any]]()
             message = InboundMessage(key=KEY, content="three")
             view = partial(session.instance.store.view, KEY)

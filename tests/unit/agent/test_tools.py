@@ -11,7 +11,7 @@ from stenolog.agent.tools import (
     ToolContext,
     collect_tools,
     now,
-    read_arguments,
+    parse_arguments,
     recall,
     result_as_text,
     tool,
@@ -132,13 +132,13 @@ def test_duplicate_tool_names_are_rejected() -> None:
     ("text", "found"), [("", {}), (" ", {}), ("{}", {}), ('{"a": 1}', {"a": 1})]
 )
 def test_arguments_are_parsed(text: str, found: dict[str, Any]) -> None:
-    assert read_arguments(text) == found
+    assert parse_arguments(text) == found
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", "null", "[" * 100_000])
 def test_invalid_arguments_raise_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="the arguments are no JSON"):
-        read_arguments(text)
+        parse_arguments(text)
 
 
 @pytest.mark.parametrize(

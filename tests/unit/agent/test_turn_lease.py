@@ -129,7 +129,7 @@ def test_message_is_answered_once_the_lease_works_again(
 def test_failed_lease_is_tried_again_after_a_constant_delay() -> None:
     given_up = ResumeBackoff()
     for _ in range(20):
-        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), doubles=False)
+        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), double_delay=False)
         assert given_up.is_blocked(None, KEY, 1)
     [(_, _, until)] = given_up._failures.values()
     assert until - monotonic() <= FIRST_DELAY_SECONDS
@@ -239,7 +239,7 @@ def test_cancelled_message_that_has_taken_the_lease_releases_it(store: str, tmp_
                 release = taken.release
 
                 def release_and_note(_: Any) -> None:
-                    was_locked.append(loop._turns._active[None, KEY].lock.locked())
+                    was_locked.append(loop._scheduler._active[None, KEY].lock.locked())
                     release()
 
                 patch.setattr(type(taken), "release", release_and_note)

@@ -49,12 +49,12 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         assert await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1") is None
-        seen = SeenMessages(upto=0, once=hand.newest_once)
+        seen = SeenMessages(upto=0, once=hand.newest_idempotency_key)
         assert (
             await hand.store_turn_message(sessions, _answer("!"), on_event=heard, seen=seen) is None
         )
         assert store.get_history(KEY) == []
-        assert hand.answer_to("1") == "!"
+        assert hand.find_answer_text("1") == "!"
         assert [one.count for one in heard.of(SaveFailed)] == [1, 2]
         assert heard.of(SaveFailed)[0].text == "the disk is full; free some space"
         store.refused = ()
@@ -159,7 +159,7 @@ def test_question_stored_by_a_failed_write_is_not_answered_again() -> None:
             sessions,
             _answer("mine"),
             on_event=heard,
-            seen=SeenMessages(upto=0, once=hand.newest_once),
+            seen=SeenMessages(upto=0, once=hand.newest_idempotency_key),
         )
         store.refused = ()
         # The failed write had reached the store, and another process has answered it.

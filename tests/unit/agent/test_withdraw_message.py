@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.turn import withdraw_message
+from stenolog.agent.session_history import withdraw_message
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.agent.turn_events import MessageStored as HeardEvent
 from stenolog.stores.base import SessionView, Store

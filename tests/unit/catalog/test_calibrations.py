@@ -150,7 +150,7 @@ def test_invalid_calibrations_are_ignored(tmp_path: Path) -> None:
         database = catalog._active.database
         for model, ratio in (("zero", 0.0), ("huge", 1e300), ("text", "x")):
             with database.write_transaction() as transaction:
-                transaction.execute(database.sql["calibrate"], (model, ratio, 3.0))
+                transaction.run("calibrate", (model, ratio, 3.0))
             assert catalog.calibration(model) == Calibration()
             assert catalog.calibrate(model, estimated=100, reported=130) == ONCE
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.catalog import Catalog, candidates
+from stenolog.catalog import Catalog, message_search
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.catalog.stemming import stems
+from stenolog.catalog.tokenizer import stems
 from stenolog.errors import UsageError
 from stenolog.memory.transcript import is_withdrawn
 from stenolog.sessions.keys import owner_in_key
@@ -55,7 +55,7 @@ def test_messages_of_another_owner_are_not_found(
     _say(store, "slack:quiet", "zanzibar alone")
     _say(store, "slack:t1", "zanzibar in a group")
     with monkeypatch.context() as few:
-        few.setattr(candidates, "_MAX_PER_WORD", 5)
+        few.setattr(message_search, "_MAX_PER_WORD", 5)
         assert _found(catalog, "zanzibar", "slack:quiet", limit=5) == [
             ("slack:quiet", 1),
             ("slack:t1:quiet", 1),
@@ -145,7 +145,7 @@ def test_rarest_words_decide_which_messages_are_returned(store: Store, catalog: 
 def test_common_word_counts_for_old_messages_too(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "_MAX_PER_WORD", 10)
+    monkeypatch.setattr(message_search, "_MAX_PER_WORD", 10)
     _say(store, "cli:a", "zanzibar ferry", "gap", "gap", *["ferry"] * 20, "gap", "zanzibar", "gap")
     assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
 

@@ -50,7 +50,7 @@ def test_list_imports_no_modules_that_only_other_calls_need(
     loaded = set(child.stdout.split())
     assert "stenolog.catalog.index" in loaded
     slow = {"asyncio", "hashlib", "json", "logging", "psycopg", "tempfile"}
-    slow |= {"stenolog.catalog.tokenizer", "stenolog.catalog.postgres"}
+    slow |= {"stenolog.catalog.tokenizer", "stenolog.catalog.catalog_tables"}
     assert loaded & slow == set()
 
 

@@ -268,7 +268,7 @@ def test_reader_does_not_touch_the_journal_of_a_replaced_database(
 
 def test_busy_catalog_is_retried(logs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[LockFile] = []
-    open_lock = LockFile._open
+    open_lock = LockFile._open_and_lock
 
     def busy(lock: LockFile) -> Descriptor:
         if len(refused) < 3:
@@ -276,7 +276,7 @@ def test_busy_catalog_is_retried(logs: Store, monkeypatch: pytest.MonkeyPatch) -
             raise BlockingIOError
         return open_lock(lock)
 
-    monkeypatch.setattr(LockFile, "_open", busy)
+    monkeypatch.setattr(LockFile, "_open_and_lock", busy)
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
         assert catalog.problems == ()

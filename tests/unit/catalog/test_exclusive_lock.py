@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from stenolog.catalog import exclusive_lock
-from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
+from stenolog.catalog import catalog_files
+from stenolog.catalog.catalog_files import ExclusiveLock, ExclusiveUse
 
 PATIENCE = 120
 
@@ -14,12 +14,12 @@ PATIENCE = 120
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no thread lose its place because the machine is busy."""
-    monkeypatch.setattr(exclusive_lock, "_STALE_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(catalog_files, "_STALE_SECONDS", 10 * PATIENCE)
 
 
 def _wait_for_waiters(lock: ExclusiveLock, count: int) -> None:
     deadline = time.monotonic() + PATIENCE
-    while len(lock._waiting) < count:
+    while len(lock._queue) < count:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -48,7 +48,7 @@ def test_returning_thread_does_not_overtake_waiting_ones() -> None:
 
 
 def test_end_of_a_use_wakes_the_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exclusive_lock, "_CHECK_INTERVAL_SECONDS", PATIENCE)
+    monkeypatch.setattr(catalog_files, "_CHECK_INTERVAL_SECONDS", PATIENCE)
     lock, first, second = ExclusiveLock("it"), ExclusiveUse(), threading.Event()
 
     def use() -> None:
@@ -83,10 +83,10 @@ def test_thread_that_gives_up_does_not_block_the_next() -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join(PATIENCE)
-    assert len(lock._waiting) == 1
+    assert len(lock._queue) == 1
 
     lock.end(given_up[0])
     lock.end(first)
 
     lock.begin(next_use, timeout=0)
-    assert lock.is_current(next_use)
+    assert lock.is_active(next_use)

@@ -13,15 +13,20 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore
-from stenolog.catalog import Catalog, catalog_files, exclusive_lock, open_catalog
+from stenolog.catalog import Catalog, catalog_files, open_catalog
 from stenolog.catalog.catalog_database import CatalogBusy
-from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
-from stenolog.catalog.exclusive_lock import ExclusiveLock, ExclusiveUse
+from stenolog.catalog.catalog_files import (
+    ExclusiveLock,
+    ExclusiveUse,
+    FileDatabase,
+    MemoryDatabase,
+)
+from stenolog.catalog.index import Refresher
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
 from support.interrupts import Striking
 
-MODULES = (catalog_files, exclusive_lock, contextlib)
+MODULES = (catalog_files, contextlib)
 SECONDS = 120
 """For failures only."""
 
@@ -75,7 +80,7 @@ def test_p8_ctrl_c_anywhere_leaves_the_catalog_usable(
     number, places = 1, list[str]()
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         if kind == "memory":
-            catalog._use_database(MemoryDatabase())
+            catalog._active = Refresher(catalog._store, MemoryDatabase())
         catalog.refresh()
         while (error := _struck(number, store, catalog)) is not None:
             where = str(error)
@@ -145,15 +150,15 @@ def test_unreferenced_use_counts_as_ended() -> None:
         turns.begin(second, timeout=0)
     del first
     turns.begin(second, timeout=0)
-    assert turns.is_current(second)
+    assert turns.is_active(second)
 
 
 def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
     turns, first, second = ExclusiveLock("it"), ExclusiveUse(), ExclusiveUse()
     turns.begin(first, timeout=0)
     turns.begin(second, timeout=0)
-    assert not turns.is_current(first)
-    assert turns.is_current(second)
+    assert not turns.is_active(first)
+    assert turns.is_active(second)
 
 
 def test_p8_concurrent_forks_leave_the_catalog_usable(

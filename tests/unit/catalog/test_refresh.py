@@ -294,7 +294,7 @@ def _after_each_look(
     catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen whenever this catalog has read a session and not yet stored it."""
-    begin, look = Indexer.__init__, SessionReader._read
+    begin, look = Indexer.__init__, SessionReader._read_content
     readers: weakref.WeakSet[SessionReader] = weakref.WeakSet()
 
     def begun(intake: Indexer, *what: Any, **more: Any) -> None:
@@ -309,7 +309,7 @@ def _after_each_look(
         return seen
 
     monkeypatch.setattr(Indexer, "__init__", begun)
-    monkeypatch.setattr(SessionReader, "_read", looked)
+    monkeypatch.setattr(SessionReader, "_read_content", looked)
 
 
 def test_concurrent_refreshes_of_a_session_do_not_duplicate_messages(

@@ -12,7 +12,8 @@ import pytest
 from stenolog.catalog import open_catalog
 from stenolog.errors import DamagedStore, StoreBusy
 from stenolog.stores.open_store import open_store
-from stenolog.stores.sqlite import SQLiteStore, processes, schema
+from stenolog.stores.sqlite import SQLiteStore, lease_holders
+from stenolog.stores.sqlite.database_file import migrations
 from support.catalog_scan import catalogued, differences, full_scan
 from support.random_operations import fill_three_sessions
 
@@ -112,7 +113,7 @@ def test_expired_lease_is_not_shown_as_running(where: str) -> None:
 
 
 def test_lease_of_an_ended_process_is_not_shown_as_running(where: str) -> None:
-    if processes.current_process() is None:
+    if lease_holders.current_process() is None:
         pytest.skip("NOT RUN: the start times of processes are unknown here")
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
@@ -329,7 +330,7 @@ def test_p4_older_version_cannot_purge_while_the_old_catalog_is_half_dropped(
         fill_three_sessions(store)
     _with_old_catalog(file)
     connection = apsw.Connection(str(file))
-    statements = [text for (text,) in connection.execute(schema.migrations()[5])]
+    statements = [text for (text,) in connection.execute(migrations()[5])]
     connection.execute(statements[0])
     names = _old_names(file)
     assert any(name.endswith("_purged") for name in names)

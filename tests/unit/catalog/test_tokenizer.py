@@ -1,4 +1,4 @@
-"""One tokenizer for texts and queries: what it makes of them, and that FTS5 leaves it so."""
+"""Tokens and stems of texts and queries, which FTS5 does not split again."""
 
 import re
 import sqlite3
@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
 from stenolog.catalog.query import match_expression, parse_query
-from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, token_lines
+from stenolog.catalog.tokenizer import (
+    MAX_TOKEN_LENGTH,
+    STOP_WORDS,
+    stem,
+    stem_tokens,
+    stems,
+    token_lines,
+)
 from stenolog.testing.strategies import texts
 
 NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
@@ -48,7 +55,7 @@ SOME = st.one_of(texts(), NAMES, UNSPACED, st.text(max_size=40))
 )
 def test_text_is_split_into_tokens(text: str, parts: str, more: str) -> None:
     found = token_lines(text)
-    assert (found.parts, found.extra) == (parts, more)
+    assert (found.parts, found.extra_tokens) == (parts, more)
 
 
 @given(SOME)
@@ -61,7 +68,7 @@ def test_fts5_leaves_tokens_unchanged(text: str) -> None:
             "CREATE VIRTUAL TABLE w USING fts5(t, content='', tokenize=\"ascii tokenchars '='\")"
         )
         index.execute("CREATE VIRTUAL TABLE v USING fts5vocab(w, instance)")
-        for line in (found.parts, found.extra):
+        for line in (found.parts, found.extra_tokens):
             index.execute("INSERT INTO w (w) VALUES ('delete-all')")
             index.execute("INSERT INTO w (rowid, t) VALUES (1, ?)", (line,))
             taken = index.execute("SELECT term FROM v ORDER BY offset").fetchall()
@@ -72,7 +79,7 @@ def test_fts5_leaves_tokens_unchanged(text: str) -> None:
 
 @given(SOME)
 def test_tokens_are_short_and_lower_case_without_index_marks(text: str) -> None:
-    for token in f"{token_lines(text).parts} {token_lines(text).extra}".split():
+    for token in f"{token_lines(text).parts} {token_lines(text).extra_tokens}".split():
         assert len(token) <= MAX_TOKEN_LENGTH
         assert not set(token) & set(string.ascii_uppercase + string.punctuation)
 
@@ -90,7 +97,7 @@ def _finds(query: str, text: str) -> bool:
             "(parts, more, marks, content='', tokenize=\"ascii tokenchars '='\")"
         )
         index.execute(
-            "INSERT INTO w (rowid, parts, more) VALUES (1, ?, ?)", [found.parts, found.extra]
+            "INSERT INTO w (rowid, parts, more) VALUES (1, ?, ?)", [found.parts, found.extra_tokens]
         )
         asked = [match_expression(parsed)]
         return bool(index.execute("SELECT 1 FROM w WHERE w MATCH ?", asked).fetchall())
@@ -144,3 +151,65 @@ def test_word_positions_match_the_text(text: str) -> None:
 def test_long_runs_of_marks_are_normalized_as_by_unicodedata(text: str) -> None:
     for form in ("NFKC", "NFKD"):
         assert tokenizer.normalize(form, text) == unicodedata.normalize(form, text)
+
+
+# --- stems -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "deploy deploys deployed deploying deployment deployments",
+        "plan plans planned planning planner",
+        "move moves moved moving",
+        "city cities",
+        "agree agrees agreed",
+        "use uses used using",
+        "happy happily happiness",
+        "organize organized organizing organization organisation",
+        "invite invited invitation invitations",
+        "create created creates creating creation",
+        "prefer preferred preference preferences",
+        "travel travelled traveling travelling",
+        "install installed installing",
+        "buy buys bought buying",
+        "fly flew flying flight",
+        "child children",
+        "decide decided decision",
+        "box boxes",
+        "live lives lived living",
+    ],
+)
+def test_forms_of_a_word_have_the_same_stem(forms: str) -> None:
+    assert len({stem(form) for form in forms.split()}) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["plan plant", "bus business", "wed week", "sing king", "red read", "new knew"]
+)
+def test_different_words_stay_different(words: str) -> None:
+    assert len({stem(word) for word in words.split()}) == 2
+
+
+def test_stop_words_and_single_letters_have_no_stem() -> None:
+    assert stems("What did I do with it? Und was ist das?") == []
+    assert all(stem(word) == "" for word in STOP_WORDS)
+
+
+def test_names_numbers_and_other_scripts_are_not_stemmed() -> None:
+    assert stems("Zürich 2026 東京都 getUserNames") == [
+        "zurich", "2026", "東京", "京都", "user", "nam",
+    ]  # fmt: skip
+
+
+@given(st.text())
+def test_text_and_its_tokens_have_the_same_stems(text: str) -> None:
+    assert stems(text) == stem_tokens(token_lines(text).parts.split())
+
+
+@given(st.text(st.characters(categories=["Ll"]), min_size=1))
+def test_stem_is_one_token_and_not_longer_than_its_word(word: str) -> None:
+    for token in token_lines(word).parts.split():
+        found = stem(token)
+        assert len(found) <= len(token) + 1
+        assert found.split() in ([found], [])

@@ -1,4 +1,4 @@
-"""Tests the allow-list, signatures, update offsets, chat moves, delivery marks and user texts."""
+"""Tests the allow-list, signatures, update tracker, chat moves, delivery marks and user texts."""
 
 import msgspec
 import pytest
@@ -9,9 +9,9 @@ from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, IncomingMessage, is_local
 from stenolog.channels.delivery import MAX_OWED, DeliveryMark, make_owed_mark, read_mark
-from stenolog.channels.inbox import ChatMove, read_move, session_of, text_for_user
-from stenolog.channels.telegram import Offsets
-from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, signature
+from stenolog.channels.inbox import ChatMove, find_session_key, read_move, text_for_user
+from stenolog.channels.telegram import UpdateTracker
+from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, make_signature
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'
@@ -52,7 +52,7 @@ def test_rejected_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFix
 
 
 def test_signature_is_valid_for_its_secret_body_and_time() -> None:
-    header = signature(SECRET, BODY, at=1_000)
+    header = make_signature(SECRET, BODY, signed_at=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000 + MAX_SIGNATURE_AGE_SECONDS)
     assert not is_signed(SECRET, BODY, header, now=1_001 + MAX_SIGNATURE_AGE_SECONDS)
@@ -67,7 +67,7 @@ def test_malformed_signature_is_rejected(header: str) -> None:
 
 
 def test_the_time_of_a_signature_cannot_be_changed() -> None:
-    header = signature(SECRET, BODY, at=1_000).replace("t=1000", "t=2000")
+    header = make_signature(SECRET, BODY, signed_at=1_000).replace("t=1000", "t=2000")
     assert not is_signed(SECRET, BODY, header, now=2_000)
 
 
@@ -79,66 +79,68 @@ def test_the_time_of_a_signature_cannot_be_changed() -> None:
 def test_next_offset_never_passes_an_update_that_is_not_durable(
     steps: list[tuple[int, bool]],
 ) -> None:
-    offsets = Offsets()
+    tracker = UpdateTracker()
     open_ones: set[int] = set()
     for number, durable in steps:
-        everything = range(max(offsets.next or 1, 1), 31)  # the updates that the server returns
-        open_ones.update(offsets.add_updates([one for one in everything if one <= number]))
+        # the updates that the server returns
+        everything = range(max(tracker.next_number or 1, 1), 31)
+        open_ones.update(tracker.add_updates([one for one in everything if one <= number]))
         if number in open_ones:
-            offsets.settle_update(number, durable=durable)
+            tracker.settle_update(number, durable=durable)
             open_ones -= {number} if durable else set()
-        assert all(one >= (offsets.next or 0) for one in open_ones)
+        assert all(one >= (tracker.next_number or 0) for one in open_ones)
 
 
 def test_update_is_accepted_once_and_again_if_it_was_not_stored() -> None:
-    offsets = Offsets()
-    assert offsets.add_updates([5, 6]) == [5, 6]
-    assert offsets.add_updates([5, 6, 7]) == [7]
-    offsets.settle_update(6, durable=True)
-    assert offsets.next == 5
-    offsets.settle_update(5, durable=False)
-    assert offsets.next == 5
-    assert offsets.add_updates([5, 6, 7]) == [5]
-    offsets.settle_update(5, durable=True)
-    assert offsets.next == 7
+    tracker = UpdateTracker()
+    assert tracker.add_updates([5, 6]) == [5, 6]
+    assert tracker.add_updates([5, 6, 7]) == [7]
+    tracker.settle_update(6, durable=True)
+    assert tracker.next_number == 5
+    tracker.settle_update(5, durable=False)
+    assert tracker.next_number == 5
+    assert tracker.add_updates([5, 6, 7]) == [5]
+    tracker.settle_update(5, durable=True)
+    assert tracker.next_number == 7
 
 
 def test_offset_skips_updates_that_the_app_no_longer_has() -> None:
-    offsets = Offsets()
-    offsets.add_updates([5])
-    offsets.settle_update(5, durable=False)
-    assert offsets.add_updates([9]) == [9]
-    offsets.settle_update(9, durable=True)
-    assert offsets.next == 10
+    tracker = UpdateTracker()
+    tracker.add_updates([5])
+    tracker.settle_update(5, durable=False)
+    assert tracker.add_updates([9]) == [9]
+    tracker.settle_update(9, durable=True)
+    assert tracker.next_number == 10
 
 
 def test_updates_accepted_by_an_earlier_process_are_only_confirmed() -> None:
-    offsets = Offsets(known_below=7)
-    assert offsets.add_updates([5, 6, 7]) == [7]
-    assert offsets.next == 7
+    tracker = UpdateTracker(handled_below=7)
+    assert tracker.add_updates([5, 6, 7]) == [7]
+    assert tracker.next_number == 7
 
 
 # --- chat moves ----------------------------------------------------------------------------------
 
 
 def _arrival(number: int, chat: str | None = None) -> IncomingMessage:
-    return IncomingMessage(sender="1", text="hi", id=str(number), chat=chat, number=number)
+    return IncomingMessage(sender="1", text="hi", id=str(number), chat=chat, message_number=number)
 
 
 def test_messages_before_a_move_stay_in_the_earlier_session() -> None:
     last_move = ChatMove(key="t:new:1", before="t:1", chat="", number=7)
-    assert session_of("t:1", None, _arrival(3)) == "t:1"
-    assert session_of("t:1", last_move, _arrival(8)) == "t:new:1"
-    assert session_of("t:1", last_move, _arrival(6)) == "t:1"
-    assert session_of("t:1", last_move, _arrival(7)) is None  # the command itself, delivered again
-    assert session_of("t:1", last_move, _arrival(6, chat="-5")) == "t:new:1"
-    assert session_of("t:1", last_move, _arrival(0)) == "t:new:1"
+    assert find_session_key("t:1", None, _arrival(3)) == "t:1"
+    assert find_session_key("t:1", last_move, _arrival(8)) == "t:new:1"
+    assert find_session_key("t:1", last_move, _arrival(6)) == "t:1"
+    # the command itself, delivered again
+    assert find_session_key("t:1", last_move, _arrival(7)) is None
+    assert find_session_key("t:1", last_move, _arrival(6, chat="-5")) == "t:new:1"
+    assert find_session_key("t:1", last_move, _arrival(0)) == "t:new:1"
 
 
 def test_each_message_belongs_to_the_session_at_its_time() -> None:
     moves = ((3, "t:1"), (5, "t:a:1"))
     last_move = ChatMove(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
-    found = [session_of("t:1", last_move, _arrival(number)) for number in range(1, 9)]
+    found = [find_session_key("t:1", last_move, _arrival(number)) for number in range(1, 9)]
     there = ["t:1", "t:1", None, "t:a:1", None, "t:b:1", None, "t:c:1"]
     assert found == there
 

@@ -14,9 +14,8 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
-from stenolog.channels.claims import Claims, delivery_claim
-from stenolog.channels.delivery import MARK_FIELD, UNSURE_NOTICE, Delivery
-from stenolog.channels.splitting import split_text
+from stenolog.channels.claims import Claims, delivery_claim_name
+from stenolog.channels.delivery import MARK_FIELD, UNSURE_NOTICE, Delivery, split_text
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -170,9 +169,9 @@ def test_turn_of_a_killed_process_is_resumed_and_delivered_once(
         settings = telegram_settings(server)
         async with agent_and_channels(tmp_path, settings, ["After all."]) as (loop, channels):
             await channels.start()
-            answers = await loop.resume()
-            await channels.deliver(answers)
-            await channels.deliver(answers)
+            [answer] = await loop.resume()
+            await channels.deliver(answer)
+            await channels.deliver(answer)
             assert server.texts(ALICE) == ["After all."]
             assert mark(loop)["mark"] == "sent"
 
@@ -201,7 +200,7 @@ class _App:
     """A chat app that plays a given response for each message."""
 
     name = "telegram"
-    limit = 64
+    max_length = 64
 
     def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
         self.plays = list(plays)
@@ -525,7 +524,7 @@ def test_delivery_in_progress_in_another_gateway_is_left_to_it(
         app = _App()
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
-            async with another.hold_claim(delivery_claim(None, KEY)):
+            async with another.hold_claim(delivery_claim_name(None, KEY)):
                 recovering = asyncio.create_task(Delivery(loop, app, own).recover_answers())
                 await until_it_holds(lambda: own.looks > 1 or recovering.done())
                 assert mark(loop) == sending
@@ -547,7 +546,7 @@ def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) ->
         another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
         async with (
             agent_loop("jsonl", tmp_path, []) as loop,
-            another.hold_claim(delivery_claim(None, KEY)),
+            another.hold_claim(delivery_claim_name(None, KEY)),
             asyncio.timeout(20),
         ):
             delivery = Delivery(loop, _App(), own)
@@ -592,4 +591,4 @@ def _meet(store: Any, barrier: threading.Barrier) -> None:
 
 
 def _pieces(text: str) -> list[str]:
-    return split_text(text, _App.limit)
+    return split_text(text, _App.max_length)

@@ -34,7 +34,7 @@ every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 class _App:
     """A chat app that records what it is sent, or is unreachable."""
 
-    name, limit = "telegram", 4096
+    name, max_length = "telegram", 4096
 
     def __init__(self, *, reachable: bool = True) -> None:
         self.sent: list[str] = []
@@ -82,7 +82,7 @@ class _Process:
         self._number = number or self._number + 1
         name = f"u{self._number}"
         arrival = IncomingMessage(
-            sender="7", text=text, id=name, number=self._number, origin=ORIGIN
+            sender="7", text=text, id=name, message_number=self._number, origin=ORIGIN
         )
         answer = await self._inbox.accept(arrival).answer
         assert answer is not None

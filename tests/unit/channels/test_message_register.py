@@ -34,7 +34,7 @@ def test_command_received_by_two_processes_runs_once(tmp_path: Path) -> None:
         several = [_claims(tmp_path) for _ in range(2)]
         async with agent_loop("jsonl", tmp_path, []) as loop:
             place = register_name(loop.registry.agent().id, OWN)
-            command = IncomingMessage(sender="alice", text="/new", id="1", number=1)
+            command = IncomingMessage(sender="alice", text="/new", id="1", message_number=1)
             begun = [MessageRegister(claims).begin_command(place, command) for claims in several]
             assert sorted(await asyncio.gather(*begun)) == [False, True]
         for claims in several:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.channels.splitting import MIN_LIMIT, split_pieces, split_text, utf16_len
+from stenolog.channels.delivery import MIN_LIMIT, split_pieces, split_text, utf16_len
 from stenolog.errors import UsageError
 
 LIMITS = st.integers(MIN_LIMIT, 200)

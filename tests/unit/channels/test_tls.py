@@ -13,7 +13,7 @@ import pytest
 from telegram.error import NetworkError
 
 from stenolog.channels.channel import NotSent, uses_tls
-from stenolog.channels.telegram import _make_request
+from stenolog.channels.telegram import _make_http_client
 from stenolog.channels.webhook import Webhook
 from stenolog.settings.values import WebhookSettings
 from support import needs
@@ -93,7 +93,7 @@ def test_telegram_sends_no_token_to_an_unverified_server(server: _Server, scheme
     base = f"{scheme}://127.0.0.1:{server.port}/bot"
 
     async def ask() -> None:
-        request = _make_request(base, connections=1)
+        request = _make_http_client(base, max_connections=1)
         await request.initialize()
         try:
             with pytest.raises(NetworkError, match=r"(?i)certificate"):

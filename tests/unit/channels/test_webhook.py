@@ -31,7 +31,7 @@ from stenolog.channels.webhook import (
     PendingBodies,
     Webhook,
     is_signed,
-    signature,
+    make_signature,
 )
 from stenolog.errors import (
     LeaseLost,
@@ -42,7 +42,7 @@ from stenolog.errors import (
 )
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.server import Server, config
+from stenolog.gateway.server import Server, server_config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel
@@ -75,7 +75,7 @@ class Hook:
         """Send a message with a valid signature, except for the given arguments."""
         given = {"sender": "alice", "text": "hello", "id": "1", **fields}
         body = json.dumps(given).encode() if raw is None else raw
-        signed = signature(secret, body, at=int(time.time() if at is None else at))
+        signed = make_signature(secret, body, signed_at=int(time.time() if at is None else at))
         headers = {SIGNATURE_HEADER: signed if header is None else header}
         return await self.client.post(f"{self.url}/webhooks/{name}", content=body, headers=headers)
 
@@ -314,7 +314,9 @@ def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: P
             told = await hook.post(raw=b"x" * (MAX_BODY_BYTES + 1))
             assert told.status_code == 413
             try:
-                headers = {SIGNATURE_HEADER: signature(SECRET, b"", at=int(time.time()))}
+                headers = {
+                    SIGNATURE_HEADER: make_signature(SECRET, b"", signed_at=int(time.time()))
+                }
                 url = f"{hook.url}/webhooks/ci"
                 streamed = await hook.client.post(url, content=endless(), headers=headers)
             except httpx2.WriteError:
@@ -441,7 +443,7 @@ def _slow_head(name: str = "ci") -> bytes:
     """Return the head of a message that looks signed and has no body."""
     return (
         f"POST /webhooks/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
-        f"{SIGNATURE_HEADER}: {signature('guessed', b'', at=int(time.time()))}\r\n\r\n"
+        f"{SIGNATURE_HEADER}: {make_signature('guessed', b'', signed_at=int(time.time()))}\r\n\r\n"
     ).encode()
 
 
@@ -506,7 +508,7 @@ def test_timed_out_body_frees_its_slot_immediately() -> None:
         begun = asyncio.Event()
         first = asyncio.create_task(pending.read_body(_request(None, begun)))
         await begun.wait()
-        [limit] = pending._limits
+        [limit] = pending._timeouts
         limit.reschedule(asyncio.get_running_loop().time())
         await asyncio.sleep(0)
         assert limit.expired(), "its task has not run since"
@@ -537,9 +539,13 @@ def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         settings = webhook_settings(SECRET)
         async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
-            app = make_app(Gateway(loop, settings), Token(b"t" * 43), webhooks=channels.routes)
+            app = make_app(
+                Gateway(loop, settings), Token(b"t" * 43), webhook_routes=channels.routes
+            )
             bound = socket.create_server(("127.0.0.1", 0))
-            server = Server(config(app, max_connections=2 * MAX_PENDING_BODIES, stop_seconds=0.0))
+            server = Server(
+                server_config(app, max_connections=2 * MAX_PENDING_BODIES, stop_seconds=0.0)
+            )
             serving = asyncio.create_task(server.serve(sockets=[bound]))
             port = bound.getsockname()[1]
             async with (

@@ -49,8 +49,8 @@ def in_terminal() -> InTerminal:
         master, slave = pty.openpty()
         # On a busy machine the catalog takes long enough for its progress bar to appear.
         program = (
-            "from stenolog.cli import list_sessions, main;"
-            "list_sessions._DELAY_SECONDS = float('inf');"
+            "from stenolog.cli import list_search, main;"
+            "list_search._PROGRESS_DELAY_SECONDS = float('inf');"
             "main(prog_name='steno')"
         )
         with subprocess.Popen(

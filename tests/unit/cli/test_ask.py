@@ -26,7 +26,7 @@ from stenolog.cli import main
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
 from stenolog.cli.chat_screen import StatusLine
-from stenolog.cli.config import Options
+from stenolog.cli.config import AgentOptions
 from stenolog.stores.open_store import open_store
 
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
@@ -273,7 +273,7 @@ def test_interrupted_answer_is_reported_once(capsys: pytest.CaptureFixture[str])
 
 def test_scripted_model_makes_no_notes() -> None:
     async def consolidation() -> bool:
-        opened = open_agent(Options(model="scripted"))
+        opened = open_agent(AgentOptions(model="scripted"))
         try:
             return opened.agent.spec.consolidation
         finally:

@@ -15,8 +15,8 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_input import InputHistory
-from stenolog.cli.chat_pipe import SafeStream
-from stenolog.cli.config import Options
+from stenolog.cli.chat_pipe import ControlSequenceFilter
+from stenolog.cli.config import AgentOptions
 from stenolog.cli.picker import find_start
 from stenolog.stores.open_store import open_store
 
@@ -188,7 +188,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_program() -> None:
 
 
 def test_control_sequences_split_over_chunks_are_removed() -> None:
-    safe = SafeStream()
+    safe = ControlSequenceFilter()
     pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
     assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde0"
     assert safe.add("\x1b]" + 300 * "x") == ""
@@ -196,7 +196,7 @@ def test_control_sequences_split_over_chunks_are_removed() -> None:
 
 
 def test_many_lines_with_sequences_in_one_chunk_are_complete() -> None:
-    safe = SafeStream()
+    safe = ControlSequenceFilter()
     assert safe.add("\x1b[31mred\x1b[0m\n" * 5_000 + "end\x1b[") == "red\n" * 5_000 + "end"
     assert safe.add("1m.") + safe.end() == "."
 
@@ -401,7 +401,7 @@ def test_commands_print_plain_text_through_a_pipe() -> None:
 
 def test_new_chat_mentions_an_interrupted_session() -> None:
     async def words() -> str:
-        opened = open_agent(Options(model="scripted"))
+        opened = open_agent(AgentOptions(model="scripted"))
         try:
             start = await find_start(opened)
         finally:

@@ -23,10 +23,10 @@ from stenolog.agent.turn_events import (
 from stenolog.cli.chat_screen import (
     StatusLine,
     TurnScreen,
+    duration_text,
     first_line,
     outcome_text,
-    short_call,
-    short_time,
+    tool_call_text,
 )
 from stenolog.context.summarize import SummaryReport
 from stenolog.providers.chat_model import Usage
@@ -236,15 +236,15 @@ def test_tool_names_and_results_cannot_control_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("function", "given", "short"),
     [
-        (lambda text: short_call("f", text), "", "f()"),
-        (lambda text: short_call("f", text), '{"a": 1, "b": "x"}', 'f(a=1, b="x")'),
-        (lambda text: short_call("f", text), "no json", "f(no json)"),
-        (lambda text: short_call("f", text), '{"a": "' + 90 * "x" + '"}', f'f(a="{38 * "x"}…)'),
+        (lambda text: tool_call_text("f", text), "", "f()"),
+        (lambda text: tool_call_text("f", text), '{"a": 1, "b": "x"}', 'f(a=1, b="x")'),
+        (lambda text: tool_call_text("f", text), "no json", "f(no json)"),
+        (lambda text: tool_call_text("f", text), '{"a": "' + 90 * "x" + '"}', f'f(a="{38 * "x"}…)'),
         (first_line, "\n\n  one \ntwo\n", "one (+1 lines)"),
         (first_line, " \n", ""),
-        (short_time, 0.04, "0.0 s"),
-        (short_time, 9.96, "10 s"),
-        (short_time, 185, "3 min 5 s"),
+        (duration_text, 0.04, "0.0 s"),
+        (duration_text, 9.96, "10 s"),
+        (duration_text, 185, "3 min 5 s"),
     ],
 )
 def test_long_values_are_shortened(

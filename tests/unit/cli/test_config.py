@@ -12,7 +12,7 @@ from click.testing import Result
 
 from stenolog.cli.chat_input import InputHistory
 from stenolog.settings.fields import commented_file
-from stenolog.settings.loading import load_effective
+from stenolog.settings.loading import load_effective_settings
 from stenolog.settings.values import Settings
 
 Steno = Callable[..., Result]
@@ -39,7 +39,9 @@ def test_init_creates_a_private_file(steno: Steno, file: Path) -> None:
     assert file.read_text() == commented_file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert load_effective().settings == Settings(keys=load_effective().settings.keys)
+    assert load_effective_settings().settings == Settings(
+        keys=load_effective_settings().settings.keys
+    )
 
 
 def test_init_keeps_an_existing_file(steno: Steno, file: Path) -> None:

@@ -296,15 +296,15 @@ def test_message_for_another_session_is_reported_as_not_sent(source: PipeInput) 
 def test_commands_that_change_the_context_reset_the_status_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "context 1%" in one.talk.status_text() and not one.talk.is_busy)
+        await one.until(lambda: "context 1%" in one.talk.status.text() and not one.talk.is_busy)
         one.type("/clear\r")
         await one.until(lambda: "are hidden" in one.shown and not one.talk.is_busy)
-        assert one.talk.status_text() == "gated"
+        assert one.talk.status.text() == "gated"
         one.type("again\r")
-        await one.until(lambda: "context 1%" in one.talk.status_text() and not one.talk.is_busy)
+        await one.until(lambda: "context 1%" in one.talk.status.text() and not one.talk.is_busy)
         one.type("/undo\r")
         await one.until(lambda: "Undid" in one.shown and not one.talk.is_busy)
-        assert one.talk.status_text() == "gated"
+        assert one.talk.status.text() == "gated"
 
     talk(source, act, open_=True)
 

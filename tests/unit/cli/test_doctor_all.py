@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from stenolog.maintenance.environment_check import (
     CheckNote,
-    check_notes,
-    low_disk,
-    purged_but_in_fallback,
+    check_disk_space,
+    check_fallback_purges,
+    list_notes,
 )
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.open_store import open_store
@@ -63,7 +63,7 @@ def test_json_has_the_notes_if_asked_for(steno: Steno) -> None:
 def test_doctor_checks_sessions_of_all_agents(place: Path) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("k", "user", "hello?")
-    told = [note.meaning for note in check_notes("workspace") if note.kind == "interrupted turns"]
+    told = [note.meaning for note in list_notes("workspace") if note.kind == "interrupted turns"]
     assert "There is 1 session of the agent ada with" in told[1]
 
 
@@ -71,7 +71,7 @@ def test_advice_does_not_promise_to_resume_imported_sessions(place: Path, steno:
     imported = place / "talk.json"
     imported.write_text('[{"role": "user", "content": "hello?"}]')
     assert steno("import", str(imported), "-w", "other").exit_code == 0
-    [note] = [note for note in check_notes("other") if note.kind == "interrupted turns"]
+    [note] = [note for note in list_notes("other") if note.kind == "interrupted turns"]
     assert "an unanswered last message: talk." in note.meaning
     assert "resumes them" not in note.advice
     assert "not imported" in note.advice
@@ -79,7 +79,7 @@ def test_advice_does_not_promise_to_resume_imported_sessions(place: Path, steno:
 
 def test_doctor_reports_running_turns(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
-        [note] = [note for note in check_notes("workspace") if note.kind == "turns under way"]
+        [note] = [note for note in list_notes("workspace") if note.kind == "turns under way"]
     assert note.meaning == ("There is 1 session with a turn in progress: telegram:123.")
 
 
@@ -88,17 +88,17 @@ def test_invalid_index_is_reported_and_not_changed(place: Path, steno: Steno, wh
     with open_store(where) as store:
         store.add_message("a", "user", "hello")
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(check_notes(where))
+    assert "index" not in _kinds(list_notes(where))
     names = {"workspace": "workspace/sessions/catalog.db"}
     index = place / names.get(where, "some.db-sessions.catalog")
     damaged = index.read_bytes()[:-100] + b"\x00" * 100
     index.write_bytes(damaged + b"x")
     assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
-    [note] = [note for note in check_notes(where) if note.kind == "index"]
+    [note] = [note for note in list_notes(where) if note.kind == "index"]
     assert "was changed by another program" in note.meaning
     assert index.read_bytes() == damaged + b"x", "nothing is written"
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(check_notes(where))
+    assert "index" not in _kinds(list_notes(where))
 
 
 @pytest.mark.parametrize(
@@ -107,23 +107,21 @@ def test_invalid_index_is_reported_and_not_changed(place: Path, steno: Steno, wh
 def test_temporary_disk_is_reported(place: Path, kind: str, words: str) -> None:
     mounts = place / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nnone {place} {kind} rw 0 0\n")
-    [note] = [note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    [note] = [note for note in list_notes("workspace", mounts=str(mounts)) if note.kind == "disk"]
     assert words in note.meaning
     mounts.write_text("disk / ext4 rw 0 0\n")
-    assert not [
-        note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"
-    ]
+    assert not [note for note in list_notes("workspace", mounts=str(mounts)) if note.kind == "disk"]
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
 def test_nearly_full_disk_is_a_finding(where: str) -> None:
     with open_store("sqlite:some.db") as store:
         store.add_message("k", "user", "hello")
-    assert low_disk(where) == []
-    [found] = low_disk(where, least=1 << 62)
+    assert check_disk_space(where) == []
+    [found] = check_disk_space(where, min_bytes=1 << 62)
     assert found.kind == "low disk space"
     assert "bytes are free" in found.meaning
-    assert low_disk("memory:", least=1 << 62) == []
+    assert check_disk_space("memory:", min_bytes=1 << 62) == []
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
@@ -136,7 +134,7 @@ def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> N
         with open_sessions(where) as good:
             assert {"purged", "deleted"} <= set(good.list_sessions())
             good.store.delete("deleted")
-        assert purged_but_in_fallback(where) == []
+        assert check_fallback_purges(where) == []
         with open_sessions(where) as good:
             good.store.purge("purged")
         for _ in range(2):
@@ -161,7 +159,7 @@ def test_database_reports_version_and_turns(steno: Steno) -> None:
 def test_postgresql_version_is_reported(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         store.add_message("k", "user", "hello")
-    notes = check_notes(postgres_url)
+    notes = list_notes(postgres_url)
     assert _kinds(notes) == ["interrupted turns"]
     [version] = [note for note in notes if note.kind == "version"]
     assert version.meaning.startswith("PostgreSQL ")

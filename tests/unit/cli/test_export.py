@@ -257,6 +257,20 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
     assert '<details><summary>ls .</summary>\n\n```json\n{\n  "path": "."\n}\n```' in shown
 
 
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_documents_name_the_source_of_a_fork(steno: Steno, form: str) -> None:
+    assert steno("fork", "k", "copy", "--at", "2").exit_code == 0
+    assert "forked from k at message 2" in steno("export", "copy", "--format", form).stdout
+    assert "forked from" not in steno("export", "k", "--format", form).stdout
+    with open_store("workspace") as store:
+        store.add_message("other", "user", "hello")
+        store.set_meta("other", transcript={"forked_from": f"<b>{KEY}", "forked_after": "id"})
+    document = steno("export", "other", "--format", form).stdout
+    assert "continues" in document
+    assert "<b>" not in document
+    assert KEY not in document
+
+
 def test_markdown_has_unknown_fields_but_not_the_original_record_of_a_program(
     steno: Steno,
 ) -> None:
@@ -299,7 +313,7 @@ def test_markdown_message_cannot_break_the_document(steno: Steno) -> None:
     assert "```\ncode that never ends\n```" in shown
     assert "&lt;!-- hide all &lt;details> <code>&#60;b&#62;</code>" in shown
     assert "````\n```\n</details>\n````" in shown
-    assert [block.text for block in split_blocks(shown) if block.code] == [
+    assert [block.text for block in split_blocks(shown) if block.is_code] == [
         "code that never ends",
         "```\n</details>",
     ]

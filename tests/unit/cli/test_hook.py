@@ -231,3 +231,12 @@ def test_workspace_that_is_not_utf8_is_refused(steno: Steno, settings: Path) -> 
     result = steno("hook", "install", "claude-code", "-w", "/srv/\udcff")
     assert (result.exit_code, "is not UTF-8" in result.stderr) == (1, True)
     assert settings.read_text() == "{}"
+
+
+def test_hook_does_not_load_sqlite() -> None:
+    """Claude Code waits for the hook, so the hook imports only what it needs."""
+    program = (
+        "import sys, stenolog.cli.hook, stenolog.transfer.transcripts.claude_code, "
+        "stenolog.transfer.transcripts.transcript_import; sys.exit('sqlite3' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

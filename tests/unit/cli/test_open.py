@@ -38,9 +38,9 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
 def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
     own = token.host_name()
-    names = known_hosts(bound="127.0.0.1", own_host=own)
+    names = known_hosts(bound_host="127.0.0.1", own_host=own)
     app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
-    with served(Access(app, token=token, known=names, cookies=cookies)) as port:
+    with served(Access(app, token=token, known_hosts=names, cookies=cookies)) as port:
         yield port
 
 

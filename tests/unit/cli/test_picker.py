@@ -16,9 +16,9 @@ from stenolog.cli import picker
 from stenolog.cli.picker import (
     Choices,
     Picker,
+    find_last_session,
     find_sessions,
     load_sessions,
-    newest_session,
     prefix_query,
     search_messages,
 )
@@ -110,7 +110,7 @@ def test_only_the_last_word_is_a_prefix() -> None:
 def test_tab_shows_other_channels(catalog: Catalog) -> None:
     choices = loaded(catalog, channel="cli")
     choices.set_query("lamps")
-    assert (keys(choices), choices.other_matches) == ([], 1)
+    assert (keys(choices), choices.other_match_count) == ([], 1)
     choices.toggle_channel()
     assert keys(choices) == [CHAT]
 
@@ -137,11 +137,11 @@ def test_text_selects_its_exact_key_or_all_matches(store: Store, catalog: Catalo
 
 
 def test_newest_session_of_a_channel_is_readable(store: Store, catalog: Catalog) -> None:
-    assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
-    assert getattr(newest_session(catalog, channel="telegram"), "key", "") == CHAT
-    assert newest_session(catalog, channel="slack") is None
+    assert getattr(find_last_session(catalog, channel="cli"), "key", "") == TRIP
+    assert getattr(find_last_session(catalog, channel="telegram"), "key", "") == CHAT
+    assert find_last_session(catalog, channel="slack") is None
     store.set_meta("cli:empty", title="no word was said here")
-    assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
+    assert getattr(find_last_session(catalog, channel="cli"), "key", "") == TRIP
 
 
 def test_rows_fit_the_terminal_and_have_age_messages_and_title(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.list_sessions import IndexProgress
+from stenolog.cli.list_search import IndexProgress
 from stenolog.stores.open_store import open_store
 from support.file_modes import obey_modes
 
@@ -217,7 +217,7 @@ def test_index_progress_is_shown_only_in_a_terminal(
     quick(1, 10)
     quick.close()
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("stenolog.cli.list_sessions._DELAY_SECONDS", 0)
+    monkeypatch.setattr("stenolog.cli.list_search._PROGRESS_DELAY_SECONDS", 0)
     slow = IndexProgress()
     slow(3, 10)
     slow.close()

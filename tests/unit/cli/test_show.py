@@ -11,7 +11,7 @@ from click.testing import Result
 from stenolog.catalog.message_metadata import PROGRAM_FIELDS
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS
-from stenolog.transfer.transcripts.transcript import record_field
+from stenolog.transfer.transcripts.transcript import record_field_name
 from support.tool_samples import CODING, fill_tools
 from support.transcripts import SAMPLES
 
@@ -287,7 +287,7 @@ def test_original_record_of_another_program_is_not_shown(
 
 
 def test_original_records_of_all_programs_are_known() -> None:
-    assert set(map(record_field, PROGRAMS)) == PROGRAM_FIELDS
+    assert set(map(record_field_name, PROGRAMS)) == PROGRAM_FIELDS
 
 
 # --- forks ------------------------------------------------------------------------------------

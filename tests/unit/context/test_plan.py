@@ -10,7 +10,7 @@ from stenolog.context.request_messages import ProviderRequirements, to_request_m
 from stenolog.context.summarize import SummaryPlan, Trigger, plan_summary
 from stenolog.context.turn_state import find_turns
 from stenolog.context.window import Limits
-from stenolog.messages import body_of, pair
+from stenolog.messages import body_of, pair_calls
 from support.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
 SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)
@@ -138,7 +138,7 @@ def test_every_plan_hides_messages_and_cuts_at_a_turn(
     assert plan.upto == messages[cut - 1].seq
     assert plan.kept == len(messages) - cut > 0
     assert cut in begins
-    for (call, _), (result, _) in pair([body_of(message) for message in messages]).items():
+    for (call, _), (result, _) in pair_calls([body_of(message) for message in messages]).items():
         assert (call < cut) == (result < cut)
     if cut != begins[-1]:
         assert plan.kept <= count // 2

@@ -112,7 +112,7 @@ def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:
 
 def _all_facts_are_known(store: Store, number: int) -> None:
     planted = {f"FACT-{turn}" for turn in range(number + 1) if turn % 100 == 7}
-    in_sight = {
+    visible_spans = {
         fact for message in store.get_history(KEY) for fact in FACT.findall(str(message.to_dict()))
     }
-    assert planted <= in_sight | set(FACT.findall(store.get_summary(KEY)))
+    assert planted <= visible_spans | set(FACT.findall(store.get_summary(KEY)))

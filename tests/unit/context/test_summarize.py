@@ -16,7 +16,7 @@ from stenolog.context.summarize import (
     Trigger,
     apply_plan,
     plan_summary,
-    session_state,
+    read_session_state,
 )
 from stenolog.context.window import Limits
 from stenolog.errors import StoreBusy
@@ -43,7 +43,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def planned(store: Store, trigger: Trigger = "auto") -> SummaryPlan | None:
-    seen = session_state(store, KEY)
+    seen = read_session_state(store, KEY)
     return plan_summary(
         seen.history,
         summary=seen.summary,
@@ -103,7 +103,7 @@ def test_summary_is_reverted_by_one_undo(store: Store) -> None:
 def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> None:
     carried_out(store)
     store.undo(KEY)
-    assert session_state(store, KEY).undone
+    assert read_session_state(store, KEY).undone
     assert planned(store) is None
     store.add_messages(KEY, talk(2))
     assert planned(store) is None
@@ -112,7 +112,7 @@ def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> No
     assert plan is not None
     assert plan.reason == "tokens"
     assert apply_plan(store, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is not None
-    assert not session_state(store, KEY).undone
+    assert not read_session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
     assert plan is not None
@@ -124,9 +124,9 @@ def test_two_undone_summaries_are_recognized(store: Store) -> None:
     store.add_messages(KEY, talk(8))
     carried_out(store)
     store.undo(KEY)
-    assert session_state(store, KEY).undone
+    assert read_session_state(store, KEY).undone
     store.undo(KEY)
-    assert session_state(store, KEY).undone
+    assert read_session_state(store, KEY).undone
 
 
 def test_undone_summary_is_recognized_after_a_restart(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_plan_is_dropped_if_the_session_was_replaced(store: Store, meanwhile: An
     assert "Ivo" not in store.get_summary(KEY)
     left = {moved: 12, told: 16, begun_anew: 16, gone: 0, taken_back: 14}
     assert len(seqs(store)) == left[meanwhile]
-    assert not session_state(store, KEY).undone
+    assert not read_session_state(store, KEY).undone
 
 
 def test_messages_shown_during_a_summary_are_not_hidden(
@@ -259,7 +259,7 @@ def test_moved_floor_makes_the_checkpoint_fail(store: Store) -> None:
     assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.get_summary(KEY) == "Somebody was quicker."
     assert seqs(store) == list(range(5, 17))
-    assert not session_state(store, KEY).undone
+    assert not read_session_state(store, KEY).undone
 
 
 class Busy(Late):
@@ -282,7 +282,7 @@ def test_failed_checkpoint_keeps_the_message_count_trigger(store: Store) -> None
     with pytest.raises(StoreBusy):
         apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
     assert store.info(KEY).meta == before
-    assert not session_state(store, KEY).undone
+    assert not read_session_state(store, KEY).undone
     assert carried_out(store) is not None
 
 
@@ -293,9 +293,9 @@ def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
     busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
     with pytest.raises(StoreBusy):
         apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
-    assert not session_state(store, KEY).undone
+    assert not read_session_state(store, KEY).undone
     store.undo(KEY)
-    assert session_state(store, KEY).undone
+    assert read_session_state(store, KEY).undone
 
 
 class Deleted(Late):
@@ -420,13 +420,13 @@ def test_session_state_is_read_at_one_moment(store: Store, meanwhile: Any) -> No
             return found
 
     moving: Any = Moving(store)
-    seen = session_state(moving, KEY)
+    seen = read_session_state(moving, KEY)
     assert seen.summary == store.get_summary(KEY)
     assert [message.seq for message in seen.history] == seqs(store)
 
 
 def test_missing_session_has_an_empty_state(store: Store) -> None:
-    assert session_state(store, "cli:none").history == ()
+    assert read_session_state(store, "cli:none").history == ()
     assert store.list_sessions() == [KEY]
 
 

@@ -9,10 +9,10 @@ import pytest
 from stenolog.context.summary import (
     MAX_MODEL_CALLS,
     SummaryResult,
+    SummaryWriter,
     message_texts,
     parse_summary,
     quote_messages,
-    write_summary,
 )
 from stenolog.context.window import Limits
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
@@ -32,9 +32,7 @@ def made(
 ) -> tuple[SummaryResult, ScriptedCompletion]:
     model = ScriptedCompletion(answers)
     ask = model if answers else None
-    done = write_summary(
-        stored(history), previous, complete=ask, max_tokens=most, limits=limits, tokens=CHEAP
-    )
+    done = SummaryWriter(ask, most, limits, CHEAP).write_summary(stored(history), previous)
     return done, model
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.context.turn_state import find_turns
-from stenolog.messages import body_of, pair
+from stenolog.messages import body_of, pair_calls
 from support.histories import anything, assistant, hands, sessions, tool, user, uses
 
 
@@ -63,7 +63,7 @@ def test_turns_cover_all_messages_and_keep_calls_with_results(
     assert [at for turn in turns for at in range(turn.first, turn.end)] == [*range(len(messages))]
     assert all(len(turn) > 0 for turn in turns)
     numbers = {at: n for n, turn in enumerate(turns) for at in range(turn.first, turn.end)}
-    for (call, _), (result, _) in pair([body_of(message) for message in messages]).items():
+    for (call, _), (result, _) in pair_calls([body_of(message) for message in messages]).items():
         assert call < result
         assert numbers[call] == numbers[result]
 

@@ -41,12 +41,12 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
     return Access(
         app,
         token=TOKEN,
-        known=known_hosts(
-            bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own_host=OWN
+        known_hosts=known_hosts(
+            bound_host="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own_host=OWN
         ),
         cookies=COOKIES,
         open_paths=("/healthz", "/readyz"),
-        prefixes=("/webhooks/",),
+        open_prefixes=("/webhooks/",),
     )
 
 
@@ -62,7 +62,7 @@ def _ask(
 
 
 def _cookie() -> dict[str, str]:
-    return {"Cookie": f"other=1; steno={COOKIES.make()}; more=2"}
+    return {"Cookie": f"other=1; steno={COOKIES.make_value()}; more=2"}
 
 
 def _code(response: httpx2.Response) -> str:
@@ -129,7 +129,7 @@ def test_invalid_cookie_of_the_same_name_does_not_hide_a_valid_one() -> None:
 
 @pytest.mark.parametrize("name", ["Steno", "steno2", "xsteno", ""])
 def test_cookie_with_another_name_is_rejected(name: str) -> None:
-    assert _ask({"Cookie": f"{name}={COOKIES.make()}"}).status_code == 401
+    assert _ask({"Cookie": f"{name}={COOKIES.make_value()}"}).status_code == 401
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "BREW"])
@@ -165,8 +165,8 @@ def test_open_paths_need_no_token(path: str) -> None:
 
 
 def test_only_the_login_is_open_by_default() -> None:
-    names = known_hosts(bound="127.0.0.1", own_host=OWN)
-    gate = Access(_caller, token=TOKEN, known=names, cookies=COOKIES)
+    names = known_hosts(bound_host="127.0.0.1", own_host=OWN)
+    gate = Access(_caller, token=TOKEN, known_hosts=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
     for path in ("/healthz", "/readyz", "/webhooks/a", "/"):
         assert _ask({}, path=path, gate=gate).status_code == 401
@@ -339,7 +339,9 @@ def _run(scope: dict[str, Any]) -> tuple[list[Scope], list[Message]]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    gate = Access(app, token=TOKEN, known=known_hosts(bound="127.0.0.1"), cookies=COOKIES)
+    gate = Access(
+        app, token=TOKEN, known_hosts=known_hosts(bound_host="127.0.0.1"), cookies=COOKIES
+    )
     asyncio.run(gate(scope, receive, send))
     return passed, sent
 

@@ -189,10 +189,10 @@ def test_proof_depends_on_words_and_token_and_does_not_contain_it() -> None:
 
 def test_each_purpose_has_its_own_derived_key() -> None:
     keys = {
-        Token(GOOD).key("a"),
-        Token(GOOD).key("b"),
-        Token(b"y" * 43).key("a"),
+        Token(GOOD).derive_key("a"),
+        Token(GOOD).derive_key("b"),
+        Token(b"y" * 43).derive_key("a"),
     }
     assert len(keys) == 3
-    assert Token(GOOD).key("a") == Token(GOOD).key("a")
+    assert Token(GOOD).derive_key("a") == Token(GOOD).derive_key("a")
     assert GOOD not in keys

@@ -46,7 +46,7 @@ def test_slow_listener_gets_every_event_once(monkeypatch: pytest.MonkeyPatch, se
         async with asyncio.timeout(30):
             for one in listening:
                 assert await one == list(range(1, COUNT + 1))
-        assert following.count == 0
+        assert following.followed_count == 0
         await loop.close()
 
     asyncio.run(main())

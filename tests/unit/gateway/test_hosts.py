@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.gateway.hosts import (
     Authority,
+    address_text,
     is_allowed_origin,
     is_known_host,
     is_loopback,
@@ -15,11 +16,10 @@ from stenolog.gateway.hosts import (
     known_hosts,
     login_host,
     parse_authority,
-    server_end,
 )
 
 KNOWN = known_hosts(
-    bound="192.168.1.5",
+    bound_host="192.168.1.5",
     hosts=("Steno.example.org", "fe80:0::1"),
     origins=("https://chat.example.org", "http://localhost:3000", "https://x.example:443"),
 )
@@ -103,7 +103,7 @@ def test_missing_or_duplicate_host_is_rejected() -> None:
 
 @given(names, ports)
 def test_host_name_is_known_only_if_configured(name: str, port: str) -> None:
-    other = known_hosts(bound="127.0.0.1", hosts=(name,))
+    other = known_hosts(bound_host="127.0.0.1", hosts=(name,))
     assert is_known_host([f"{name}{port}".encode()], other)
     assert is_known_host([f"{name.upper()}{port}".encode()], other)
     assert is_known_host([f"{name}{port}".encode()], KNOWN) == (name in ("localhost",))
@@ -130,10 +130,10 @@ def test_other_addresses_are_not_loopback(host: str) -> None:
 
 
 def test_client_and_server_name_an_endpoint_alike() -> None:
-    assert server_end("::ffff:127.0.0.1", 80) == server_end("127.0.0.1", 80) == "127.0.0.1 80"
-    assert server_end("fe80::1%eth0", 80) == server_end("fe80:0::1%en1", 80)
+    assert address_text("::ffff:127.0.0.1", 80) == address_text("127.0.0.1", 80) == "127.0.0.1 80"
+    assert address_text("fe80::1%eth0", 80) == address_text("fe80:0::1%en1", 80)
     ends = {
-        server_end(host, port) for host in ("127.0.0.1", "127.0.0.2", "::1") for port in (80, 81)
+        address_text(host, port) for host in ("127.0.0.1", "127.0.0.2", "::1") for port in (80, 81)
     }
     assert len(ends) == 6
 
@@ -143,7 +143,7 @@ def test_all_forms_of_an_ipv6_address_are_parsed(number: int, port: str) -> None
     address = IPv6Address(number)
     short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
     assert parse_authority(short) == parse_authority(long)
-    assert is_known_host([short], known_hosts(bound=address.exploded))
+    assert is_known_host([short], known_hosts(bound_host=address.exploded))
 
 
 @given(st.binary(max_size=40))
@@ -227,8 +227,10 @@ def test_only_configured_origins_are_allowed(origin: bytes, may: bool) -> None:
 @given(st.sampled_from(["http", "https"]), names, ports)
 def test_no_foreign_origin_is_allowed_by_default(scheme: str, name: str, port: str) -> None:
     origin = f"{scheme}://{name}{port}".encode()
-    assert not is_allowed_origin(origin, known_hosts(bound="127.0.0.1"))
-    assert is_allowed_origin(origin, known_hosts(bound="127.0.0.1", origins=(origin.decode(),)))
+    assert not is_allowed_origin(origin, known_hosts(bound_host="127.0.0.1"))
+    assert is_allowed_origin(
+        origin, known_hosts(bound_host="127.0.0.1", origins=(origin.decode(),))
+    )
     assert is_same_origin(origin, f"{name}{port}".encode())
     assert not is_same_origin(origin, f"x.{name}{port}".encode())
 
@@ -251,7 +253,9 @@ def test_no_foreign_origin_is_allowed_by_default(scheme: str, name: str, port: s
 def test_cookie_hosts_are_the_own_name_and_configured_hosts(
     bound: str, hosts: tuple[str, ...], cookies: set[str]
 ) -> None:
-    assert known_hosts(bound=bound, hosts=hosts, own_host="own.localhost").cookie_hosts == cookies
+    assert (
+        known_hosts(bound_host=bound, hosts=hosts, own_host="own.localhost").cookie_hosts == cookies
+    )
 
 
 def test_a_login_link_has_the_own_name_unless_the_settings_list_a_loopback_name() -> None:

@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.api_types import error_response
 from stenolog.gateway.limits import (
     BodyLimit,
     ConcurrencyLimit,
@@ -22,6 +21,7 @@ from stenolog.gateway.limits import (
     Slot,
     SlotResponse,
 )
+from stenolog.gateway.responses import error_response
 
 MOST = 100
 FOR_EVER = 3_600.0
@@ -52,7 +52,7 @@ def _ask(
             yield piece if isinstance(piece, bytes) else b""
 
     async def main() -> httpx2.Response:
-        transport = httpx2.ASGITransport(BodyLimit(app, max_bytes=MOST, seconds=FOR_EVER))
+        transport = httpx2.ASGITransport(BodyLimit(app, max_bytes=MOST, max_seconds=FOR_EVER))
         async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
             return await client.post(path, content=body if isinstance(body, bytes) else pieces())
 
@@ -130,7 +130,7 @@ def test_disconnect_of_the_client_is_not_an_application_error() -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(ECHO, max_bytes=10, seconds=FOR_EVER)(scope, receive, send)
+        await BodyLimit(ECHO, max_bytes=10, max_seconds=FOR_EVER)(scope, receive, send)
         return sent
 
     # What is sent then goes nowhere.
@@ -187,7 +187,7 @@ async def _slow(pieces: list[bytes], *, pause: float | None = None) -> list[Mess
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    await BodyLimit(ECHO, max_bytes=10_000, seconds=0.1)(scope, receive, send)
+    await BodyLimit(ECHO, max_bytes=10_000, max_seconds=0.1)(scope, receive, send)
     return sent
 
 
@@ -206,7 +206,7 @@ def test_timeout_counts_only_waiting_for_the_client() -> None:
             await ECHO(scope, receive, send)
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(thinking, max_bytes=10, seconds=0.01)(scope, receive, send)
+        await BodyLimit(thinking, max_bytes=10, max_seconds=0.01)(scope, receive, send)
         return sent
 
     assert asyncio.run(main())[0]["status"] == 200
@@ -231,7 +231,7 @@ def test_no_timeout_applies_after_the_body() -> None:
 
         begun: list[int] = []
         scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-        await BodyLimit(listening, max_bytes=10, seconds=0.01)(scope, receive, send)
+        await BodyLimit(listening, max_bytes=10, max_seconds=0.01)(scope, receive, send)
         return True
 
     assert asyncio.run(main())
@@ -251,7 +251,7 @@ def test_non_http_scopes_are_passed_on() -> None:
         async def send(message: Message) -> None:
             del message
 
-        await BodyLimit(app, max_bytes=1, seconds=1)({"type": "lifespan"}, receive, send)
+        await BodyLimit(app, max_bytes=1, max_seconds=1)({"type": "lifespan"}, receive, send)
         return seen
 
     assert asyncio.run(main()) == ["lifespan"]

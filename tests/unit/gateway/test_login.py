@@ -41,7 +41,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ask(clock: Clock) -> Callable[..., httpx2.Response]:
     """Ask the login as a caller that the gate has let through."""
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
+    names = known_hosts(bound_host="127.0.0.1", hosts=("steno",), own_host=OWN)
     links, cookies = LoginLinks(TOKEN, now=clock), Cookies(TOKEN, clock)
     app = Starlette(routes=login_routes(links, cookies, names, OWN))
 
@@ -228,8 +228,8 @@ def test_other_methods_do_not_use_up_a_login_link(ask: Ask, method: str) -> None
 
 def test_login_code_is_valid_at_every_gateway_with_the_token(clock: Clock) -> None:
     code = LoginLinks(TOKEN, now=clock).make_code()
-    assert not LoginLinks(Token(b"y" * 43), now=clock).use(code)
-    assert LoginLinks(TOKEN, now=clock).use(code)
+    assert not LoginLinks(Token(b"y" * 43), now=clock).use_code(code)
+    assert LoginLinks(TOKEN, now=clock).use_code(code)
 
 
 @given(st.integers(0, 101), st.sampled_from("0123456789abcdef-"))
@@ -237,12 +237,12 @@ def test_changed_login_code_is_rejected(at: int, other: str) -> None:
     links = LoginLinks(TOKEN, now=Clock())
     code = links.make_code()
     changed = code[:at] + other + code[at + 1 :]
-    assert links.use(changed) == (changed == code)
+    assert links.use_code(changed) == (changed == code)
 
 
 def test_cookie_expires_after_7_days(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
-    value = cookies.make()
+    value = cookies.make_value()
     clock.now += DAYS_7 - 1
     assert cookies.is_valid(value)
     clock.now += 1
@@ -250,14 +250,14 @@ def test_cookie_expires_after_7_days(clock: Clock) -> None:
 
 
 def test_cookie_survives_a_restart_but_not_a_new_token(clock: Clock) -> None:
-    value = Cookies(TOKEN, clock).make()
+    value = Cookies(TOKEN, clock).make_value()
     assert Cookies(Token(TOKEN.value), clock).is_valid(value)
     assert not Cookies(Token(b"y" * 43), clock).is_valid(value)
 
 
 def test_expiry_of_a_cookie_cannot_be_changed(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
-    until, _, signature = cookies.make().partition(".")
+    until, _, signature = cookies.make_value().partition(".")
     assert not cookies.is_valid(f"{int(until) + 1}.{signature}")
     assert not cookies.is_valid(f"0{until}.{signature}")
     assert not cookies.is_valid(f"{until}.{signature.upper()}")
@@ -268,7 +268,7 @@ def test_expiry_of_a_cookie_cannot_be_changed(clock: Clock) -> None:
 @given(st.text(max_size=90), st.integers(0, 75))
 def test_changed_cookie_is_rejected(other: str, cut: int) -> None:
     cookies = Cookies(TOKEN, Clock())
-    value = cookies.make()
+    value = cookies.make_value()
     assert not cookies.is_valid(other)
     changed = value[:cut] + other + value[cut + 1 :]
     assert cookies.is_valid(changed) == (changed == value)
@@ -302,14 +302,14 @@ def test_logged_out_cookie_is_rejected_after_a_restart_and_by_other_gateways(
     clock: Clock, tmp_path: Path
 ) -> None:
     here, other = (Cookies(TOKEN, clock, str(tmp_path)) for _ in range(2))
-    first, second = here.make(), here.make()
+    first, second = here.make_value(), here.make_value()
     assert other.is_valid(first)
-    here.end(first)
+    here.log_out(first)
     # The other gateway has just read which ones were logged out.
     clock.now += 2
     assert [other.is_valid(value) for value in (first, second)] == [False, True]
     assert not Cookies(TOKEN, clock, str(tmp_path)).is_valid(first)
-    other.end(second)
+    other.log_out(second)
     clock.now += 2
     assert not here.is_valid(second)
 
@@ -317,9 +317,9 @@ def test_logged_out_cookie_is_rejected_after_a_restart_and_by_other_gateways(
 def test_expired_logouts_are_not_stored(clock: Clock, tmp_path: Path) -> None:
     cookies = Cookies(TOKEN, clock, str(tmp_path))
     for _ in range(3):
-        cookies.end(cookies.make())
+        cookies.log_out(cookies.make_value())
         clock.now += DAYS_7 / 2
-    cookies.end(cookies.make())
+    cookies.log_out(cookies.make_value())
     with open_store(tmp_path, namespace="channels") as store:
         assert [len(store.get_history("ended-logins", full=full)) for full in (False, True)] == [
             2,
@@ -329,15 +329,15 @@ def test_expired_logouts_are_not_stored(clock: Clock, tmp_path: Path) -> None:
 
 def test_logged_out_cookie_is_rejected(ask: Ask, clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
-    value, other = cookies.make(), cookies.make()
-    cookies.end(value)
-    cookies.end("1.0.0")
+    value, other = cookies.make_value(), cookies.make_value()
+    cookies.log_out(value)
+    cookies.log_out("1.0.0")
     assert not cookies.is_valid(value)
     assert cookies.is_valid(other)
     # What has expired need not be remembered.
     clock.now += DAYS_7
-    cookies.end(cookies.make())
-    assert len(cookies._ended) == 1
+    cookies.log_out(cookies.make_value())
+    assert len(cookies._logged_out_ids) == 1
     ended = ask("POST", "/logout", caller="cookie", cookie=f"steno={other}")
     assert ended.json() == {"logged_out": True}
     assert 'steno=""' in ended.headers["set-cookie"]
@@ -371,7 +371,7 @@ def test_a_form_without_the_token_gets_no_link(ask: Ask, content: str) -> None:
 
 
 def test_wrong_tokens_do_not_lock_out_the_right_one() -> None:
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
+    names = known_hosts(bound_host="127.0.0.1", hosts=("steno",), own_host=OWN)
     app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
 
     async def main() -> list[int]:
@@ -385,7 +385,7 @@ def test_wrong_tokens_do_not_lock_out_the_right_one() -> None:
 
 
 def test_slow_senders_do_not_use_up_the_attempts_of_others(ask: Ask) -> None:
-    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own_host=OWN)
+    names = known_hosts(bound_host="127.0.0.1", hosts=("steno",), own_host=OWN)
     app = Starlette(routes=login_routes(LoginLinks(TOKEN), Cookies(TOKEN), names, OWN))
 
     async def main() -> int:

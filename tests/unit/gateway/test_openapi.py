@@ -12,12 +12,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 
-from stenolog.gateway.app import ENDPOINTS, HEALTH
-from stenolog.gateway.openapi import Endpoint, document, routes, version, with_document
+from stenolog.gateway.app import ENDPOINTS, HEALTH_ENDPOINTS
+from stenolog.gateway.openapi import (
+    Endpoint,
+    make_routes,
+    openapi_document,
+    version,
+    with_openapi_document,
+)
 from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions_api import SESSIONS
+from stenolog.gateway.sessions_api import SESSION_ENDPOINTS
 
-ALL: Final = with_document((*SESSIONS, *HEALTH))
+ALL: Final = with_openapi_document((*SESSION_ENDPOINTS, *HEALTH_ENDPOINTS))
 
 
 def _references(value: Any) -> set[str]:
@@ -32,12 +38,12 @@ def _references(value: Any) -> set[str]:
 def test_openapi_document_matches_the_routes() -> None:
     told = {
         (path, method.upper())
-        for path, methods in document(ALL, version="1").get("paths", {}).items()
+        for path, methods in openapi_document(ALL, version="1").get("paths", {}).items()
         for method in methods
     }
     there = {
         (route.path, method)
-        for route in routes(ALL)
+        for route in make_routes(ALL)
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert told == there
@@ -45,7 +51,7 @@ def test_openapi_document_matches_the_routes() -> None:
 
 
 def test_openapi_document_is_complete() -> None:
-    found = document(ALL, version="1.2.3")
+    found = openapi_document(ALL, version="1.2.3")
     assert found["openapi"].startswith("3.1")
     assert found["info"]["version"] == "1.2.3"
     for reference in _references(found):
@@ -59,7 +65,7 @@ def test_openapi_document_is_complete() -> None:
 
 
 def test_only_open_endpoints_need_no_token_in_the_document() -> None:
-    found = document(ALL, version="1")
+    found = openapi_document(ALL, version="1")
     assert found["security"] == [{"token": []}]
     open_to_all = {
         path
@@ -71,7 +77,7 @@ def test_only_open_endpoints_need_no_token_in_the_document() -> None:
 
 
 def test_parameters_are_documented_as_parsed() -> None:
-    found = document(ALL, version="1")["paths"]
+    found = openapi_document(ALL, version="1")["paths"]
     told = {one["name"]: one for one in found["/v1/search"]["get"]["parameters"]}
     assert told["q"]["required"]
     assert told["q"]["schema"] == {"type": "string"}
@@ -89,7 +95,7 @@ def test_parameters_are_documented_as_parsed() -> None:
 
 
 def test_optional_body_is_documented() -> None:
-    found = document(ALL, version="1")["paths"]
+    found = openapi_document(ALL, version="1")["paths"]
     needed = {
         path.rpartition("/")[2]: one["requestBody"]["required"]
         for path, methods in found.items()
@@ -122,14 +128,14 @@ def test_endpoint_handles_the_request_itself() -> None:
         body_schema=schema,
         response_schema={"type": "string"},
         media_types=("text/plain", "text/event-stream"),
-        statuses=(502,),
+        error_statuses=(502,),
     )
-    [told] = document([one], version="1")["paths"]["/raw"].values()
+    [told] = openapi_document([one], version="1")["paths"]["/raw"].values()
     assert told["parameters"] == []
     assert told["requestBody"]["content"]["application/json"]["schema"] == schema
     assert set(told["responses"]["200"]["content"]) == {"text/plain", "text/event-stream"}
     assert "502" in told["responses"]
-    client = TestClient(RawPaths(Starlette(routes=routes([one]))))
+    client = TestClient(RawPaths(Starlette(routes=make_routes([one]))))
     assert client.post("/raw", content="hello").text == "POST hello"
 
 
@@ -160,7 +166,7 @@ def test_http_page_lists_exactly_the_endpoints() -> None:
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/openapi.json?x=1"])
 def test_openapi_document_is_served(path: str) -> None:
-    client = TestClient(RawPaths(Starlette(routes=routes(ALL))))
+    client = TestClient(RawPaths(Starlette(routes=make_routes(ALL))))
     response = client.get(path)
     assert response.headers["content-type"] == "application/json"
-    assert response.json() == document(ALL, version=version())
+    assert response.json() == openapi_document(ALL, version=version())

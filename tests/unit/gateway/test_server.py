@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stenolog.gateway.server import ClientLimits, ConnectionLimit, Server, config
+from stenolog.gateway.server import ClientLimits, ConnectionLimit, Server, server_config
 
 SHORT = 0.2
 LONG = 60.0
@@ -76,7 +76,7 @@ async def _served(
 ) -> AsyncIterator[Served]:
     bound = socket.create_server(("127.0.0.1", 0))
     server = Server(
-        config(
+        server_config(
             _app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=0.0
         )
     )

@@ -27,7 +27,7 @@ from stenolog.maintenance.retention_runs import (
     apply_rules_everywhere,
     execute_step,
 )
-from stenolog.records import SessionInfo, Trashed
+from stenolog.records import SessionInfo, TrashedSession
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.jsonl import JSONLStore
@@ -87,7 +87,7 @@ def _info(key: str, **fields: Any) -> SessionInfo:
 def _keys(
     entries: list[Entry],
     *rules: Rule,
-    trash: tuple[Trashed, ...] = (),
+    trash: tuple[TrashedSession, ...] = (),
     infos: dict[str, SessionInfo] | None = None,
     tags: Collection[str] | None = (),
 ) -> list[tuple[str, str]]:
@@ -205,7 +205,7 @@ def test_archive_steps_come_first_and_the_strongest_rule_applies() -> None:
         Rule(name="2", action="delete", older_than=10 * DAY),
         Rule(name="1", action="archive", older_than=DAY),
     )
-    trash = (Trashed(key="d", uid="d", deleted=NOW - 25 * DAY, count=1),)
+    trash = (TrashedSession(key="d", uid="d", deleted=NOW - 25 * DAY, count=1),)
     assert _keys(entries, *rules, trash=trash) == [
         ("archive", "a"),
         ("delete", "c"),
@@ -241,8 +241,8 @@ def test_retention_time_without_a_zone_is_read_as_utc() -> None:
 
 
 def test_trash_is_purged_by_time_of_deletion() -> None:
-    def gone(key: str, days: float, uid: str = "u") -> Trashed:
-        return Trashed(key=key, uid=uid + key, deleted=NOW - days * DAY, count=1)
+    def gone(key: str, days: float, uid: str = "u") -> TrashedSession:
+        return TrashedSession(key=key, uid=uid + key, deleted=NOW - days * DAY, count=1)
 
     trash = (
         gone("old", 40),
@@ -419,7 +419,7 @@ def test_message_during_deletion_restores_the_session(where: str) -> None:
         assert store.list_trash() == []
 
 
-def _purge_of(gone: Trashed) -> RetentionStep:
+def _purge_of(gone: TrashedSession) -> RetentionStep:
     """Return the step for a trashed session that is the only one of its key."""
     return RetentionStep(
         action="purge",

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stenolog.errors import NotStored
 from stenolog.memory import consolidation as module
-from stenolog.memory.consolidation import Consolidation, ConsolidationReport
+from stenolog.memory.consolidation import ConsolidationReport, Consolidator
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
@@ -41,8 +41,8 @@ class Place(Struct):
     sessions: Store
     notes: Notes
 
-    def consolidation(self, ask: Any, **options: Any) -> Consolidation:
-        return Consolidation(self.sessions, self.notes, ask, **options)
+    def consolidation(self, ask: Any, **options: Any) -> Consolidator:
+        return Consolidator(self.sessions, self.notes, ask, **options)
 
     def run(self, *answers: CompletionStep, key: str = KEY, **options: Any) -> ConsolidationReport:
         """Run once with a model that has these answers."""
@@ -373,7 +373,7 @@ def test_three_users_in_one_store_have_separate_memories(place: Place) -> None:
     for asked in model.calls:
         told = [hobby for hobby in (*users.values(), "cake") if hobby in str(asked[-1])]
         assert len(told) == 1
-    other = Consolidation(
+    other = Consolidator(
         place.sessions, place.notes, ScriptedCompletion([sentences]), agent="other"
     )
     other.run("telegram:ann")

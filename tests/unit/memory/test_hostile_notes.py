@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stenolog.memory.consolidation import Consolidation
+from stenolog.memory.consolidation import Consolidator
+from stenolog.memory.evidence import unsupported_details
 from stenolog.memory.facts import Fact, is_supported
-from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.in_memory import InMemoryStore
@@ -157,7 +157,7 @@ def _consolidated(model: Recorded, *turns: Sequence[Mapping[str, Any]]) -> list[
     sessions, notes = InMemoryStore(), Notes(InMemoryStore())
     for turn in turns:
         sessions.add_messages(KEY, turn)
-        Consolidation(sessions, notes, model).run(KEY)
+        Consolidator(sessions, notes, model).run(KEY)
     return [note.text for note in notes.list(Scope(who=KEY))]
 
 
@@ -217,7 +217,7 @@ def test_a_name_from_the_quote_of_a_known_fact_may_be_used() -> None:
     for said, fact in (("Well, my sister is Ann", sister), ("She lives in Oslo", town)):
         sessions.add_message(KEY, "user", said)
         sessions.add_message(KEY, "assistant", "Fine.")
-        Consolidation(sessions, notes, Recorded("A talk.", [fact])).run(KEY)
+        Consolidator(sessions, notes, Recorded("A talk.", [fact])).run(KEY)
 
     core = [note.text for note in notes.list(Scope(who=KEY), kind="core")]
     assert core == ["Has a sister, Ann.", "Ann lives in Oslo."]

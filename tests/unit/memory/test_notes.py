@@ -15,7 +15,7 @@ from stenolog.catalog import open_catalog
 from stenolog.errors import InvalidKey, NoSuchNote, NothingToUndo, UsageError
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.scopes import Scope
-from stenolog.records import Purged
+from stenolog.records import PurgeResult
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -432,7 +432,7 @@ class _DyingStore:
         if name != self._call:
             return found
 
-        def last_call(*given: Any, **options: Any) -> Purged:
+        def last_call(*given: Any, **options: Any) -> PurgeResult:
             if self._done:
                 found(*given, **options)
             raise _Killed

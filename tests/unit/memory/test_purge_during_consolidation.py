@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from stenolog.cli import main
 from stenolog.errors import StenologError
-from stenolog.memory.consolidation import Consolidation
+from stenolog.memory.consolidation import Consolidator
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.base import Store
@@ -68,7 +68,7 @@ def begin(where: str, *, noted: bool = False) -> None:
 
 def consolidate(where: str, ask: Any) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
-        Consolidation(sessions, Notes(notes), ask).run(KEY)
+        Consolidator(sessions, Notes(notes), ask).run(KEY)
 
 
 def purge(where: str) -> None:

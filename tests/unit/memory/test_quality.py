@@ -7,9 +7,9 @@ from pathlib import Path
 from recallable import PAGE, RESULTS, ROWS, measure, renew
 from talk import Fact, facts, turns
 
-from stenolog.catalog.stemming import stems
+from stenolog.catalog.tokenizer import stems
 from stenolog.context.summary import SCHEMA
-from stenolog.memory.extraction import answer_schema
+from stenolog.memory.facts import answer_schema
 from support.copying_model import copying
 
 RARE = 10

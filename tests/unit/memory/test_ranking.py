@@ -32,7 +32,7 @@ def _note(kind: Kind, text: str, *, days: float = 0, id: str = "n1", hints: str 
 def _ranked(question: str, *candidates: Candidate, half_life_days: float = 30.0) -> list[str]:
     asked = parse_question(question, now=NOW)
     found = rank(asked, candidates, now=NOW, half_life_days=half_life_days)
-    return [one.candidate.text for one in found]
+    return [one.text for one in found]
 
 
 def test_word_forms_match_and_stop_words_do_not() -> None:
@@ -53,8 +53,8 @@ def test_word_frequencies_can_be_given() -> None:
     asked = parse_question("ferry captain", now=NOW)
     both = [_message("a ferry", seq=1), _message("a captain", seq=5)]
     for rare, common, first in (("ferri", "captain", "a ferry"), ("captain", "ferri", "a captain")):
-        known = WordFrequencies(count=10_000, containing={rare: 2, common: 900})
-        assert rank(asked, both, now=NOW, frequencies=known)[0].candidate.text == first
+        known = WordFrequencies(message_count=10_000, counts_by_stem={rare: 2, common: 900})
+        assert rank(asked, both, now=NOW, frequencies=known)[0].text == first
 
 
 def test_answer_is_found_by_the_preceding_question() -> None:
@@ -103,6 +103,17 @@ def test_candidates_of_other_periods_come_last() -> None:
     assert found[0].startswith("a ferry and")
     assert len(found) == 2
     assert _ranked("what was in May?", _message("now"), _message("then", days=40)) == ["then"]
+
+
+def test_daily_notes_of_other_periods_come_last_and_facts_keep_their_score() -> None:
+    recent_note = _note("daily", "took the ferry home", days=1, id="n1")
+    note_of_last_week = _note("daily", "took the ferry back", days=6, id="n2")
+    assert (
+        _ranked("which ferry last week?", recent_note, note_of_last_week)[0]
+        == "took the ferry back"
+    )
+    fact = _note("core", "the ferry is slow today", days=90, id="n3")
+    assert _ranked("which ferry last week?", recent_note, fact)[0] == "the ferry is slow today"
 
 
 def test_tool_results_score_less() -> None:

@@ -32,22 +32,22 @@ def _notes(*texts: str, about: str = "", quote: str = "") -> dict[str, Note]:
 def test_note_is_found_by_word_forms_of_text_subject_and_quote() -> None:
     notes = _notes("Eats no meat", about="diet", quote="I am a vegetarian")
     for word in ("eat", "meat", "diet", "vegetarian"):
-        assert WordIndex().weights([word], notes).keys() == notes.keys()
-    assert WordIndex().weights(["boat"], notes) == {}
+        assert WordIndex().weigh([word], notes).keys() == notes.keys()
+    assert WordIndex().weigh(["boat"], notes) == {}
 
 
 def test_more_and_rarer_shared_words_score_higher() -> None:
     index = WordIndex()
     notes = _notes("ferry zanzibar", "ferry again", "ferry once more", "zanzibar")
-    worth = index.weights(["ferri", "zanzibar"], notes)
+    worth = index.weigh(["ferri", "zanzibar"], notes)
     assert worth["ferry zanzibar"] > worth["zanzibar"] > worth["ferry again"]
 
 
 def test_later_notes_are_indexed_once() -> None:
     index = WordIndex()
-    before = index.weights(["ferri"], _notes("ferry one"))
-    assert index.weights(["ferri"], _notes("ferry one")) == before
-    assert index.weights(["ferri"], _notes("ferry one", "ferry two")).keys() == {
+    before = index.weigh(["ferri"], _notes("ferry one"))
+    assert index.weigh(["ferri"], _notes("ferry one")) == before
+    assert index.weigh(["ferri"], _notes("ferry one", "ferry two")).keys() == {
         *("ferry one", "ferry two"),
     }
 
@@ -55,16 +55,16 @@ def test_later_notes_are_indexed_once() -> None:
 def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
     notes = _notes("ferry zanzibar", "ferry again", "zanzibar")
     wanted = ["ferri", "zanzibar", "again"]
-    expected = WordIndex().weights(wanted, notes)
+    expected = WordIndex().weigh(wanted, notes)
     number, where = 1, "first"
     while where:
         index = WordIndex()
         strike = Striking(number, [note_cache])
         strike.armed.set()
         with suppress(KeyboardInterrupt), strike.watching():
-            index.weights(wanted, notes)
+            index.weigh(wanted, notes)
         where = strike.where
-        assert index.weights(wanted, notes) == expected, where
+        assert index.weigh(wanted, notes) == expected, where
         number += 1
     assert number > 10
 
@@ -75,5 +75,5 @@ def test_only_last_notes_of_a_frequent_word_are_used(
     monkeypatch.setattr(note_cache, "MAX_NOTES_PER_WORD", 3)
     index = WordIndex()
     for number in range(9):
-        index.weights([], _notes(f"ferry {number}"))
-    assert index.weights(["ferri"], {}).keys() == {f"ferry {number}" for number in (6, 7, 8)}
+        index.weigh([], _notes(f"ferry {number}"))
+    assert index.weigh(["ferri"], {}).keys() == {f"ferry {number}" for number in (6, 7, 8)}

@@ -17,7 +17,7 @@ from stenolog.messages import (
     calls_of,
     encoded_data,
     has_text,
-    pair,
+    pair_calls,
     read_content,
     read_message,
     results_of,
@@ -229,8 +229,8 @@ def test_a_user_message_with_only_tool_results_has_no_text() -> None:
 
 def test_a_result_answers_the_newest_call_of_its_id() -> None:
     bodies = [assistant(None, "c1"), assistant(None, "c1"), tool("c1"), tool("c1")]
-    assert pair(bodies) == {(1, 0): (2, 0)}
-    assert pair([assistant(None, "c1", "c1"), tool("c1"), tool("c1")]) == {
+    assert pair_calls(bodies) == {(1, 0): (2, 0)}
+    assert pair_calls([assistant(None, "c1", "c1"), tool("c1"), tool("c1")]) == {
         (0, 0): (1, 0),
         (0, 1): (2, 0),
     }
@@ -259,4 +259,4 @@ def test_reader_accepts_every_message(message: dict[str, Any], value: Any) -> No
         list(read_message(body))
         unread_fields(body)
         assert isinstance(text_of(body.get("content")), str)
-        assert pair([body, body]) is not None
+        assert pair_calls([body, body]) is not None

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog.catalog.searchable_text import text_of as searchable
-from stenolog.cli.message_lines import MessageRenderer, print_message
+from stenolog.cli.show import MessageRenderer, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.memory import transcript
@@ -23,7 +23,7 @@ from stenolog.messages import calls_of, has_text, results_of, text_of, text_part
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
-from stenolog.transfer.export.message_parts import readable_messages
+from stenolog.transfer.export.formats import readable_messages
 from support.message_samples import SAMPLES
 
 FILE: Final = Path(__file__).with_name("readings.json")

@@ -20,10 +20,10 @@ from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer, Usage
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.openai_protocol import NO_TOOLS_NOTICE
 from stenolog.providers.request_errors import read_overflow
-from stenolog.providers.server_quirks import NO_TOOLS_NOTICE
-from stenolog.testing.model_server import ModelServer
-from stenolog.testing.model_server_plays import OVERFLOWS, ScriptedResponse
+from stenolog.testing.model_server import ModelServer, ScriptedResponse
+from stenolog.testing.model_server_errors import OVERFLOW_ERRORS
 from stenolog.testing.scripted_model import tool_call
 from support.model_requests import ask, asked_once, messages, tool
 
@@ -338,14 +338,14 @@ def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer
     assert (reply.text, error) == (SAID, None)
 
 
-@pytest.mark.parametrize("dialect", OVERFLOWS)
+@pytest.mark.parametrize("dialect", OVERFLOW_ERRORS)
 def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: str) -> None:
     server.play(ScriptedResponse(overflow=dialect))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     found = read_overflow(error)
     assert found is not None
-    assert found.limit == (8_192 if "%(limit)d" in OVERFLOWS[dialect][1] else None)
+    assert found.limit == (8_192 if "%(limit)d" in OVERFLOW_ERRORS[dialect][1] else None)
     # A longer wait does not make a request shorter.
     assert server.request_count == 1
 

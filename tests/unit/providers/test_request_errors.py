@@ -12,10 +12,10 @@ from stenolog.providers.request_errors import (
     Failure,
     RetryLimits,
     error_message,
-    failure_of,
     failure_of_response,
+    find_failure,
     is_temporary,
-    read_retry_after,
+    parse_retry_after,
     seconds_to_wait,
 )
 
@@ -96,7 +96,7 @@ def test_retry_after_within_the_limit_is_used(asked: str, seconds: float | None)
 
 @given(st.text(max_size=40))
 def test_malformed_retry_after_is_ignored(value: str) -> None:
-    found = read_retry_after(value, NOW)
+    found = parse_retry_after(value, NOW)
     assert found is None or found >= 0
 
 
@@ -151,7 +151,7 @@ def test_long_message_is_truncated() -> None:
     ],
 )
 def test_error_inside_a_stream_has_its_status(error: Any, status: int) -> None:
-    found = failure_of({"error": error})
+    found = find_failure({"error": error})
     assert found is not None
     assert found.status == status
 
@@ -159,4 +159,4 @@ def test_error_inside_a_stream_has_its_status(error: Any, status: int) -> None:
 def test_answer_without_an_error_gives_none() -> None:
     fine: Any
     for fine in ({}, {"error": None}, {"choices": []}, [], "error", None, 7):
-        assert failure_of(fine) is None
+        assert find_failure(fine) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.redaction.redact import Redacted, redact, redact_data, redact_ends
+from stenolog.redaction.redact import RedactedText, redact, redact_data, redact_ends
 from stenolog.testing.strategies import texts
 
 _chance = random.Random(4)
@@ -194,14 +194,14 @@ def test_every_secret_is_counted() -> None:
 
 def test_password_before_another_secret_is_redacted() -> None:
     found = redact(f"Password: tulip {_CARDS[0]}")
-    assert found == Redacted("Password: [redacted: password] [redacted: card number]", 2)
+    assert found == RedactedText("Password: [redacted: password] [redacted: card number]", 2)
 
 
 def test_every_secret_is_redacted_in_place() -> None:
     said = f'{_CARDS[0]} a {_KEYS["github"]} b "pwd": "x" c {_KEYS["aws"]} d {_CARDS[0]} e'
     kept = "[redacted: card number] a [redacted: token] b "
     kept += '"pwd": "[redacted: password]" c [redacted: access key] d [redacted: card number] e'
-    assert redact(said) == Redacted(kept, 5)
+    assert redact(said) == RedactedText(kept, 5)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_every_secret_is_redacted_in_place() -> None:
     ],
 )
 def test_text_without_secrets_is_unchanged(said: str) -> None:
-    assert redact(said) == Redacted(said, 0)
+    assert redact(said) == RedactedText(said, 0)
 
 
 _FIELDS = [
@@ -315,7 +315,7 @@ def test_secret_is_recognized_by_its_field_name(name: str, times: int) -> None:
             data = json.loads(data["said"])
         assert data.pop(name).startswith("[redacted: ")
         assert data == {"before": "stays", "after": ["stays", 1]}
-        assert redact(found.text) == Redacted(found.text, 0)
+        assert redact(found.text) == RedactedText(found.text, 0)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_secret_is_recognized_by_its_field_name(name: str, times: int) -> None:
     ],
 )
 def test_other_notations_of_a_secret_field_are_redacted(said: str, kept: str) -> None:
-    assert redact(said) == Redacted(kept, kept.count("[redacted: "))
+    assert redact(said) == RedactedText(kept, kept.count("[redacted: "))
 
 
 @pytest.mark.parametrize("unseen", "\u200b\u200c\u200d\u00ad\u2060\ufeff\u200e\ufe0f")
@@ -348,7 +348,7 @@ def test_invisible_characters_do_not_hide_secrets(unseen: str) -> None:
         assert key[12:] not in in_text.text
     assert redact(f'{{"pass{unseen}word": "x"}}').count == 1
     found = redact(f"pass{unseen}word=hun{unseen}ter2")
-    assert found == Redacted(f"pass{unseen}word=[redacted: password]", 1)
+    assert found == RedactedText(f"pass{unseen}word=[redacted: password]", 1)
     assert redact_data({f"pass{unseen}word": "x"}).count == 1
 
 
@@ -359,7 +359,7 @@ def test_invisible_characters_are_kept_in_harmless_text() -> None:
     key = _KEYS["aws"]
     said = f"{_FAMILY} {key[:5]}\u200b{key[5:]} {_FAMILY} password=x\u200d9y {_FAMILY}"
     kept = f"{_FAMILY} [redacted: access key] {_FAMILY} password=[redacted: password] {_FAMILY}"
-    assert redact(said) == Redacted(kept, 2)
+    assert redact(said) == RedactedText(kept, 2)
 
 
 def test_nested_secrets_count_as_one() -> None:
@@ -403,8 +403,8 @@ def test_secrets_with_escaped_letters_are_redacted() -> None:
     ],
 )
 def test_secrets_in_commands_headers_and_elements_are_redacted(said: str, kept: str) -> None:
-    assert redact(said) == Redacted(kept, 1)
-    assert redact(kept) == Redacted(kept, 0)
+    assert redact(said) == RedactedText(kept, 1)
+    assert redact(kept) == RedactedText(kept, 0)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_secrets_in_commands_headers_and_elements_are_redacted(said: str, kept: 
     ],
 )
 def test_text_similar_to_commands_or_headers_is_unchanged(said: str) -> None:
-    assert redact(said) == Redacted(said, 0)
+    assert redact(said) == RedactedText(said, 0)
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_json_text_in_data_stays_valid_json(text: str) -> None:
 )
 def test_redacted_text_has_no_more_secrets(parts: list[str], between: str) -> None:
     once = redact(between.join(parts))
-    assert redact(once.text) == Redacted(once.text, 0)
+    assert redact(once.text) == RedactedText(once.text, 0)
 
 
 _said = texts() | st.sampled_from(["pwd=x9y", "x", "Hunter2", "string", "4821", "DB_TOKEN"])

@@ -75,7 +75,7 @@ def test_p13_aliases_in_a_database_of_the_previous_schema_are_found(tmp_path: Pa
     needs.package("apsw")
     import apsw
 
-    from stenolog.stores.sqlite import database_file, schema
+    from stenolog.stores.sqlite.database_file import APPLICATION_ID, migrations, run_script
 
     at, uid = "2026-11-15T12:00:00.000000Z", "6c8eabfac8994c93"
     state: dict[str, Any] = {
@@ -88,16 +88,12 @@ def test_p13_aliases_in_a_database_of_the_previous_schema_are_found(tmp_path: Pa
     state["meta"] = {"aliases": ["telegram_1"]}
     file = tmp_path / "steno.db"
     connection = apsw.Connection(str(file))
-    for script in schema.migrations()[:2]:
-        schema.run_script(connection, script)
-    schema.run_script(
-        connection, f"PRAGMA user_version = 2; PRAGMA application_id={database_file.APPLICATION_ID}"
-    )
-    schema.run_script(connection, "PRAGMA journal_mode = wal")
+    for script in migrations()[:2]:
+        run_script(connection, script)
+    run_script(connection, f"PRAGMA user_version = 2; PRAGMA application_id={APPLICATION_ID}")
+    run_script(connection, "PRAGMA journal_mode = wal")
     # The table with the alias mark of earlier versions.
-    schema.run_script(
-        connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)"
-    )
+    run_script(connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)")
     connection.execute(
         "INSERT INTO session (id, namespace, key, uid, created, updated, last_seq, bytes, version)"
         " VALUES (1, 'sessions', 'telegram:1', ?, ?, ?, 0, 0, 1)",

@@ -111,7 +111,7 @@ def test_aliases_are_looked_up_in_stores_without_change_markers() -> None:
     aliases = Aliases(store)
     assert aliases.resolve_key("name") == "old"
     store.add_message("name", "user", "x")
-    assert aliases.resolve_key("name") == aliases.key_to_read("name") == "name"
+    assert aliases.resolve_key("name") == aliases.resolve_for_read("name") == "name"
     store.delete("name")
     assert aliases.resolve_key("name") == "old"
 
@@ -144,7 +144,7 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
         set_aliases(store, "old", "name")
     names = Aliases(store)
     for number in range(KEYS):
-        assert names.key_to_read(f"user:{number}") == f"user:{number}"
+        assert names.resolve_for_read(f"user:{number}") == f"user:{number}"
     held = _referenced_objects(names)
     # The cached names, and eight bytes for each session of the store.
     assert len(held) < MAX_CACHED_KEYS + 100

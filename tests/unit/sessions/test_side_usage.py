@@ -16,7 +16,13 @@ from stenolog.cli.stats import stats_command
 from stenolog.context.window import Limits
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.providers.chat_model import CountedAnswer, Usage
-from stenolog.sessions.side_usage import META, count_answer, read_field, side_counts, updated_field
+from stenolog.sessions.usage import (
+    SIDE_USAGE_FIELD,
+    count_answer,
+    read_side_usage,
+    side_counts,
+    updated_side_usage,
+)
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 
@@ -32,22 +38,22 @@ def test_counts_are_added_to_those_that_are_stored() -> None:
     count_answer(used, _answer())
     count_answer(used, "an answer without counts")
     assert used == {"m": _COUNTS}
-    once = updated_field({}, "u", used)
-    twice = updated_field(once, "u", used)
-    assert read_field(twice, "u") == {"m": {name: 2 * each for name, each in _COUNTS.items()}}
-    assert updated_field(twice, "u", {}) == {}
+    once = updated_side_usage({}, "u", used)
+    twice = updated_side_usage(once, "u", used)
+    assert read_side_usage(twice, "u") == {"m": {name: 2 * each for name, each in _COUNTS.items()}}
+    assert updated_side_usage(twice, "u", {}) == {}
 
 
 def test_a_fork_does_not_count_the_calls_of_its_origin() -> None:
     used = {"m": dict(_COUNTS)}
-    assert read_field(updated_field({}, "origin", used), "fork") == {}
+    assert read_side_usage(updated_side_usage({}, "origin", used), "fork") == {}
 
 
 @pytest.mark.parametrize(
     "field", [None, 7, {}, {"uid": "u"}, {"uid": "u", "models": {"m": [1], "n": {"calls": "2"}}}]
 )
 def test_a_damaged_field_is_no_error(field: Any) -> None:
-    assert side_counts(read_field({META: field}, "u"), None).keys() <= {"n"}
+    assert side_counts(read_side_usage({SIDE_USAGE_FIELD: field}, "u"), None).keys() <= {"n"}
 
 
 def test_each_call_has_the_price_of_an_average_call() -> None:
@@ -78,7 +84,7 @@ def test_stats_count_notes_and_summaries(tmp_path: Path) -> None:
     ):
         info = store.info("cli:k")
         for_notes = ConsolidationProgress(notes, agent="main").usage(info.uid)
-        for_summaries = read_field(info.meta, info.uid)
+        for_summaries = read_side_usage(info.meta, info.uid)
     assert for_notes["scripted"]["calls"] >= 1
     assert for_summaries["scripted"]["calls"] >= 1
     done = CliRunner().invoke(stats_command, ["--json", "-w", str(tmp_path)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.errors import NothingToUndo
-from stenolog.sessions.undoing import undo_last
+from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 

@@ -14,7 +14,7 @@ from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.model_selection import (
     PROVIDERS,
-    Choice,
+    ModelChoice,
     NoModel,
     find_model,
     ollama_address,
@@ -40,9 +40,9 @@ def never() -> Any:
     raise AssertionError("it was asked though it was not needed")
 
 
-def chosen(configured: str = "", **given: Any) -> Choice:
+def chosen(configured: str = "", **given: Any) -> ModelChoice:
     found = find_model(configured, **{"environment": {}, **given})
-    assert isinstance(found, Choice)
+    assert isinstance(found, ModelChoice)
     return found
 
 
@@ -273,5 +273,5 @@ def test_every_provider_is_documented() -> None:
 @pytest.mark.parametrize("name", ["scripted", "local"])
 def test_reserved_names_are_model_names_with_a_base_url(name: str) -> None:
     found = find_model(name, environment={}, base_url="http://localhost:1/v1")
-    assert isinstance(found, Choice)
+    assert isinstance(found, ModelChoice)
     assert (found.model, found.base_url) == (name, "http://localhost:1/v1")

@@ -138,7 +138,7 @@ def test_gateway_listeners_get_an_event_for_a_recreated_session() -> None:
         with pytest.raises(SessionDeleted):
             async with aclosing(following.messages(store, "a", after=2, uid=uid)) as messages:
                 await anext(messages)
-        assert following.count == 0
+        assert following.followed_count == 0
         await loop.close()
 
     asyncio.run(main())

@@ -14,9 +14,8 @@ import pytest
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.request_errors import read_overflow
-from stenolog.testing.model_server import ModelServer
-from stenolog.testing.model_server_plays import ScriptedResponse, answer_by_rule
-from stenolog.testing.scripted_model import parse_calls
+from stenolog.testing.model_server import ModelServer, ScriptedResponse
+from stenolog.testing.scripted_model import answer_by_rule, parse_calls
 from support.model_requests import asked_once, messages, tool
 
 

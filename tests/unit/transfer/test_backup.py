@@ -15,7 +15,7 @@ from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer import backup
 from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
 from stenolog.transfer.copy import CopyStep
-from stenolog.transfer.copy_all import copy_place, namespaces_of
+from stenolog.transfer.copy_all import copy_place, list_namespaces
 from support import temporary_folders
 from support.copied_stores import digests, everything, fill, go_on
 from support.postgres_server import Databases
@@ -56,7 +56,7 @@ def test_a_backup_is_a_workspace_of_plain_text(place: Path, where: str) -> None:
     taken = back_up(where, str(place / "b"))
     assert (taken.problems, taken.kept) == (0, 0)
     folder = f"jsonl:{place}/b"
-    assert namespaces_of(folder) == ["sessions", "notes", "agents.ada"]
+    assert list_namespaces(folder) == ["sessions", "notes", "agents.ada"]
     assert _of(folder) == _of(where)
     with open_store(folder) as store, open_store(where) as source:
         assert everything(store) == everything(source)
@@ -331,7 +331,7 @@ def test_backup_inside_workspace_is_rejected(place: Path, folder: str) -> None:
     (place / "link").unlink()
     assert sorted(place.rglob("*")) == before
     assert back_up(f"jsonl:{place}/w", str(place / "w/backup")).problems == 0
-    assert namespaces_of(f"jsonl:{place}/w") == ["sessions", "others"]
+    assert list_namespaces(f"jsonl:{place}/w") == ["sessions", "others"]
 
 
 def test_unopenable_namespace_does_not_stop_the_others(place: Path, where: str) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stenolog.transfer.export.markdown_export import _details_element, _escape_prose, _part_markdown
-from stenolog.transfer.export.message_parts import Part
+from stenolog.transfer.export.formats import Part, _details_element, _escape_prose, _part_markdown
 
 PIECES = [
     "<img src=1 onerror=x>",

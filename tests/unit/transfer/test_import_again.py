@@ -220,8 +220,8 @@ def test_messages_rewound_after_import_are_hidden_by_next_import(store: Store, p
     rewind = said(6, actions={"rewind_before_invocation_id": "i1"}, content=None)
     taken = copied(events(place / "old", [*_as_before(6), rewind]), store)
     assert taken.messages == 1
-    in_sight = [message.content for message in store.get_history("a:u:s")]
-    assert in_sight == words(2)
+    visible_spans = [message.content for message in store.get_history("a:u:s")]
+    assert visible_spans == words(2)
     assert len(store.get_history("a:u:s", full=True)) == 7
 
 

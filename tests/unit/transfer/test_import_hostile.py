@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from stenolog.cli import main
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
-from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_rows
+from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_dicts, fetch_rows
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
 from support.import_sources import (
@@ -531,9 +532,9 @@ def test_database_with_rows_that_share_pages_is_rejected(place: Path) -> None:
         connection.executemany("INSERT INTO b VALUES (?)", [(n,) for n in range(1_000)])
     with SQLiteFile(source) as file, file.connect() as connection:
         size = source.stat().st_size
-        assert len(fetch_rows(connection, "SELECT x FROM a", (), size=size)) == 1
+        assert len(fetch_rows(connection.execute("SELECT x FROM a"), size)) == 1
         with pytest.raises(NotASession, match="more data than the file"):
-            fetch_rows(connection, "SELECT x FROM a, b", (), size=size)
+            fetch_rows(connection.execute("SELECT x FROM a, b"), size)
 
 
 def test_endless_query_is_stopped(place: Path) -> None:
@@ -548,6 +549,54 @@ def test_endless_query_is_stopped(place: Path) -> None:
             pytest.raises(NotASession, match="interrupted"),
             file.connect() as connection,
         ):
-            fetch_rows(connection, endless, (), size=source.stat().st_size)
+            fetch_rows(connection.execute(endless), source.stat().st_size)
 
     run_limited(ask, cpu=120)
+
+
+def test_size_that_a_wal_file_claims_does_not_raise_the_limit(tmp_path: Path) -> None:
+    """The last page in the WAL file claims that the database has a million pages."""
+    source, copy = tmp_path / "logs.db", tmp_path / "copy.db"
+    with closing(sqlite3.connect(source)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE a (x)")
+        connection.commit()
+        shutil.copyfile(source, copy)
+        wal = (tmp_path / "logs.db-wal").read_bytes()
+    (tmp_path / "copy.db-wal").write_bytes(_claim_pages(wal, 1_000_000))
+
+    large = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 100) "
+        "SELECT zeroblob(1000000) FROM n"
+    )
+    with SQLiteFile(copy) as file, file.connect() as reader:
+        assert reader.execute("PRAGMA page_count").fetchone() == (1_000_000,)
+        with pytest.raises(NotASession, match="many times more data than the file"):
+            fetch_dicts(reader, large)
+
+
+def _claim_pages(wal: bytes, page_count: int) -> bytes:
+    """Return a WAL file that claims another size of the database (sqlite.org/walformat.html)."""
+    header_bytes, frame_header_bytes = 32, 24
+    page_size = int.from_bytes(wal[8:12], "big")
+    words = ">I" if wal[3] & 1 else "<I"
+
+    def add_checksum(data: bytes, first: int, second: int) -> tuple[int, int]:
+        numbers = [number for (number,) in struct.iter_unpack(words, data)]
+        for one, two in zip(numbers[::2], numbers[1::2], strict=True):
+            first = (first + one + second) & 0xFFFFFFFF
+            second = (second + two + first) & 0xFFFFFFFF
+        return first, second
+
+    sums = struct.unpack(">II", wal[24:32])
+    result = wal[:header_bytes]
+    for start in range(header_bytes, len(wal), frame_header_bytes + page_size):
+        frame = wal[start : start + frame_header_bytes + page_size]
+        old_count = int.from_bytes(frame[4:8], "big")
+        head = frame[:4] + struct.pack(">I", page_count if old_count else 0)
+        page = frame[frame_header_bytes:]
+        if frame[:4] == struct.pack(">I", 1):
+            page = page[:28] + struct.pack(">I", page_count) + page[32:]
+        sums = add_checksum(page, *add_checksum(head, *sums))
+        result += head + frame[8:16] + struct.pack(">II", *sums) + page
+    return result

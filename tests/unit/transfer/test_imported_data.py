@@ -200,7 +200,7 @@ def test_aliases_in_a_file_are_accepted_only_on_request(place: Path) -> None:
         left = {one.key: one.unaccepted_aliases for one in first.imported if one.unaccepted_aliases}
         assert left, "the sample has aliases"
         assert all("aliases" not in store.info(key).meta for key in store.list_sessions())
-        again = _imported(source, store, aliases=True)
+        again = _imported(source, store, accept_aliases=True)
         assert {one.key: one.aliases for one in again.imported if one.aliases} == left
         for key, names in left.items():
             assert tuple(store.info(key).meta["aliases"]) == names

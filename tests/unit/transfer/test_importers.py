@@ -12,8 +12,13 @@ from click.testing import CliRunner, Result
 from stenolog.cli import main
 from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.importers import picoclaw, zeroclaw
-from stenolog.transfer.importers.legacy_session import read_lines
+from stenolog.transfer.importers.claw_logs import (
+    is_picoclaw_log,
+    is_zeroclaw_log,
+    read_lines,
+    read_meta,
+    unpack_content,
+)
 from stenolog.transfer.migration import import_folder
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -90,7 +95,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_zeroclaw_packs_tool_calls_as_text(
     message: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    assert zeroclaw.unpack_content(message) == (message if expected is None else expected)
+    assert unpack_content(message) == (message if expected is None else expected)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +110,8 @@ def test_zeroclaw_packs_tool_calls_as_text(
 )
 def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: str | None) -> None:
     found = list(read_lines(line))
-    known = [
-        name
-        for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
-        if program.is_log(found)
-    ]
+    layouts = (("picoclaw", is_picoclaw_log), ("zeroclaw", is_zeroclaw_log))
+    known = [name for name, is_log in layouts if is_log(found)]
     assert known == ([] if layout is None else [layout])
 
 
@@ -117,7 +119,7 @@ def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: 
 def test_unreadable_meta_file_does_not_prevent_import(meta: bytes, tmp_path: Path) -> None:
     (tmp_path / "a_1.jsonl").write_text('{"role":"user","content":"x"}\n')
     (tmp_path / "a_1.meta.json").write_bytes(meta)
-    assert picoclaw.read_meta(meta).key is None
+    assert read_meta(meta).key is None
     with open_store("memory:") as store:
         [taken] = import_folder(tmp_path, store, rename_files=False).imported
         assert (taken.key, taken.messages) == ("a_1", 1)

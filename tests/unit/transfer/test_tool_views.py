@@ -16,8 +16,8 @@ from stenolog.transfer.export.tool_views import (
     checklist_text,
     diff_text,
     error_line,
+    find_read_path,
     language_of,
-    path_read,
     result_blocks,
     summary_of,
 )
@@ -66,7 +66,7 @@ def _kinds(blocks: tuple[ToolBlock, ...]) -> list[str]:
     ],
 )
 def test_call_that_reads_a_file_is_recognized_by_its_arguments(arguments: Any, path: str) -> None:
-    assert path_read(arguments) == path
+    assert find_read_path(arguments) == path
 
 
 @pytest.mark.parametrize("sign", ["\t", "→"])

@@ -21,12 +21,12 @@ DROP TABLE IF EXISTS {schema}.catalog_about, {schema}.catalog_session, {schema}.
 LOCK TABLE {schema}.catalog_about IN ACCESS EXCLUSIVE MODE;
 
 -- name: hold
--- Locked before the first query, which takes the snapshot: a process that empties the tables has
--- either finished or waits.
+-- This lock precedes the first query, which takes the snapshot: a process that empties the tables
+-- has either finished or waits.
 LOCK TABLE {schema}.catalog_about IN ACCESS SHARE MODE;
 
 -- name: look
--- The planner underestimates the cost of a scan of all texts.
+-- Sequential scans are off, because the planner underestimates the cost of a scan of all texts.
 SELECT version, set_config('enable_seqscan', 'off', true) FROM {schema}.catalog_about;
 
 -- name: turn
@@ -54,8 +54,8 @@ SELECT key, stamp FROM {schema}.catalog_session
 WHERE problem IS NULL AND stamp IS NOT NULL;
 
 -- name: row
-SELECT id, version, listed, uid, generation, archived, indexed, count, visible, tokens, sight,
-       prompt, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END, problem, owner, mixed,
+SELECT version, listed, uid, generation, archived, indexed, count, tokens, sight,
+       prompt, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END, owner, mixed,
        (SELECT at FROM {schema}.catalog_message AS m WHERE m.session = s.id AND m.seq = s.indexed),
        (unpriced > 0 AND priced < $1)::int4
 FROM {schema}.catalog_session AS s WHERE key = $2;
@@ -67,7 +67,7 @@ SELECT id, version, owner FROM {schema}.catalog_session WHERE key = $1;
 INSERT INTO {schema}.catalog_session (key, owner, version, listed, uid, generation, archived, indexed,
                                       count, visible, tokens, sight, state, title, prompt, created,
                                       updated, lost, damaged)
-VALUES ($1, $2, 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
+VALUES ($1, '', 0, 0, '', 0, 0, 0, 0, 0, 0, '[]', '', '', '', 0, 0, 0, 0);
 
 -- name: own_row
 UPDATE {schema}.catalog_session SET owner = $1, mixed = $2 WHERE id = $3;
@@ -186,8 +186,8 @@ last_message, answers, unpriced, input_tokens, output_tokens, cost, failed;
 SELECT {entry_columns}
 FROM {schema}.catalog_session
 WHERE {session_filter}
-  AND ($15::int8 IS NULL OR {order} < $15 OR {order} = $15 AND key > $16::bytea)
-ORDER BY {order} DESC, key
+  AND ($15::int8 IS NULL OR {column} < $15 OR {column} = $15 AND key > $16::bytea)
+ORDER BY {column} DESC, key
 LIMIT $17;
 
 -- name: totals
@@ -196,10 +196,10 @@ SELECT count(*), coalesce(sum(cost), 0)::float8, count(*) FILTER (WHERE answers 
 FROM {schema}.catalog_session WHERE {session_filter};
 
 -- name: facet
-SELECT {facet}, count(*), coalesce(sum(cost), 0)::float8,
+SELECT {column}, count(*), coalesce(sum(cost), 0)::float8,
        count(*) FILTER (WHERE answers > unpriced)
 FROM {schema}.catalog_session WHERE {session_filter}
-GROUP BY {facet} ORDER BY count(*) DESC, {facet} LIMIT $15;
+GROUP BY {column} ORDER BY count(*) DESC, {column} LIMIT $15;
 
 -- name: tag_facet
 SELECT tag, count(*), coalesce(sum(cost), 0)::float8,
@@ -248,10 +248,10 @@ SELECT id FROM {schema}.catalog_session WHERE {session_filter};
 SELECT block, oldest, newest FROM {schema}.catalog_block ORDER BY newest DESC;
 
 -- name: matches
--- Unordered: if there are more than the limit, the caller searches by blocks. $2 has the conditions
--- that the tsquery cannot express, as JSON: for each term whether it is excluded, and its forms. A
--- form matches if `lines` contains all its pieces of text. A message is left out if it has an
--- excluded term, or lacks a required one.
+-- The rows are unordered: if the limit is exceeded, the caller searches by blocks. $2 has the
+-- conditions that the tsquery cannot express, as JSON: for each term whether it is excluded, and
+-- its forms. A form matches if `lines` contains all its pieces of text. A message is left out if it
+-- has an excluded term, or lacks a required one.
 SELECT id, at, session FROM (
     SELECT id FROM {schema}.catalog_words
     WHERE words @@ convert_from($1, 'UTF8')::tsquery
@@ -288,7 +288,7 @@ SELECT id, at, session FROM (
 ) AS found JOIN {schema}.catalog_message USING (id);
 
 -- name: ranks
--- Lower is better. 1: the frequency of the words relative to the length of the message.
+-- Lower is better. With 1, ts_rank takes the length of the message into account.
 SELECT id, -ts_rank(words, convert_from($1, 'UTF8')::tsquery, 1) FROM {schema}.catalog_words
 WHERE +id BETWEEN $2 AND $3
   AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(convert_from($4, 'UTF8')::jsonb)::int8));
@@ -322,7 +322,7 @@ WHERE sha256(owner) = sha256($1) AND owner = $1;
 SELECT id FROM {schema}.catalog_message WHERE session = $1 AND seq BETWEEN $2 AND $3;
 
 -- name: newest_with
--- Block by block, newest ids first, until the limit is reached.
+-- Searches block by block, newest ids first, until the limit is reached.
 SELECT id FROM (SELECT block FROM {schema}.catalog_block ORDER BY block DESC) AS blocks
 CROSS JOIN LATERAL (
     SELECT id FROM {schema}.catalog_words
@@ -332,7 +332,7 @@ CROSS JOIN LATERAL (
 LIMIT nullif($2, -1);
 
 -- name: newest_with_in
--- The same for a period. The caller gives the range of ids that includes its messages.
+-- The same for a period. The ids of its messages are in the given range of ids.
 SELECT id FROM (
     SELECT block FROM {schema}.catalog_block WHERE newest >= $4 AND oldest < $5 ORDER BY block DESC
 ) AS blocks

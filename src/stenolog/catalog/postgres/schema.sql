@@ -57,7 +57,7 @@ CREATE INDEX catalog_session_newest ON {schema}.catalog_session (updated DESC, k
 
 CREATE INDEX catalog_session_last ON {schema}.catalog_session (last_message DESC, key);
 
--- By its digest, as below: an index entry has at most about two thousand bytes.
+-- This index and those below use digests: an index entry has at most about two thousand bytes.
 CREATE INDEX catalog_session_owner ON {schema}.catalog_session (sha256(owner));
 
 CREATE TABLE {schema}.catalog_tag (

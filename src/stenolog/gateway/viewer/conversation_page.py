@@ -1,13 +1,16 @@
 """Conversation page: some messages of a session, with markers for hidden and damaged messages.
 
 If the store supports partial reads, only the shown messages are read. The end of a long session
-appears at once, and older messages are loaded on request.
+appears at once, and older messages are loaded on request. A search in the session reads all
+messages.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Annotated, Final, Literal
+from itertools import takewhile
+from time import monotonic
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -17,64 +20,41 @@ from starlette.responses import Response
 from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import last_copied_from, source_from
-from stenolog.errors import StenologError, UsageError
-from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
-from stenolog.gateway.requests import parse_query
-from stenolog.gateway.viewer.formatting import damage_html
+from stenolog.catalog.searchable_text import text_of
+from stenolog.errors import UsageError
+from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, Seq, parse_query
+from stenolog.gateway.responses import json_response
 from stenolog.gateway.viewer.hidden_messages import SUMMARIZED, Gap, read_visibility
 from stenolog.gateway.viewer.message_views import MessageView, message_views
-from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
-from stenolog.gateway.viewer.session_outline import MessageFilter, all_messages, read_outline
-from stenolog.messages import results_of
+from stenolog.gateway.viewer.pages import (
+    CATALOG_WAIT_SECONDS,
+    SessionPage,
+    entry_of,
+    page,
+    run_within,
+)
+from stenolog.gateway.viewer.session_outline import MessageFilter, read_outline
+from stenolog.gateway.viewer.templating import damage_html
+from stenolog.messages import ThinkingPart, read_message, results_of
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.settings.secrets import without_password
+from stenolog.sessions.fork_source import find_fork_source
+from stenolog.settings.secrets import mask_secrets
 from stenolog.stores import spans
-from stenolog.stores.base import Store, forked_at
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
-from stenolog.transfer.transcripts.transcript import identity_of
+from stenolog.stores.base import Store
+from stenolog.stores.snapshots import SnapshotStore, iterate_messages
 
 MESSAGES_PER_PART: Final = 50
 _MAX_PART_MESSAGES: Final = 400
 """Maximum number of messages in one part, when a whole range is requested."""
 _RESULT_MARGIN: Final = 50
 """Number of additional messages that are read to find the results of the last calls."""
-# If more messages would be discarded, a snapshot is read, because its reading can stop early.
+# If more messages would be discarded, a snapshot is read: reading a snapshot can stop early.
 _MAX_DISCARDED: Final = 2_000
-"""Maximum number of later messages that are read and discarded."""
-_MAX_SEARCHED: Final = 20_000
-"""The source session of a fork is searched only if it has at most this many messages."""
-
-Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
-_ALL_KINDS: Final = MessageFilter()
+"""Maximum number of messages after a part that are read and discarded."""
+_ALL_MESSAGES: Final = MessageFilter(full=True)
 
 
-class FilterQuery(AgentQuery, frozen=True, kw_only=True):
-    """Kinds of messages that a page shows."""
-
-    full: bool = False
-    """Include hidden messages."""
-    only: Literal["", "prompts", "failed"] = ""
-    """Show only prompts, or only failed tool calls."""
-    tools: bool = True
-    """Show tool calls and results."""
-    thinking: bool = True
-
-    @property
-    def kinds(self) -> MessageFilter:
-        """Return the filter of the messages."""
-        return MessageFilter(only=self.only, tools=self.tools, thinking=self.thinking)
-
-    @property
-    def filter_text(self) -> str:
-        """Return the filter as query parameters, for the requests of the open page."""
-        fields = [f"only={self.only}"] if self.only else []
-        fields += [] if self.tools else ["tools=false"]
-        fields += [] if self.thinking else ["thinking=false"]
-        return "&".join(fields)
-
-
-class ConversationQuery(FilterQuery, frozen=True, kw_only=True):
+class ConversationQuery(MessageFilter, frozen=True, kw_only=True):
     """Query of the conversation page."""
 
     at: Seq = 0
@@ -83,8 +63,8 @@ class ConversationQuery(FilterQuery, frozen=True, kw_only=True):
     """Words to search in this session. The open page runs the search."""
 
 
-class PartQuery(FilterQuery, frozen=True, kw_only=True):
-    """Query of a part for a page that is already open."""
+class PartQuery(MessageFilter, frozen=True, kw_only=True):
+    """Query of a part of the conversation, for a page that is already open."""
 
     before: Seq = 0
     after: Seq | None = None
@@ -126,8 +106,6 @@ class ConversationPage(SessionPage, frozen=True, kw_only=True):
     """A session and a part of its messages."""
 
     part: PagePart
-    source_seq: int
-    """Seq of the source session's last message before the fork; 0 if unknown or not a fork."""
     fork_key: str
     damage: str
     """Description of the damage; empty if the session is intact."""
@@ -158,15 +136,15 @@ async def fragment(request: Request) -> Response:
 
 
 def _load_page(
-    agent: AgentInstance, key: str, query: ConversationQuery, entry: Entry | None
+    agent: AgentInstance, key: str, page_query: ConversationQuery, entry: Entry | None
 ) -> ConversationPage:
     store = agent.store
     session_key = agent.resolve_key(key)
 
     def read(info: SessionInfo) -> PagePart:
-        if query.at:
-            return part_around(store, info, query.at, full=query.full, kinds=query.kinds)
-        return newest_part(store, info, full=query.full, kinds=query.kinds)
+        if page_query.at:
+            return part_around(store, info, page_query.at, page_query)
+        return newest_part(store, info, page_query)
 
     info, part = read_again_if_damaged(store, session_key, read)
     lost_spans = read_visibility(store, info).lost if info.lost else ()
@@ -174,79 +152,59 @@ def _load_page(
         info=info,
         entry=entry,
         part=part,
-        source_seq=_source_seq(store, info),
-        fork_key=_fork_key(session_key),
-        damage=damage_html(info.lost, info.damaged, without_password(agent.spec.sessions)),
+        source=find_fork_source(store, info),
+        fork_key=_suggest_fork_key(session_key),
+        damage=damage_html(info.lost, info.damaged, mask_secrets(agent.spec.sessions)),
         first_lost=lost_spans[0][0] if lost_spans else None,
     )
 
 
 def read_again_if_damaged(
-    store: Store, key: str, read: Callable[[SessionInfo], PagePart]
+    store: Store, key: str, read_part: Callable[[SessionInfo], PagePart]
 ) -> tuple[SessionInfo, PagePart]:
-    """Read a session. Read the session again if the first read discovered damage."""
+    """Return the info and a part of a session. Read both again if reading discovered damage."""
     old_info = store.info(key)
-    part = read(old_info)
+    part = read_part(old_info)
     info = store.info(key)
     if (info.lost, info.damaged) == (old_info.lost, old_info.damaged):
         return old_info, part
-    return info, read(info)
+    return info, read_part(info)
 
 
-def _source_seq(store: Store, info: SessionInfo) -> int:
-    """Return the seq of the last message before the fork in the source session, or 0.
-
-    If another program made the fork, the meta has the identity of this message instead of its seq,
-    because the seqs may differ.
-    """
-    source, identity = info.forked_from or source_from(info.meta), last_copied_from(info.meta)
-    if forked_at(info) or not (source and identity):
-        return forked_at(info)
-    encoded_id = identity.encode()
-    with suppress(StenologError):  # The source may be missing or damaged, or have an invalid key.
-        source_info = store.info(source)
-        messages = all_messages(store, source_info) if source_info.count <= _MAX_SEARCHED else ()
-        candidates = (m for m in messages if encoded_id in m.to_json())
-        return max((m.seq for m in candidates if identity_of(m.to_dict()) == identity), default=0)
-    return 0
-
-
-def _fork_key(key: str) -> str:
+def _suggest_fork_key(key: str) -> str:
     try:
         return sibling_key(key)
     except UsageError:
         return f"{key}-fork"
 
 
-def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, PagePart]:
+def _load_part(
+    agent: AgentInstance, key: str, part_query: PartQuery
+) -> tuple[SessionInfo, PagePart]:
     store = agent.store
-    return read_again_if_damaged(
-        store, agent.resolve_key(key), lambda info: _requested_part(store, info, query)
-    )
+
+    def read(info: SessionInfo) -> PagePart:
+        if part_query.last:
+            first = max(part_query.first, part_query.last - _MAX_PART_MESSAGES + 1)
+            return _PartReader(store, info, _ALL_MESSAGES).read_part(first, part_query.last)
+        reader = _PartReader(store, info, part_query)
+        if part_query.before:
+            first = _start_seq_before(reader.shown, part_query.before, MESSAGES_PER_PART)
+            return reader.read_part(first, part_query.before - 1)
+        after = part_query.after or 0
+        return reader.read_part(after + 1, _end_seq_after(reader.shown, after, part_query.limit))
+
+    return read_again_if_damaged(store, agent.resolve_key(key), read)
 
 
-def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePart:
-    if query.last:
-        first = max(query.first, query.last - _MAX_PART_MESSAGES + 1)
-        return _PartReader(store, info, full=True).part_between(first, query.last)
-    reader = _PartReader(store, info, full=query.full, kinds=query.kinds)
-    if query.before:
-        return reader.part_between(
-            _start_of_last(reader.shown, query.before, MESSAGES_PER_PART), query.before - 1
-        )
-    after = query.after or 0
-    return reader.part_between(after + 1, _end_of_first(reader.shown, after, query.limit))
-
-
-def newest_part(
-    store: Store, info: SessionInfo, *, full: bool, kinds: MessageFilter = _ALL_KINDS
-) -> PagePart:
+def newest_part(store: Store, info: SessionInfo, message_filter: MessageFilter) -> PagePart:
     """Return the newest messages of a session."""
-    reader = _PartReader(store, info, full=full, kinds=kinds)
-    if kinds.is_active:
-        start = _start_of_last(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
-        return reader.part_between(start, info.last_seq)
-    history = store.get_history(info.key, last=MESSAGES_PER_PART + _RESULT_MARGIN, full=full)
+    reader = _PartReader(store, info, message_filter)
+    if message_filter.filter_text:
+        start = _start_seq_before(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
+        return reader.read_part(start, info.last_seq)
+    count = MESSAGES_PER_PART + _RESULT_MARGIN
+    history = store.get_history(info.key, last=count, full=message_filter.full)
     start = max(0, len(history) - MESSAGES_PER_PART)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
@@ -254,46 +212,45 @@ def newest_part(
 
 
 def part_around(
-    store: Store, info: SessionInfo, at: int, *, full: bool, kinds: MessageFilter = _ALL_KINDS
+    store: Store, info: SessionInfo, seq: int, message_filter: MessageFilter
 ) -> PagePart:
-    """Return the messages around seq `at`. If `at` is hidden, include all hidden messages."""
-    at = min(at, info.last_seq)
-    full = full or not spans.contains(info.in_sight, at)
-    reader = _PartReader(store, info, full=full, kinds=kinds)
-    start = _start_of_last(reader.shown, at, MESSAGES_PER_PART // 2)
-    return reader.part_between(start, _end_of_first(reader.shown, at, MESSAGES_PER_PART // 2))
+    """Return the messages around `seq`. If that message is hidden, include hidden messages."""
+    seq = min(seq, info.last_seq)
+    if not spans.contains(info.visible_spans, seq):
+        message_filter = replace(message_filter, full=True)
+    reader = _PartReader(store, info, message_filter)
+    start = _start_seq_before(reader.shown, seq, MESSAGES_PER_PART // 2)
+    return reader.read_part(start, _end_seq_after(reader.shown, seq, MESSAGES_PER_PART // 2))
 
 
 def message_at(agent: AgentInstance, key: str, seq: int) -> Message | None:
     """Return the visible or hidden message with this seq; None if there is no such message."""
     info = agent.store.info(agent.resolve_key(key))
-    messages = _PartReader(agent.store, info, full=True).read_messages(seq, seq)
+    messages = _PartReader(agent.store, info, _ALL_MESSAGES).read_messages(seq, seq)
     return messages[0] if messages else None
 
 
 class _PartReader:
-    """Reader of parts of a session. With `full`, hidden messages are included."""
+    """Reader of parts of a conversation."""
 
-    def __init__(
-        self, store: Store, info: SessionInfo, *, full: bool, kinds: MessageFilter = _ALL_KINDS
-    ) -> None:
+    def __init__(self, store: Store, info: SessionInfo, message_filter: MessageFilter) -> None:
         self._store = store
         self._info = info
-        self._full = full
+        self._full = message_filter.full
         self._visibility = read_visibility(store, info)
-        self.shown: Sequence[Span] = self._visibility.present if full else info.in_sight
+        self.shown: Sequence[Span] = self._visibility.present if self._full else info.visible_spans
         """Seqs that the page can show."""
-        if kinds.is_active:
-            selected_spans = read_outline(store, info).selected_spans(kinds)
+        if message_filter.filter_text:
+            selected_spans = read_outline(store, info).selected_spans(message_filter)
             excluded_spans = spans.minus([(1, info.last_seq)], selected_spans)
             self.shown = spans.minus(self.shown, excluded_spans)
 
-    def part_between(self, first: int, last: int) -> PagePart:
-        """Return the shown messages with seqs from `first` to `last`."""
-        end = _end_of_first(self.shown, last, _RESULT_MARGIN)
+    def read_part(self, first: int, last: int) -> PagePart:
+        """Return the part with the shown messages from seq `first` to `last`."""
+        end = _end_seq_after(self.shown, last, _RESULT_MARGIN)
         messages = self.read_messages(max(1, first), end)
         history = [message for message in messages if message.seq <= last]
-        has_older = _start_of_last(self.shown, first, 1) < first
+        has_older = _start_seq_before(self.shown, first, 1) < first
         return self.make_part(history, messages[len(history) :], has_older=has_older)
 
     def read_messages(self, first: int, last: int) -> list[Message]:
@@ -301,13 +258,13 @@ class _PartReader:
         store, info = self._store, self._info
         discarded = spans.size(spans.clipped(self.shown, last + 1, info.last_seq))
         if isinstance(store, SnapshotStore) and discarded > max(_MAX_DISCARDED, last - first):
-            try:
-                history = _read_up_to(store, info, first, last)
-            except StenologError:
-                # The session is damaged or was replaced repeatedly: read it with `get_history`.
-                history = store.get_history(info.key, after=first - 1, full=True)
+            all_messages = iterate_messages(store, info, first - 1)
+            history: Iterable[Message] = (
+                replace(message, hidden=not spans.contains(info.visible_spans, message.seq))
+                for message in takewhile(lambda message: message.seq <= last, all_messages)
+            )
         else:
-            full = tuple(self.shown) != info.in_sight
+            full = tuple(self.shown) != info.visible_spans
             history = store.get_history(info.key, after=first - 1, full=full)
         wanted_spans = spans.clipped(self.shown, first, last)
         return [message for message in history if spans.contains(wanted_spans, message.seq)]
@@ -315,22 +272,22 @@ class _PartReader:
     def make_part(
         self, history: Sequence[Message], later: Sequence[Message] = (), *, has_older: bool
     ) -> PagePart:
-        """Return the rows of `history`. `later` messages may have results of calls in `history`."""
+        """Return the rows of `history`. Results of its calls may be in the `later` messages."""
         info, visibility = self._info, self._visibility
         first = history[0].seq if history else 0
         # A gap of hidden messages is shown before the next message, even before the first one.
-        last_shown = _last_before(info.in_sight, first) if first else 0
-        last_above = _last_before(visibility.present, first) if self._full and first else last_shown
+        gaps_after = _seq_before(info.visible_spans, first) if first else 0
+        lost_after = _seq_before(visibility.present, first) if self._full and first else gaps_after
         items: list[PageItem] = []
         for message in message_views(history, later):
-            items += self._gap_items(last_shown, message.seq)
-            items += self._lost_items(last_above, message.seq)
+            items += self._gap_items(gaps_after, message.seq)
+            items += self._lost_items(lost_after, message.seq)
             items.append(PageItem(message=message))
-            last_shown = last_above = message.seq
+            gaps_after = lost_after = message.seq
         if not later:
-            if last_shown or not self._full:
-                items += self._gap_items(last_shown, MAX_SEQ + 1)
-            items += self._lost_items(last_above, info.last_seq + 1)
+            if gaps_after or not self._full:
+                items += self._gap_items(gaps_after, MAX_SEQ + 1)
+            items += self._lost_items(lost_after, info.last_seq + 1)
         # Appending messages does not change the digest.
         digest_source = ascii((info.uid, info.summary, list(visibility.gaps)))
         digest_source += ascii((list(visibility.lost), info.damaged))
@@ -357,51 +314,130 @@ class _PartReader:
         return [PageItem(lost=span) for span in lost_spans]
 
 
-def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) -> list[Message]:
-    """Return all messages from `first` to `last`, visible or hidden, and read no later message."""
-    mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-    messages: list[Message] = []
-    with store.read_snapshot(mark, after=first - 1) as reading:
-        for message in reading.messages:
-            if message.seq > last:
-                break
-            hidden = not spans.contains(info.in_sight, message.seq)
-            messages.append(replace(message, hidden=hidden))
-    return messages
-
-
 # --- seq arithmetic --------------------------------------------------------------------------
 
 
-def _last_before(visible: Sequence[Span], seq: int) -> int:
+def _seq_before(ranges: Sequence[Span], seq: int) -> int:
     """Return the last seq before `seq` that is in these ranges, or 0."""
-    ends = [min(end, seq - 1) for first, end in visible if first < seq]
-    return ends[-1] if ends else 0
+    earlier = spans.clipped(ranges, 1, seq - 1)
+    return earlier[-1][1] if earlier else 0
 
 
-def _start_of_last(runs: Sequence[Span], seq: int, count: int) -> int:
-    """Return the seq at which the last `count` messages of `runs` before `seq` start."""
-    remaining = count
-    for first, end in reversed(runs):
-        last = min(end, seq - 1)
-        if last < first:
-            continue
-        if last - first + 1 >= remaining:
-            return last - remaining + 1
-        remaining -= last - first + 1
-        seq = first
+def _start_seq_before(ranges: Sequence[Span], seq: int, count: int) -> int:
+    """Return the first seq of the last `count` messages before `seq` in these ranges."""
+    earlier = spans.last_seqs(spans.clipped(ranges, 1, seq - 1), count)
+    return earlier[0][0] if earlier else seq
+
+
+def _end_seq_after(ranges: Sequence[Span], seq: int, count: int) -> int:
+    """Return the last seq of the first `count` messages after `seq` in these ranges."""
+    for first, last in spans.clipped(ranges, seq + 1, MAX_SEQ):
+        if last - first + 1 >= count:
+            return first + count - 1
+        count -= last - first + 1
+        seq = last
     return seq
 
 
-def _end_of_first(runs: Sequence[Span], seq: int, count: int) -> int:
-    """Return the seq at which the first `count` messages of `runs` after `seq` end."""
-    remaining = count
-    for first, end in runs:
-        start = max(first, seq + 1)
-        if start > end:
-            continue
-        if end - start + 1 >= remaining:
-            return start + remaining - 1
-        remaining -= end - start + 1
-        seq = end
-    return seq
+# --- search -----------------------------------------------------------------------------------
+
+
+_MAX_RESULTS: Final = 10_000
+_MAX_CATALOG_HITS: Final = 200
+_MAX_SEARCH_SECONDS: Final = 5.0
+"""Seconds after which a search ends and returns the matches so far."""
+_TERM_PATTERN: Final = re.compile(r'"([^"]+)"|(\S+)')
+_ESCAPABLE: Final = re.compile(r'["\\/\x00-\x1f]')
+"""Characters that JSON may contain as an escape sequence."""
+
+
+class FindQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query of a search in one session."""
+
+    q: Annotated[str, Meta(max_length=1_000)] = ""
+
+
+class SessionSearchResult(Struct, frozen=True, kw_only=True):
+    """Result of a search in one session."""
+
+    seqs: Sequence[int]
+    """Seqs of the messages that contain all words, ascending, including hidden messages."""
+    words: Sequence[str]
+    """Words to highlight in the matching messages."""
+    complete: bool
+    """Whether the whole session was searched."""
+
+
+async def find_messages(request: Request) -> Response:
+    """Return the messages of a session that contain all words of a query."""
+    call = parse_query(request, FindQuery)
+    result = await call.gateway.loop.run(_search_messages, call.agent, call.key, call.query.q)
+    if result.complete and result.words and not result.seqs:
+        result = await _search_catalog(call) or result
+    return json_response(result)
+
+
+def search_words(text: str) -> list[str]:
+    """Return the words and quoted phrases of a search, in lower case."""
+    terms = (
+        quoted or word.removesuffix("*") for quoted, word in _TERM_PATTERN.findall(text.casefold())
+    )
+    return list(dict.fromkeys(" ".join(term.split()) for term in terms if term.strip()))
+
+
+def _search_messages(agent: AgentInstance, key: str, search_text: str) -> SessionSearchResult:
+    words = search_words(search_text)
+    if not words:
+        return SessionSearchResult(seqs=(), words=(), complete=True)
+    store = agent.store
+    info = store.info(agent.resolve_key(key))
+    deadline = monotonic() + _MAX_SEARCH_SECONDS
+    seqs: list[int] = []
+    for message in iterate_messages(store, info):
+        if monotonic() > deadline:
+            return SessionSearchResult(seqs=seqs, words=words, complete=False)
+        if _may_contain(message, words) and _contains_words(message.to_dict(), words):
+            seqs.append(message.seq)
+            if len(seqs) >= _MAX_RESULTS:
+                return SessionSearchResult(seqs=seqs, words=words, complete=False)
+    return SessionSearchResult(seqs=seqs, words=words, complete=True)
+
+
+def _may_contain(message: Message, words: Sequence[str]) -> bool:
+    """Return whether a message may contain all words, judged by its stored JSON.
+
+    Decoding every message would be slower.
+    """
+    stored_json = message.to_json()
+    if b"\\u" in stored_json:
+        return True
+    text = stored_json.decode(errors="replace").casefold()
+    return all(word in text for word in words if " " not in word and not _ESCAPABLE.search(word))
+
+
+def _contains_words(body: Mapping[str, Any], words: Sequence[str]) -> bool:
+    thoughts = (part.text for part in read_message(body) if isinstance(part, ThinkingPart))
+    text = "\n".join((text_of(body), *thoughts)).casefold()
+    if any(" " in word for word in words):
+        text = " ".join(text.split())
+    return all(word in text for word in words)
+
+
+async def _search_catalog(call: ApiCall[FindQuery, None]) -> SessionSearchResult | None:
+    """Search in the catalog, which also finds words with other accents.
+
+    Returns None if the catalog finds nothing or is not ready.
+    """
+    agent, query = call.agent, call.query.q
+    key = agent.resolve_key(call.key)
+    result = await run_within(
+        call.gateway,
+        8 * CATALOG_WAIT_SECONDS,
+        lambda: agent.catalog.search(query, prefix=key, newest=True, limit=_MAX_CATALOG_HITS),
+    )
+    hits = [] if result is None else [hit for hit in result.hits if hit.key == key]
+    if result is None or not hits:
+        return None
+    words = {hit.snippet[first:last].casefold() for hit in hits for first, last in hit.marks}
+    seqs = sorted(hit.seq for hit in hits)
+    return SessionSearchResult(seqs=seqs, words=sorted(words), complete=result.after is None)

@@ -18,31 +18,34 @@ from msgspec import Struct
 from stenolog.catalog.message_metadata import has_failed, model_of, usage_of
 from stenolog.catalog.searchable_text import program_from
 from stenolog.gateway.viewer.hidden_messages import HIDDEN, SUMMARIZED, read_visibility
-from stenolog.gateway.viewer.markdown_html import is_picture
 from stenolog.gateway.viewer.message_views import document_views, is_prompt, prompt_line
+from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.gateway.viewer.templating import csp_hash, new_environment, static_text
 from stenolog.messages import calls_of, results_of
 from stenolog.records import Message, SessionInfo
+from stenolog.redaction.redact import SharingRedactor
 from stenolog.sessions.usage import Counts, Price, load_prices
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.transfer.export.formats import (
     ExportFormat,
-    Redactor,
     document_title,
-    text_export_pieces,
+    export_as_text,
+    fork_source_text,
+    format_minute,
+    printable_text,
+    redact_text,
 )
-from stenolog.transfer.export.message_parts import format_minute, printable_text, redact_text
 
 _STYLES: Final = ("viewer.css", "tools.css")
 MAX_SUMMARIZED: Final = 10_000
-"""Maximum number of summarized messages that a page has, unless all messages are requested."""
+"""Maximum number of summarized messages on a page, unless all messages are requested."""
 MAX_SUMMARIZED_BYTES: Final = 20_000_000
-"""Maximum size in bytes of all summarized messages that a page has, as stored."""
-_END_OF_DIVIDER: Final = b"</details>\n"
+"""Maximum size in bytes of all summarized messages on a page, as stored."""
+_HIDDEN_RUN_END: Final = b"</details>\n"
 _MAX_NESTING: Final = 200
 """Maximum nesting depth to which a message is searched for pictures."""
-_PICTURE_MARK: Final = "stenolog-picture:"
+_PICTURE_PLACEHOLDER: Final = "stenolog-picture:"
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
@@ -80,7 +83,7 @@ def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
     Messages that were hidden for other reasons, for example cleared, are left out. Summarized
     messages are also left out if there are very many.
     """
-    # In an imported transcript with a summary, messages hidden for an unknown reason count too.
+    # In an imported transcript with a summary, an unknown reason counts as summarized.
     reasons = (SUMMARIZED, HIDDEN if info.summary and program_from(info.meta) else SUMMARIZED)
     gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
     summarized = [(gap.first, gap.last) for gap in gaps]
@@ -93,23 +96,27 @@ def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
 
 
 def export_pieces(
-    format_: ExportFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
+    export_format: ExportFormat,
+    info: SessionInfo,
+    messages: Sequence[Message],
+    redactor: SharingRedactor,
 ) -> Iterator[bytes]:
     """Yield the export of a session in pieces."""
-    if format_ != "html":
-        return text_export_pieces(format_, info, messages, clean)
-    return _page_pieces(info, messages, clean)
+    if export_format != "html":
+        return export_as_text(export_format, info, messages, redactor)
+    return _render_page(info, messages, redactor)
 
 
-def _page_pieces(
-    info: SessionInfo, messages: Sequence[Message], clean: Redactor
+def _render_page(
+    info: SessionInfo, messages: Sequence[Message], redactor: SharingRedactor
 ) -> Iterator[bytes]:
-    bodies = {message.seq: _clean_body(message.to_dict(), clean) for message in messages}
+    bodies = {message.seq: _clean_body(message.to_dict(), redactor) for message in messages}
     environment = _environment()
     page_html = environment.get_template("export.html").render(
-        key=redact_text(info.key, clean),
-        title=" ".join(document_title(info, messages, clean).split()),
-        summary=redact_text(info.summary, clean),
+        key=redact_text(info.key, redactor),
+        title=" ".join(document_title(info, messages, redactor).split()),
+        source=" ".join(fork_source_text(info, redactor).split()),
+        summary=redact_text(info.summary, redactor),
         left_out=info.count - len(messages),
         totals=_count_totals(messages, bodies, load_prices()),
         style=static_text(_STYLES),
@@ -118,18 +125,20 @@ def _page_pieces(
     start, _, end = page_html.partition("<!-- messages -->\n")
     yield start.encode(errors="replace")
     template, divider = map(environment.get_template, ("message.html", "export_divider.html"))
-    runs = [list(run) for is_hidden, run in groupby(messages, attrgetter("hidden")) if is_hidden]
-    counts = {message.seq: len(run) for run in runs for message in run}
+    hidden_runs = [
+        list(run) for is_hidden, run in groupby(messages, attrgetter("hidden")) if is_hidden
+    ]
+    run_lengths = {message.seq: len(run) for run in hidden_runs for message in run}
     was_hidden = False
-    for view in document_views(messages, lambda message: bodies[message.seq]):
+    for view in document_views(messages, bodies):
         if view.hidden and not was_hidden:
             reason = SUMMARIZED if info.summary and view.seq <= info.floor else HIDDEN
-            yield divider.render(count=counts[view.seq], reason=reason).encode()
+            yield divider.render(count=run_lengths[view.seq], reason=reason).encode()
         elif was_hidden and not view.hidden:
-            yield _END_OF_DIVIDER
+            yield _HIDDEN_RUN_END
         was_hidden = view.hidden
         yield template.render(one=view).encode(errors="replace")
-    yield _END_OF_DIVIDER * was_hidden + end.encode(errors="replace")
+    yield _HIDDEN_RUN_END * was_hidden + end.encode(errors="replace")
 
 
 def index_page(sessions: Sequence[Any]) -> bytes:
@@ -146,15 +155,18 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 # --- redaction -------------------------------------------------------------------------------
 
 
-def _clean_body(body: dict[str, Any], clean: Redactor) -> dict[str, Any]:
+def _clean_body(body: dict[str, Any], redactor: SharingRedactor) -> dict[str, Any]:
     """Return a message without secrets and invisible characters. Pictures stay unchanged."""
-    pictures: list[str] = []
-    cleaned: dict[str, Any] = clean.data(_without_pictures(body, pictures, 0))
+    pictures: dict[str, str] = {}
+    cleaned: dict[str, Any] = redactor.data(_without_pictures(body, pictures, 0))
     return dict(_with_pictures(cleaned, pictures)) if pictures else cleaned
 
 
-def _without_pictures(value: Any, pictures: list[str], depth: int) -> Any:
-    """Return the value without unprintable characters, and move its pictures to `pictures`."""
+def _without_pictures(value: Any, pictures: dict[str, str], depth: int) -> Any:
+    """Return the value without unprintable characters, and move its pictures to `pictures`.
+
+    Each picture is replaced by a placeholder, which is its key in `pictures`.
+    """
     if depth > _MAX_NESTING:
         return value
     match value:
@@ -166,8 +178,8 @@ def _without_pictures(value: Any, pictures: list[str], depth: int) -> Any:
             fields = {}
             for name, item in value.items():
                 if isinstance(item, str) and _is_picture_field(value, name, item):
-                    pictures.append(item)
-                    fields[name] = f"{_PICTURE_MARK}{len(pictures) - 1}"
+                    fields[name] = f"{_PICTURE_PLACEHOLDER}{len(pictures)}"
+                    pictures[fields[name]] = item
                 else:
                     fields[name] = _without_pictures(item, pictures, depth + 1)
             return fields
@@ -177,18 +189,18 @@ def _without_pictures(value: Any, pictures: list[str], depth: int) -> Any:
 def _is_picture_field(part: Mapping[str, Any], name: str, text: str) -> bool:
     """Return whether this field of a part contains an encoded picture."""
     if name in ("url", "image_url"):
-        return is_picture(text)
+        return is_picture_url(text)
     kind = part.get("media_type", part.get("type"))
     is_image = isinstance(kind, str) and kind.startswith(("image/", "image_generation"))
-    return is_image and name in ("data", "result") and is_picture(f"data:image/png;base64,{text}")
+    return (
+        is_image and name in ("data", "result") and is_picture_url(f"data:image/png;base64,{text}")
+    )
 
 
-def _with_pictures(value: Any, pictures: Sequence[str]) -> Any:
+def _with_pictures(value: Any, pictures: Mapping[str, str]) -> Any:
     match value:
-        case str() if value.startswith(_PICTURE_MARK):
-            number = value.removeprefix(_PICTURE_MARK)
-            is_known = number.isascii() and number.isdecimal() and int(number[:9]) < len(pictures)
-            return pictures[int(number[:9])] if is_known else value
+        case str():
+            return pictures.get(value, value)
         case list():
             return [_with_pictures(item, pictures) for item in value]
         case dict():
@@ -212,10 +224,9 @@ def _count_totals(
         totals.first = totals.first or message.at
         totals.last = message.at
         if is_prompt(body):
-            text = prompt_line(body)
-            totals.prompts.append(Prompt(seq=message.seq, at=message.at, text=text))
-        usage = usage_of(body)
-        if usage is not None:
+            prompt = Prompt(seq=message.seq, at=message.at, text=prompt_line(body))
+            totals.prompts.append(prompt)
+        if (usage := usage_of(body)) is not None:
             cost = None if price is None else price(model_of(body) or "", usage)
             totals.tokens.add_answer(usage, cost)
     return totals

@@ -11,17 +11,17 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.errors import ContextTooSmall
-from stenolog.gateway.api_types import AgentQuery
-from stenolog.gateway.requests import parse_query
-from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
-from stenolog.gateway.viewer.message_views import one_line, pretty_json
+from stenolog.gateway.requests import AgentQuery, parse_query
+from stenolog.gateway.viewer.message_views import pretty_json
 from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
-from stenolog.gateway.viewer.secret_masks import SecretMask
-from stenolog.memory.recall_format import RecallResult
+from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, SecretMask
+from stenolog.memory.recall import RecallResult
 from stenolog.messages import Body, has_text, role_of, text_parts_of
 from stenolog.records import Message
+from stenolog.sessions.fork_source import fork_source
 from stenolog.tokens import Tokens
 from stenolog.transfer.export.code_blocks import ColourBudget
+from stenolog.transfer.export.tool_views import one_line
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _LINE_SOURCE_LENGTH: Final = 2_000
@@ -79,7 +79,7 @@ async def context(request: Request) -> Response:
     """Serve the inspector page."""
     call = parse_query(request, AgentQuery)
     entry = await entry_of(call)
-    view = await call.gateway.loop.run(inspect, call.agent, call.key, entry)
+    view = await call.gateway.loop.run(load_inspector_page, call.agent, call.key, entry)
     return page("context.html", view=view, agent=call.query.agent)
 
 
@@ -87,12 +87,12 @@ def next_request(agent: AgentInstance, key: str) -> dict[str, Any]:
     """Return model, messages and tools of the next request. Raises NoSuchSession."""
     session_key = agent.resolve_key(key)
     model = agent.model_of(session_key)
-    _, _, recalled = _read_prompt(agent, session_key)
+    _, _, recalled = _read_history_and_memory(agent, session_key)
     window = agent.context(model).window(session_key, memory=recalled.block)
     return {"model": model.name, "messages": window.messages, "tools": agent.tool_definitions}
 
 
-def _read_prompt(
+def _read_history_and_memory(
     agent: AgentInstance, key: str
 ) -> tuple[Sequence[Message], list[dict[str, Any]], RecallResult]:
     """Return the visible messages, their bodies, and the memories recalled for the last prompt."""
@@ -102,7 +102,9 @@ def _read_prompt(
     return history, bodies, agent.recall(prompt, key, sender=None)
 
 
-def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> InspectorPage:
+def load_inspector_page(
+    agent: AgentInstance, key: str, entry: Entry | None = None
+) -> InspectorPage:
     """Return the request that the session's model would receive now. Raises NoSuchSession."""
     session_key = agent.resolve_key(key)
     info = agent.store.info(session_key)
@@ -113,11 +115,12 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     page_fields: dict[str, Any] = {
         "info": info,
         "entry": entry,
+        "source": fork_source(info),
         "model": model.name,
         "max_tokens": limits.room,
         "context_tokens": limits.max_context_tokens,
     }
-    history, bodies, recalled = _read_prompt(agent, session_key)
+    history, bodies, recalled = _read_history_and_memory(agent, session_key)
     try:
         window = context.window(session_key, memory=recalled.block)
     except ContextTooSmall as error:
@@ -129,7 +132,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         system_tokens,
         memory=0 if window.memory_left_out else tokens.text(recalled.block),
         system=tokens.text(agent.spec.system),
-        summary=bool(agent.sessions.get_summary(session_key)),
+        has_summary=bool(agent.sessions.get_summary(session_key)),
     )
     part_tokens["tools"] = window.tokens - sum(counts)
     part_tokens["history"] = sum(counts) - system_tokens
@@ -143,10 +146,10 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         tokens=window.tokens,
         left_out=window.left_out,
         elided=window.elided,
-        turn_left_out=_turn_left_out(history, bodies, window.left_out, tokens)
+        turn_left_out=_find_left_out_turn(history, bodies, window.left_out, tokens)
         if window.left_out and not window.elided
         else None,
-        own_system=_own_system(bodies, window.messages),
+        own_system=_system_message_status(bodies, window.messages),
         request_bar=request_bar,
         context_bar=bar_segments(part_tokens),
         messages=[
@@ -158,50 +161,53 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=mask.buttons(pretty_json(agent.tool_definitions, budget, mask))
-        if agent.tool_definitions
-        else None,
+        tools=pretty_json(agent.tool_definitions, budget, mask) if agent.tool_definitions else None,
         tools_tokens=part_tokens["tools"],
-        recalled=[mask.buttons(escape(mask.hide(result.text))) for result in recalled.found],
+        recalled=[
+            mask.with_buttons(escape(mask.with_placeholders(result.text)))
+            for result in recalled.found
+        ],
     )
 
 
-def _turn_left_out(
+def _find_left_out_turn(
     history: Sequence[Message], bodies: Sequence[Body], left_out: int, tokens: Tokens
 ) -> tuple[int, int]:
     """Return the first seq and the number of tokens of the newest turn that is left out."""
     last = min(left_out, len(bodies)) - 1
-    first = next((at for at in range(last, -1, -1) if has_text(bodies[at])), 0)
+    first = next((index for index in range(last, -1, -1) if has_text(bodies[index])), 0)
     return history[first].seq, sum(tokens.message(body) for body in bodies[first : last + 1])
 
 
-def _own_system(bodies: Sequence[Body], sent: Sequence[Body]) -> str:
+def _system_message_status(bodies: Sequence[Body], sent_bodies: Sequence[Body]) -> str:
     """Return `sent` or `left out` for a system message of the session; empty without one."""
     system_texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
     if not system_texts:
         return ""
-    return "sent" if system_texts.intersection(text_parts_of(body) for body in sent) else "left out"
+    return "left out" if system_texts.isdisjoint(map(text_parts_of, sent_bodies)) else "sent"
 
 
-def divide_system_tokens(total: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
+def divide_system_tokens(
+    total: int, *, system: int, memory: int, has_summary: bool
+) -> dict[str, int]:
     """Divide the tokens of the system message by source. The sum of the result is `total`.
 
     Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
     the remainder counts as summary, or as system prompt if the session has no summary.
     """
     memory = min(memory, total)
-    system = min(system, total - memory) if summary else total - memory
+    system = min(system, total - memory) if has_summary else total - memory
     return {"system": system, "tools": 0, "memory": memory, "summary": total - memory - system}
 
 
 def _message_html(body: Mapping[str, Any], budget: ColourBudget, mask: SecretMask) -> Markup:
     """Return a message as HTML: its text if it has only role and text, otherwise its JSON."""
     if set(body) == {"role", "content"} and isinstance(body["content"], str):
-        return mask.buttons(escape(mask.hide(body["content"])))
-    return mask.buttons(pretty_json(body, budget, mask))
+        return mask.with_buttons(escape(mask.with_placeholders(body["content"])))
+    return pretty_json(body, budget, mask)
 
 
-_LABELS: Final = {
+_SEGMENT_LABELS: Final = {
     "system": "system prompt",
     "tools": "tools",
     "memory": "memory",
@@ -212,13 +218,15 @@ _LABELS: Final = {
 }
 
 
-def bar_segments(parts: dict[str, int]) -> list[BarSegment]:
+def bar_segments(part_tokens: dict[str, int]) -> list[BarSegment]:
     """Return the segments of the bar from left to right, with a total width of BAR_WIDTH."""
-    total = sum(parts.values()) or 1
+    total = sum(part_tokens.values()) or 1
     segments: list[BarSegment] = []
     x = 0.0
-    for kind, tokens in parts.items():
+    for kind, tokens in part_tokens.items():
         width = tokens / total * BAR_WIDTH
-        segments.append(BarSegment(name=_LABELS[kind], kind=kind, tokens=tokens, x=x, width=width))
+        segments.append(
+            BarSegment(name=_SEGMENT_LABELS[kind], kind=kind, tokens=tokens, x=x, width=width)
+        )
         x += width
     return segments

@@ -30,13 +30,12 @@ from stenolog.catalog.entries import (
 )
 from stenolog.catalog.index import page_cursor
 from stenolog.errors import StenologError, UsageError
-from stenolog.gateway.api_types import AgentQuery
-from stenolog.gateway.error_responses import without_secrets
-from stenolog.gateway.requests import parse_query
+from stenolog.gateway.requests import AgentQuery, parse_query
+from stenolog.gateway.responses import without_secrets
 from stenolog.gateway.viewer.hidden_messages import Visibility, read_visibility
 from stenolog.gateway.viewer.pages import api_address, page
-from stenolog.gateway.viewer.secret_masks import COVER_TEXT, secret_spans
-from stenolog.records import Trashed
+from stenolog.gateway.viewer.safe_html import COVER_TEXT, secret_spans
+from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
 
 SESSIONS_PER_PAGE: Final = 50
@@ -46,10 +45,10 @@ _MAX_SESSION_MATCHES: Final = 3
 """Number of matching sessions shown above the matching messages."""
 _SEARCH_RESULTS_PER_PAGE: Final = 15
 _PROJECTS_PER_PAGE: Final = 20
-_MAX_SCANNED: Final = 5_000
+_MAX_SCANNED_SESSIONS: Final = 5_000
 """Maximum number of sessions that one query of the catalog returns during a search."""
 _MAX_FILTER_VALUES: Final = {False: 8, True: 100}
-"""Maximum number of values shown per filter. True: the user asked for more values."""
+"""Maximum number of values per filter, by the query field `more`."""
 _MAX_TRASH_ROWS: Final = 1_000
 NO_VALUE: Final = "-"
 """Value of a filter that selects sessions without a program, project or model."""
@@ -72,7 +71,7 @@ class HomeQuery(AgentQuery, frozen=True, kw_only=True):
     until: Annotated[str, Meta(max_length=30)] = ""
     sort: Annotated[str, Meta(max_length=30)] = ""
     by: Literal["", "project"] = ""
-    """Group the sessions."""
+    """`project` groups the sessions by project."""
     show: Literal["", "sessions", "messages"] = ""
     """Kind of search results to show; empty: the first sessions and the first messages."""
     more: bool = False
@@ -161,33 +160,32 @@ def _field_text(value: Any) -> str:
 
 def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
     """Return the requested sessions; a search also returns the matching messages."""
-    catalog = agent.catalog
-    where = session_filter(query)
     if query.q.strip():
-        return _load_search(agent, query, where)
+        return _load_search(agent, query)
+    catalog, conditions = agent.catalog, session_filter(query)
     overview, after = None, query.after or None
     if not query.part:
         max_values = 1 + _MAX_FILTER_VALUES[query.more]
         overview = catalog.overview(
-            where, sort=_sort_order(query), limit=query.rows, after=after, values=max_values
+            conditions, sort=_sort_order(query), limit=query.rows, after=after, values=max_values
         )
     if query.by == "project":
         projects = catalog.projects(
-            where, limit=_PROJECTS_PER_PAGE, after=_parse_offset(query.after)
+            conditions, limit=_PROJECTS_PER_PAGE, after=_parse_offset(query.after)
         )
         next_page = None if projects.after is None else str(projects.after)
         return SessionListPage(overview=overview, projects=projects, after=next_page)
     if overview is None:
-        sessions = _list_entries(catalog, query, where, query.rows, after)
+        sessions = _list_entries(catalog, query, conditions, query.rows, after)
     else:
         sessions = overview.page
     return SessionListPage(entries=sessions.entries, after=sessions.after, overview=overview)
 
 
-def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -> SessionListPage:
-    catalog = agent.catalog
+def _load_search(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
+    catalog, conditions = agent.catalog, session_filter(query)
     max_values = 1 + _MAX_FILTER_VALUES[query.more]
-    overview = None if query.part else catalog.overview(where, limit=1, values=max_values)
+    overview = None if query.part else catalog.overview(conditions, limit=1, values=max_values)
     entries: list[Entry] = []
     after: str | None = None
     if query.show != "messages":
@@ -197,7 +195,7 @@ def _load_search(agent: AgentInstance, query: HomeQuery, where: SessionFilter) -
             entries=entries, after=after, overview=overview, session_count=len(entries)
         )
     result = catalog.search_sessions(
-        query.q, where, limit=_SEARCH_RESULTS_PER_PAGE, after=_parse_offset(query.after)
+        query.q, conditions, limit=_SEARCH_RESULTS_PER_PAGE, after=_parse_offset(query.after)
     )
     hits = [hit for session in result.sessions for hit in session.hits]
     return SessionListPage(
@@ -217,7 +215,7 @@ def _parse_offset(after: str) -> int:
     return int(after[:9] or 0)
 
 
-def session_filter(query: HomeQuery, now: datetime | None = None) -> SessionFilter:
+def session_filter(query: HomeQuery) -> SessionFilter:
     """Return the conditions of the query. Raises UsageError if a time is invalid."""
     return SessionFilter(
         tag=query.tag or None,
@@ -227,25 +225,25 @@ def session_filter(query: HomeQuery, now: datetime | None = None) -> SessionFilt
         project=_filter_value(query.project),
         model=_filter_value(query.model),
         failed=query.failed or None,
-        since=_parse_day(query.since, now),
-        until=_parse_day(query.until, now, days=1),
+        since=_parse_day(query.since),
+        until=_parse_day(query.until, extra_days=1),
     )
 
 
-def _filter_value(value: str) -> str | None:
-    return "" if value == NO_VALUE else value or None
+def _filter_value(field_text: str) -> str | None:
+    return "" if field_text == NO_VALUE else field_text or None
 
 
-def _parse_day(value: str, now: datetime | None = None, *, days: int = 0) -> datetime | None:
-    """Return the start of a day (`2026-11-05`), or the time some days ago (`7d`: seven days)."""
-    if not value:
+def _parse_day(day: str, *, extra_days: int = 0) -> datetime | None:
+    """Return the start of a day plus `extra_days`; for `7d`, the time seven days ago."""
+    if not day:
         return None
     try:
-        if ago := re.fullmatch(r"(\d{1,5})d", value):
-            return (now or datetime.now(UTC)) - timedelta(days=int(ago[1]))
-        return datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=days)
+        if ago := re.fullmatch(r"(\d{1,5})d", day):
+            return datetime.now(UTC) - timedelta(days=int(ago[1]))
+        return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC) + timedelta(days=extra_days)
     except (ValueError, OverflowError):
-        raise UsageError(f"{value!r} is not a day; write 2026-11-05 or 7d") from None
+        raise UsageError(f"{day!r} is not a day; write 2026-11-05 or 7d") from None
 
 
 def _sort_order(query: HomeQuery) -> Sort:
@@ -255,19 +253,19 @@ def _sort_order(query: HomeQuery) -> Sort:
 
 
 def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
-    """Return one page of the sessions that match the words, and the position of the next page."""
-    where = session_filter(query)
+    """Return one page of the sessions that match the search, and the position of the next page."""
+    conditions = session_filter(query)
     matches: list[Entry] = []
     after: str | None = query.after or None
-    size = SESSIONS_PER_PAGE
+    batch_size = SESSIONS_PER_PAGE
     while len(matches) < query.rows:
-        next_page = _list_entries(catalog, query, where, size, after)
+        next_page = _list_entries(catalog, query, conditions, batch_size, after)
         matches += filter_entries(next_page.entries, query.q)
         after = next_page.after
         if after is None:
             break
         # Read few sessions first, because matching sessions are often among the newest.
-        size = min(2 * size, _MAX_SCANNED)
+        batch_size = min(2 * batch_size, _MAX_SCANNED_SESSIONS)
     if len(matches) > query.rows:
         # Sessions beyond this page are read again when the next page is requested.
         return matches[: query.rows], page_cursor(matches[query.rows - 1], _sort_order(query))
@@ -275,9 +273,9 @@ def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], 
 
 
 def _list_entries(
-    catalog: Catalog, query: HomeQuery, where: SessionFilter, limit: int, after: str | None
+    catalog: Catalog, query: HomeQuery, conditions: SessionFilter, limit: int, after: str | None
 ) -> Page:
-    return catalog.list(**asdict(where), sort=_sort_order(query), limit=limit, after=after)
+    return catalog.list(**asdict(conditions), sort=_sort_order(query), limit=limit, after=after)
 
 
 def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
@@ -293,9 +291,9 @@ def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], 
     return {(hit.key, hit.seq): visibility(hit.key).reason_at(hit.seq) for hit in hidden_hits}
 
 
-def filter_entries(entries: Iterable[Entry], query: str) -> list[Entry]:
-    """Return the sessions whose title, key or tags contain all words of the query, in any case."""
-    words = query.casefold().split()
+def filter_entries(entries: Iterable[Entry], search_text: str) -> list[Entry]:
+    """Return the sessions whose title, key or tags contain all words of the text, in any case."""
+    words = search_text.casefold().split()
 
     def matches(entry: Entry) -> bool:
         text = "\n".join((entry.title, entry.key, *entry.tags)).casefold()
@@ -333,14 +331,16 @@ def base_name(path: str) -> str:
 def project_labels(paths: Sequence[str]) -> dict[str, str]:
     """Return the short name of each project, with more of the path if names are the same."""
     labels = {path: base_name(path) for path in paths}
-    parts = 1
-    while same := {label for label, count in Counter(labels.values()).items() if count > 1}:
-        parts += 1
-        for path in [path for path, label in labels.items() if label in same]:
+    part_count = 1
+    while ambiguous_labels := {
+        label for label, count in Counter(labels.values()).items() if count > 1
+    }:
+        part_count += 1
+        for path in [path for path, label in labels.items() if label in ambiguous_labels]:
             pieces = re.split(r"([\\/])", path.rstrip("\\/"))
             # A part of a path is followed by its separator, except the last part.
-            is_short = 2 * parts - 1 <= len(pieces)
-            labels[path] = "".join(pieces[1 - 2 * parts :]) if is_short else path
+            is_shorter = 2 * part_count - 1 <= len(pieces)
+            labels[path] = "".join(pieces[1 - 2 * part_count :]) if is_shorter else path
     return labels
 
 
@@ -358,8 +358,11 @@ _STATES: Final[dict[str, State]] = {state: state for state in get_args(State)}
 async def trash(request: Request) -> Response:
     """Serve the deleted sessions."""
     call = parse_query(request, AgentQuery)
-    deleted: list[Trashed] = await call.gateway.loop.run(call.agent.store.list_trash)
-    newest = sorted(deleted, key=lambda session: session.deleted, reverse=True)
+    deleted: list[TrashedSession] = await call.gateway.loop.run(call.agent.store.list_trash)
+    newest_first = sorted(deleted, key=lambda session: session.deleted, reverse=True)
     return page(
-        "trash.html", agent=call.query.agent, deleted=newest[:_MAX_TRASH_ROWS], count=len(newest)
+        "trash.html",
+        agent=call.query.agent,
+        deleted=newest_first[:_MAX_TRASH_ROWS],
+        count=len(newest_first),
     )

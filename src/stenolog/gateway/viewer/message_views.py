@@ -1,11 +1,11 @@
 """Convert messages to the values that templates show: text, thinking, pictures, tool calls."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import (
@@ -17,16 +17,16 @@ from stenolog.catalog.message_metadata import (
     seconds_of,
     usage_of,
 )
-from stenolog.gateway.viewer.markdown_html import (
+from stenolog.gateway.viewer.safe_html import (
     MAX_COLOURED_ON_PAGE,
     MAX_RENDERED,
+    SecretMask,
     coloured_code,
-    is_address,
-    is_picture,
+    is_link_address,
+    is_picture_url,
     to_html,
 )
-from stenolog.gateway.viewer.secret_masks import SecretMask
-from stenolog.gateway.viewer.tool_html import blocks_html
+from stenolog.gateway.viewer.templating import plural
 from stenolog.messages import (
     FilePart,
     ImagePart,
@@ -46,14 +46,18 @@ from stenolog.messages import (
 from stenolog.records import Message
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import (
+    MAX_OPEN_LINES,
+    MAX_PREVIEW_LINES,
     DiffBudget,
     ToolBlock,
     argument_blocks,
     cut_text,
     decode_json,
+    diff_text,
     error_line,
+    find_read_path,
     format_json,
-    path_read,
+    one_line,
     result_blocks,
     summary_of,
 )
@@ -62,12 +66,19 @@ from stenolog.transfer.transcripts.transcript import KIND
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _INTERRUPTED_MARK: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
-_MAX_LINE_LENGTH: Final = 120
 _CODE_BLOCK: Final = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
 _CODE_WITH_BUTTON: Final = (
     r'<div class="copyable"><button type="button" class="copy-code" data-copy="code">copy</button>'
     r"<pre>\1</pre></div>"
 )
+_MAX_PREVIEW_LENGTH: Final = 4_000
+"""Maximum number of characters that are shown of a long text while it is folded."""
+_COPY_BUTTON: Final = Markup(
+    '<button type="button" class="copy-code" data-copy="block">copy</button>'
+)
+_BLOCK_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
+_CHECKBOXES: Final = {"done": ("done", "☑"), "active": ("in progress", "◐"), "open": ("open", "☐")}
+"""Label and box of each state of a step."""
 _MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
 """Maximum number of characters of code that are coloured in one exported document."""
 
@@ -119,34 +130,31 @@ class MessageView(Struct, frozen=True, kw_only=True):
     origin: str = ""
 
 
-class _ResultOfCall(Struct, frozen=True):
-    result: ToolResult
-    message: Message
+Bodies = Mapping[int, Mapping[str, Any]]
+"""Bodies of messages by seq, in order."""
+ResultsByCall = dict[tuple[int, int], tuple[ToolResult, int]]
+"""Result of each call and the result's seq, by the seq of the calling message and call index."""
 
 
-BodyOf = Callable[[Message], Mapping[str, Any]]
-"""Function that returns the body of a message for display."""
+class _Renderer:
+    """Renders the texts of one page or document, within its budgets for coloured code and diffs."""
 
-
-class _Limits:
-    """Remaining budgets of one page or exported document: coloured code, diffs and secrets."""
-
-    def __init__(self, colours: int, *, on_page: bool) -> None:
+    def __init__(self, max_coloured: int, *, on_page: bool) -> None:
         self.on_page = on_page
-        self.colours = ColourBudget(colours)
+        self.colours = ColourBudget(max_coloured)
         self.diffs = DiffBudget()
         self.mask = SecretMask(enabled=on_page)
 
     def markdown(self, text: str) -> Markup:
-        html = self.mask.buttons(to_html(self.hide(text), self.colours))
+        # Text after MAX_RENDERED is not shown, so secrets in it need not be hidden.
+        text = self.mask.with_placeholders(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
+        html = self.mask.with_buttons(to_html(text, self.colours))
         return Markup(_CODE_BLOCK.sub(_CODE_WITH_BUTTON, str(html))) if self.on_page else html
 
-    def pretty(self, value: Any) -> Markup:
-        return self.mask.buttons(pretty_json(value, self.colours, self.mask))
-
-    def hide(self, text: str) -> str:
-        # Text after the limit is not shown, so its secrets need not be hidden.
-        return self.mask.hide(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
+    def code(self, masked_text: str, language: str) -> Markup:
+        if not language:
+            return escape(masked_text)
+        return coloured_code(masked_text, language, self.colours)
 
 
 def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
@@ -154,39 +162,53 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
 
     `later` are the messages after `messages`, which may contain the results of the last calls.
     """
-    limits = _Limits(MAX_COLOURED_ON_PAGE, on_page=True)
+    renderer = _Renderer(MAX_COLOURED_ON_PAGE, on_page=True)
+    bodies = {message.seq: message.to_dict() for message in (*messages, *later)}
     # Colour the newest messages first, because a page opens at its end.
-    return list(_make_views(messages, later, Message.to_dict, limits, reversed(messages)))[::-1]
+    return list(_make_views(messages[::-1], bodies, renderer))[::-1]
 
 
-def document_views(messages: Sequence[Message], body_of: BodyOf) -> Iterator[MessageView]:
+def document_views(messages: Sequence[Message], bodies: Bodies) -> Iterator[MessageView]:
     """Yield all messages of a session for a document; secrets are not masked."""
-    return _make_views(
-        messages, (), body_of, _Limits(_MAX_COLOURED_IN_DOCUMENT, on_page=False), messages
-    )
+    renderer = _Renderer(_MAX_COLOURED_IN_DOCUMENT, on_page=False)
+    return _make_views(messages, bodies, renderer)
 
 
 def _make_views(
-    messages: Sequence[Message],
-    later: Sequence[Message],
-    body_of: BodyOf,
-    limits: _Limits,
-    order: Iterable[Message],
+    messages: Sequence[Message], bodies: Bodies, renderer: _Renderer
 ) -> Iterator[MessageView]:
-    bodies = {message.seq: body_of(message) for message in messages}
+    """Yield the messages in this order. `bodies` may include later messages with results."""
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
-    all_bodies = {**bodies, **{message.seq: body_of(message) for message in later}}
-    later_parts = {message.seq: list(read_message(all_bodies[message.seq])) for message in later}
-    results = _results_by_call([*messages, *later], bodies, {**later_parts, **parts})
-    placed_ids = {id(answer.result) for answer in results.values()}
-    for message in order:
-        message_parts = parts[message.seq]
-        other_parts = [part for part in message_parts if id(part) not in placed_ids]
-        if message_parts and not other_parts:
+    results = _results_by_call({message.seq for message in messages}, bodies, parts)
+    placed_ids = {id(result) for result, _ in results.values()}
+    for message in messages:
+        seq, body = message.seq, bodies[message.seq]
+        other_parts = [part for part in parts[seq] if id(part) not in placed_ids]
+        if parts[seq] and not other_parts:
             continue
-        calls = tuple(_call_views(message.seq, message_parts, results, all_bodies, limits))
-        pictures = tuple(_find_pictures(message_parts))
-        yield _message_view(message, bodies[message.seq], other_parts, pictures, calls, limits)
+        calls = tuple(_call_views(seq, parts[seq], results, bodies, renderer))
+        thoughts = [text for text in _thinking_texts(other_parts) if text.strip()]
+        role = body.get("role")
+        role_name = role if isinstance(role, str) else "?"
+        channel = (origin_of(body) or {}).get("channel")
+        html = _text_html(body, other_parts, renderer)
+        yield MessageView(
+            seq=seq,
+            at=message.at,
+            hidden=message.hidden,
+            role=role_name,
+            kind=role_name if role_name in _ROLES else "other",
+            injected=role_name == "user" and is_injected(body),
+            html=html,
+            thoughts=tuple(map(renderer.markdown, thoughts)),
+            pictures=tuple(_find_pictures(parts[seq])),
+            calls=calls,
+            model=model_of(body),
+            seconds=seconds_of(body),
+            usage=usage_of(body),
+            interrupted=interruption(body),
+            origin=channel if isinstance(channel, str) else "",
+        )
 
 
 def is_prompt(body: Mapping[str, Any]) -> bool:
@@ -208,74 +230,39 @@ def prompt_line(body: Mapping[str, Any]) -> str:
     return one_line(_message_text(body, read_message(body)))
 
 
-def one_line(text: str) -> str:
-    """Return the start of a text in one line."""
-    line = " ".join(text[: 4 * _MAX_LINE_LENGTH].split())
-    return line if len(line) <= _MAX_LINE_LENGTH else line[: _MAX_LINE_LENGTH - 1].rstrip() + "…"
-
-
 def pretty_json(
-    value: Any, page: ColourBudget | None = None, mask: SecretMask | None = None
+    value: Any, budget: ColourBudget | None = None, mask: SecretMask | None = None
 ) -> Markup:
-    """Return a value as indented JSON, cut at MAX_BLOCK. Text that is not JSON is not changed."""
+    """Return a value or JSON text, indented. Other text stays unchanged. Long results are cut."""
     # Longer JSON is not decoded, because indented JSON may be many times longer than compact JSON.
-    value = (
-        decode_json(value) if not isinstance(value, str) or len(value) <= MAX_RENDERED else value
-    )
-    text = cut_text(value) if isinstance(value, str) else format_json(value)
-    text = text if mask is None else mask.hide(text)
-    return (
-        Markup("{}").format(text) if isinstance(value, str) else coloured_code(text, "json", page)
-    )
+    if isinstance(value, str) and len(value) <= MAX_RENDERED:
+        value = decode_json(value)
+    mask = mask or SecretMask(enabled=False)
+    if isinstance(value, str):
+        html = escape(mask.with_placeholders(cut_text(value)))
+    else:
+        html = coloured_code(mask.with_placeholders(format_json(value)), "json", budget)
+    return mask.with_buttons(html)
 
 
-def _message_view(
-    message: Message,
-    body: Mapping[str, Any],
-    parts: Sequence[Part],
-    pictures: tuple[Picture, ...],
-    calls: tuple[ToolCallView, ...],
-    limits: _Limits,
-) -> MessageView:
-    role = body.get("role")
-    role_name = role if isinstance(role, str) else "?"
-    origin = origin_of(body)
-    channel = None if origin is None else origin.get("channel")
-    return MessageView(
-        seq=message.seq,
-        at=message.at,
-        hidden=message.hidden,
-        role=role_name,
-        kind=role_name if role_name in _ROLES else "other",
-        injected=role_name == "user" and is_injected(body),
-        html=_text_html(body, parts, limits),
-        thoughts=tuple(limits.markdown(text) for text in _thinking_texts(parts) if text.strip()),
-        pictures=pictures,
-        calls=calls,
-        model=model_of(body),
-        seconds=seconds_of(body),
-        usage=usage_of(body),
-        interrupted=interruption(body),
-        origin=channel if isinstance(channel, str) else "",
-    )
-
-
-def _text_html(body: Mapping[str, Any], parts: Sequence[Part], limits: _Limits) -> Markup:
+def _text_html(body: Mapping[str, Any], parts: Sequence[Part], renderer: _Renderer) -> Markup:
     """Return the text of a message, and the tool results whose call is not on the page."""
     results = [_result_text(part) for part in parts if isinstance(part, ToolResult)]
     content = body.get("content")
     if not results and content is not None and not isinstance(content, str | list):
-        return Markup("<pre>{}</pre>").format(limits.pretty(content))
+        json_html = pretty_json(content, renderer.colours, renderer.mask)
+        return Markup("<pre>{}</pre>").format(json_html)
     text = _message_text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
         text = text.removesuffix(_INTERRUPTED_MARK).rstrip()
-    result_html = [
-        _blocks(result_blocks(result, limits.diffs), "Result", limits) for result in results
+    html = [
+        _blocks_html(result_blocks(result, renderer.diffs), "Result", renderer)
+        for result in results
     ]
-    return Markup().join(
-        [*result_html, limits.markdown(text)] if text or not result_html else result_html
-    )
+    if text or not html:
+        html.append(renderer.markdown(text))
+    return Markup().join(html)
 
 
 def _message_text(body: Mapping[str, Any], parts: Iterable[Part]) -> str:
@@ -308,7 +295,9 @@ def _find_pictures(parts: Iterable[Part]) -> Iterator[Picture]:
     for part in parts:
         if isinstance(part, ImagePart):
             url = part.url
-            yield Picture(address=url, is_embedded=is_picture(url), is_link=is_address(url))
+            yield Picture(
+                address=url, is_embedded=is_picture_url(url), is_link=is_link_address(url)
+            )
         elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
             yield from _find_pictures(read_content(part.content))
 
@@ -317,26 +306,23 @@ def _find_pictures(parts: Iterable[Part]) -> Iterator[Picture]:
 
 
 def _results_by_call(
-    messages: Iterable[Message],
-    bodies: Mapping[int, Mapping[str, Any]],
-    parts: Mapping[int, Sequence[Part]],
-) -> dict[tuple[int, int], _ResultOfCall]:
-    """Return the result of each call, by the seq of the calling message and the call's index."""
-    results: dict[tuple[int, int], _ResultOfCall] = {}
+    calling_seqs: Container[int], bodies: Bodies, parts: Mapping[int, Sequence[Part]]
+) -> ResultsByCall:
+    """Return the results of the calls in these messages."""
+    results: ResultsByCall = {}
     open_calls: dict[str | None, list[tuple[int, int]]] = {}
-    for message in messages:
-        message_parts = parts[message.seq]
-        if message.seq in bodies and (calls := _calls_in(message_parts)):
+    for seq, message_parts in parts.items():
+        if seq in calling_seqs and (calls := _calls_in(message_parts)):
             # Items of the Responses API have no role, and one answer has several items.
-            if "role" in bodies[message.seq]:
+            if "role" in bodies[seq]:
                 # Calls with other ids keep waiting, because their results may follow later.
                 for call_id in {None, *(call.id for call in calls)}:
                     open_calls.pop(call_id, None)
             for index, call in enumerate(calls):
-                open_calls.setdefault(call.id, []).append((message.seq, index))
+                open_calls.setdefault(call.id, []).append((seq, index))
         for part in message_parts:
             if isinstance(part, ToolResult) and (positions := open_calls.get(part.id)):
-                results[positions.pop(0)] = _ResultOfCall(part, message)
+                results[positions.pop(0)] = part, seq
     return results
 
 
@@ -350,35 +336,119 @@ def _calls_in(parts: Iterable[Part]) -> list[ToolCall]:
 def _call_views(
     seq: int,
     parts: Iterable[Part],
-    results: Mapping[tuple[int, int], _ResultOfCall],
-    bodies: Mapping[int, Mapping[str, Any]],
-    limits: _Limits,
+    results: ResultsByCall,
+    bodies: Bodies,
+    renderer: _Renderer,
 ) -> Iterator[ToolCallView]:
     for index, call in enumerate(_calls_in(parts)):
-        answer = results.get((seq, index))
-        result = None if answer is None else _result_text(answer.result)
-        result_body = {} if answer is None else bodies[answer.message.seq]
-        is_separate = answer is not None and answer.message.seq != seq
-        failed = answer is not None and (has_failed(result_body) or answer.result.is_error)
-        path = "" if failed else path_read(call.arguments)
+        result, result_seq = results.get((seq, index), (None, seq))
+        text = None if result is None else _result_text(result)
+        failed = result is not None and (has_failed(bodies[result_seq]) or result.is_error)
+        path = "" if failed else find_read_path(call.arguments)
         yield ToolCallView(
             name=call.name,
-            line=limits.mask.cover(summary_of(call.arguments)),
-            arguments=_blocks(argument_blocks(call.arguments, limits.diffs), "Arguments", limits),
+            line=renderer.mask.cover(summary_of(call.arguments)),
+            arguments=_blocks_html(
+                argument_blocks(call.arguments, renderer.diffs), "Arguments", renderer
+            ),
             result=None
-            if result is None
-            else _blocks(result_blocks(result, limits.diffs, path=path), "Result", limits),
-            pictures=tuple(_find_pictures([answer.result])) if answer and is_separate else (),
-            seconds=None if answer is None else seconds_of(result_body),
+            if text is None
+            else _blocks_html(result_blocks(text, renderer.diffs, path=path), "Result", renderer),
+            pictures=tuple(_find_pictures([result])) if result and result_seq != seq else (),
+            seconds=None if result is None else seconds_of(bodies[result_seq]),
             failed=failed,
-            error=limits.mask.cover(error_line(result)) if failed and result else "",
+            error=renderer.mask.cover(error_line(text)) if failed and text else "",
         )
-
-
-def _blocks(blocks: Sequence[ToolBlock], label: str, limits: _Limits) -> Markup:
-    return blocks_html(blocks, label, limits.colours, limits.mask, copy=limits.on_page)
 
 
 def _result_text(result: ToolResult) -> str:
     is_part = isinstance(result.content, Mapping) and type_of(result.content)
     return text_of([result.content] if is_part else result.content)
+
+
+# --- blocks of calls and results -------------------------------------------------------------
+
+
+def _blocks_html(blocks: Sequence[ToolBlock], label: str, renderer: _Renderer) -> Markup:
+    """Return blocks as HTML. `label` is for the first block."""
+    button = _COPY_BUTTON if renderer.on_page else Markup()
+    html_blocks = []
+    for index, block in enumerate(blocks):
+        default_label = _block_label(block, label, is_first=index == 0)
+        block_label = renderer.mask.cover(block.label) or default_label
+        content = _block_html(block, renderer)
+        html_blocks.append(_BLOCK_FRAME.format(block.kind, block_label, button, content))
+    return renderer.mask.with_buttons(Markup().join(html_blocks))
+
+
+def _block_label(block: ToolBlock, label: str, *, is_first: bool) -> str:
+    if is_first:
+        return {"shell": "Command", "checklist": "Steps"}.get(block.kind, label)
+    return "More" if block.kind == "json" else ""
+
+
+def _block_html(block: ToolBlock, renderer: _Renderer) -> Markup:
+    """Return the content of a block as HTML with placeholders for its secrets."""
+    match block.kind:
+        case "diff":
+            return _diff_html(block, renderer.mask)
+        case "checklist":
+            return _checklist_html(block, renderer.mask)
+        case "shell":
+            code = renderer.code(renderer.mask.with_placeholders(block.text), "bash")
+            return Markup('<pre class="shell">{}</pre>').format(code)
+    return _folded_html(block.text, "json" if block.kind == "json" else block.language, renderer)
+
+
+def _diff_html(block: ToolBlock, mask: SecretMask) -> Markup:
+    # The lines are masked as one text, because a private key has several lines.
+    texts = mask.with_placeholders("\n".join(line.text for line in block.lines)).split("\n")
+    if len(texts) != len(block.lines):
+        text = mask.with_placeholders(diff_text(block.lines))
+        return Markup('<pre class="diff">{}</pre>').format(text)
+    row = Markup('<span class="{}"><i>{}</i>{}\n</span>')
+    rows = Markup().join(
+        row.format("hunk" if line.kind == "head" else line.kind, line.sign, text)
+        for line, text in zip(block.lines, texts, strict=True)
+    )
+    return Markup('<pre class="diff">{}</pre>{}').format(rows, _omitted_html(block, "more line"))
+
+
+def _checklist_html(block: ToolBlock, mask: SecretMask) -> Markup:
+    row = Markup('<li class="{}"><span role="img" aria-label="{}">{}</span> {}</li>\n')
+    rows = Markup().join(
+        row.format(item.state, *_CHECKBOXES[item.state], mask.with_placeholders(item.text))
+        for item in block.items
+    )
+    return Markup('<ul class="checklist">{}</ul>{}').format(rows, _omitted_html(block, "more item"))
+
+
+def _omitted_html(block: ToolBlock, noun: str) -> Markup:
+    text = plural(block.omitted, noun)
+    return Markup('<p class="cut">{}</p>').format(text) if block.omitted else Markup()
+
+
+def _folded_html(text: str, language: str, renderer: _Renderer) -> Markup:
+    """Return a text as HTML. A long text shows only its start; the rest can be unfolded."""
+    text = text.rstrip("\n")
+    line_count = text.count("\n") + 1
+    masked_text = renderer.mask.with_placeholders(text)
+    if line_count <= MAX_OPEN_LINES and len(text) <= 2 * _MAX_PREVIEW_LENGTH:
+        return Markup("<pre>{}</pre>").format(renderer.code(masked_text, language))
+    end = renderer.mask.cut_position(masked_text, _find_preview_end(masked_text))
+    start, rest = masked_text[:end].removesuffix("\n"), masked_text[end:]
+    length = plural(line_count, "line") if line_count > 1 else plural(len(text), "character")
+    return Markup(
+        '<pre>{}</pre><details class="rest"><summary>{} · show all</summary><pre>{}</pre></details>'
+    ).format(renderer.code(start, language), length, rest)
+
+
+def _find_preview_end(text: str) -> int:
+    """Return the index at which the preview of a text ends."""
+    end = 0
+    for _ in range(MAX_PREVIEW_LINES):
+        line_end = text.find("\n", end, _MAX_PREVIEW_LENGTH)
+        if line_end < 0:
+            return end or _MAX_PREVIEW_LENGTH
+        end = line_end + 1
+    return end

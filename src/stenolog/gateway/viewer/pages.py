@@ -19,12 +19,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.searchable_text import source_from, tags_from, title_from
+from stenolog.catalog.searchable_text import tags_from, title_from
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.gateway.api_types import ErrorResponse
-from stenolog.gateway.error_responses import status_of, without_secrets
-from stenolog.gateway.login import LOGIN, SIGN_IN, open_command
+from stenolog.gateway.login import LOGIN_PATH, SIGN_IN_PATH, open_command
 from stenolog.gateway.requests import ApiCall
+from stenolog.gateway.responses import ErrorResponse, status_of, without_secrets
 from stenolog.gateway.shared_state import Gateway, gateway_of
 from stenolog.gateway.viewer.templating import (
     STYLE_SHEETS,
@@ -34,6 +33,7 @@ from stenolog.gateway.viewer.templating import (
     static_text,
 )
 from stenolog.records import SessionInfo
+from stenolog.sessions.fork_source import ForkSource
 
 CONTENT_SECURITY_POLICY: Final = (  # guard: content-security-policy
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -69,7 +69,7 @@ class PageState(Struct, frozen=True, kw_only=True):
 
     read_only: bool = False
     """Whether the gateway is read-only."""
-    indexing: tuple[int, int] | None = None
+    indexing_progress: tuple[int, int] | None = None
     """Number of indexed sessions and of all sessions; None if all are indexed."""
 
 
@@ -167,17 +167,17 @@ def _environment() -> Environment:
 
 
 # Indexing a long session may take longer. The page is readable without the entry.
-CATALOG_WAIT: Final = 0.25
+CATALOG_WAIT_SECONDS: Final = 0.25
 """Seconds that a page waits for a catalog that is being built."""
 
 
 async def run_within(gateway: Gateway, seconds: float, read: Callable[[], T]) -> T | None:
-    """Run a function in a thread and return its result; None if it takes too long."""
+    """Run a function in a thread and return its result; None after `seconds` without a result."""
     task = gateway.start_task(gateway.loop.run(read))
     await asyncio.wait({task}, timeout=seconds)
     if task.done():
         return task.result()
-    # No request waits for the result now. If the function fails, the next request reports it.
+    # No request waits for the result now. If the function fails, a later request reports the error.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return None
 
@@ -186,7 +186,7 @@ async def entry_of(call: ApiCall[Any, Any]) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
     agent = call.agent
     return await run_within(
-        call.gateway, CATALOG_WAIT, lambda: agent.catalog.entry(agent.resolve_key(call.key))
+        call.gateway, CATALOG_WAIT_SECONDS, lambda: agent.catalog.entry(agent.resolve_key(call.key))
     )
 
 
@@ -195,17 +195,14 @@ class SessionPage(Struct, frozen=True, kw_only=True):
 
     info: SessionInfo
     entry: Entry | None
+    source: ForkSource | None
+    """Session from which stenolog or another program forked this session."""
 
     @property
     def title(self) -> str:
         """Title of the session, or its key."""
         title = title_from(self.info.meta, "") if self.entry is None else self.entry.title
         return title or self.info.key
-
-    @property
-    def source(self) -> str | None:
-        """Key of the session from which stenolog or another program forked this session."""
-        return self.info.forked_from or source_from(self.info.meta)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -226,7 +223,7 @@ _STYLES: Final = ("viewer.css", "banners.css")
 _SCRIPTS: Final = ("sign-in.js",)
 
 
-class SignInPage:
+class BrowserErrorPages:
     """Middleware that replaces errors for browsers by the sign-in page or by an error page."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -234,7 +231,7 @@ class SignInPage:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Only error responses are changed."""
-        if scope["type"] != "http" or not _wants_page(scope):
+        if scope["type"] != "http" or not _accepts_html(scope):
             await self._app(scope, receive, send)
             return
         error_start: Message | None = None
@@ -249,8 +246,8 @@ class SignInPage:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    html = _sign_in_page(error_start["status"], scope, body)
-                    _set_headers(error_start, html)
+                    html = _render_sign_in_or_error(error_start["status"], scope, body)
+                    _set_html_headers(error_start, html)
                     await send(error_start)
                     # Send the error page instead of the original response body.
                     await send({**message, "body": b"" if scope["method"] == "HEAD" else html})
@@ -258,7 +255,7 @@ class SignInPage:
         await self._app(scope, receive, send_page)
 
 
-def _wants_page(scope: Scope) -> bool:
+def _accepts_html(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     return "text/html" in headers.get("accept", "") and "authorization" not in headers
 
@@ -269,7 +266,7 @@ def _is_plain_error(start: Message) -> bool:
     return bool(start["status"] >= 400 and not media_type.startswith("text/html"))
 
 
-def _set_headers(start: Message, html: bytes) -> None:
+def _set_html_headers(start: Message, html: bytes) -> None:
     headers = MutableHeaders(scope=start)
     headers["Content-Type"] = "text/html; charset=utf-8"
     headers["Content-Length"] = str(len(html))
@@ -281,10 +278,10 @@ def _set_headers(start: Message, html: bytes) -> None:
     headers["Referrer-Policy"] = "same-origin"
 
 
-def _sign_in_page(status: int, scope: Scope, body: bytes) -> bytes:
-    is_login_link = status == 403 and scope["path"] == LOGIN
+def _render_sign_in_or_error(status: int, scope: Scope, body: bytes) -> bytes:
+    is_login_link = status == 403 and scope["path"] == LOGIN_PATH
     message = _error_message(body)
-    is_wrong_token = status == 401 and scope["path"] == SIGN_IN
+    is_wrong_token = status == 401 and scope["path"] == SIGN_IN_PATH
     return render(
         "outside.html",
         headline="This link is no longer valid" if is_login_link else headline(status),

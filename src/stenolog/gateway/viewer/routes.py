@@ -15,18 +15,20 @@ from starlette.routing import BaseRoute, Route
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.errors import NothingToUndo, UsageError
-from stenolog.gateway.api_types import MAX_SEQ, AgentQuery, EmptyBody, json_response
-from stenolog.gateway.requests import body_of, parse_query
-from stenolog.gateway.viewer.conversation_navigation import find_messages, outline
-from stenolog.gateway.viewer.conversation_page import conversation, fragment, message_at
+from stenolog.gateway.requests import MAX_SEQ, AgentQuery, EmptyBody, body_of, parse_query
+from stenolog.gateway.responses import json_response
+from stenolog.gateway.viewer.conversation_page import (
+    conversation,
+    find_messages,
+    fragment,
+    message_at,
+)
 from stenolog.gateway.viewer.export_page import export_pieces, read_shared_messages
 from stenolog.gateway.viewer.inspector_page import context, next_request
 from stenolog.gateway.viewer.list_page import home, trash
-from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
-from stenolog.gateway.viewer.message_views import one_line
 from stenolog.gateway.viewer.pages import compile_templates, page, static, with_error_pages
-from stenolog.gateway.viewer.secret_masks import masked_html
-from stenolog.gateway.viewer.turns_page import turns
+from stenolog.gateway.viewer.safe_html import MAX_RENDERED, masked_html, to_html
+from stenolog.gateway.viewer.session_outline import outline, turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
 from stenolog.memory.scopes import Scope, parse_scope_name
@@ -35,8 +37,9 @@ from stenolog.redaction.patterns import SECRET_PATTERNS
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.stores.base import find_info
 from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat
+from stenolog.transfer.export.tool_views import one_line
 
-# --- notebook -------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 # The notes page shows the notes of each scope and their sources. The user can edit or forget notes.
 
 
@@ -66,12 +69,12 @@ class NotesPage(Struct, frozen=True, kw_only=True):
     """The data of the notes page."""
 
     scopes: dict[str, str]
-    """Label of each scope by its name."""
+    """Label of each scope, by scope name."""
     who: str
     notes: list[Note]
     count: int
     can_undo: bool
-    """Whether a deleted note can be restored."""
+    """Whether a forgotten note can be restored."""
 
 
 async def notes(request: Request) -> Response:
@@ -165,14 +168,14 @@ EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
 
 
 _CHUNK_BYTES: Final = 256 * 1024
-"""Size in bytes of a chunk of an export; each chunk is one call in a thread."""
+"""Minimum size in bytes of a chunk of an export. Each chunk is made by one call in a thread."""
 
 
 class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
     full: bool | None = None
-    """Include hidden messages. [default: in HTML only summarized messages, otherwise none]"""
+    """Whether to include hidden messages. [default: false; HTML includes summarized messages]"""
 
 
 async def export(request: Request) -> Response:
@@ -181,28 +184,27 @@ async def export(request: Request) -> Response:
     suffix = request.path_params["form"]
     if suffix not in EXPORT_FORMATS:
         raise HTTPException(404)
-    form, media_type = EXPORT_FORMATS[suffix]
+    export_format, media_type = EXPORT_FORMATS[suffix]
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
         store = call.agent.store
         session_key = call.agent.resolve_key(call.key)
         info, full = store.info(session_key), call.query.full
-        if full is None and form == "html":
+        if full is None and export_format == "html":
             return info, read_shared_messages(store, info)
         return info, store.get_history(session_key, full=bool(full))
 
     info, history = await call.gateway.loop.run(read)
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
+    redactor = SharingRedactor(enabled=export_format in DOCUMENT_FORMATS)
     return StreamingResponse(
-        _chunks(
-            export_pieces(form, info, history, SharingRedactor(enabled=form in DOCUMENT_FORMATS))
-        ),
+        _merge_into_chunks(export_pieces(export_format, info, history, redactor)),
         media_type=media_type,
         headers={"Content-Disposition": f'attachment; filename="{name}.{suffix}"'},
     )
 
 
-def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _merge_into_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     chunk = bytearray()
     for piece in pieces:
         chunk += piece
@@ -213,7 +215,7 @@ def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 async def message_json(request: Request) -> Response:
-    """Return one message as stored, for people who read JSON."""
+    """Return one message as stored, as indented JSON."""
     call = parse_query(request, AgentQuery)
     seq = request.path_params["seq"]
     message = None
@@ -222,16 +224,16 @@ async def message_json(request: Request) -> Response:
     if message is None:
         raise HTTPException(404, f"there is no message {seq}")
     fields = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
-    return _readable_json({**fields, "message": message.to_dict()})
+    return _indented_json_response({**fields, "message": message.to_dict()})
 
 
 async def request_json(request: Request) -> Response:
-    """Return the next request to the model, for people who read JSON."""
+    """Return the next request to the model, as indented JSON."""
     call = parse_query(request, AgentQuery)
-    return _readable_json(await call.gateway.loop.run(next_request, call.agent, call.key))
+    return _indented_json_response(await call.gateway.loop.run(next_request, call.agent, call.key))
 
 
-def _readable_json(value: Any) -> Response:
+def _indented_json_response(value: Any) -> Response:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # Lone surrogates cannot be encoded as UTF-8; their escape is valid JSON.
     return Response(text.encode(errors="backslashreplace"), media_type="application/json")
@@ -261,7 +263,7 @@ def warm_up(*, list_first: bool) -> None:
     """
     if not list_first:
         _prepare_pages()
-    timer = Timer(_WARM_UP_SECONDS, _prepare_later)
+    timer = Timer(_WARM_UP_SECONDS, _prepare_pages_and_lexers)
     timer.name, timer.daemon = "viewer-languages", True
     timer.start()
 
@@ -274,7 +276,7 @@ def _prepare_pages() -> None:
         secret.pattern.search("")
 
 
-def _prepare_later() -> None:
+def _prepare_pages_and_lexers() -> None:
     try:
         _prepare_pages()
         for language in _WARM_LANGUAGES:
@@ -285,7 +287,7 @@ def _prepare_later() -> None:
 
 
 # --- rendering ------------------------------------------------------------------------------------
-# An open page lets the gateway render text that is not stored, such as the answers of commands.
+# For an open page, the gateway renders text that is not stored, such as the answers of commands.
 
 
 class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -327,5 +329,5 @@ def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
         Route("/static/{name}", static),
         Route("/notes", change_notes, methods=["POST"]),
         Route("/rendered", render_markdown, methods=["POST"]),
-        *(Route(path, with_error_pages(answer), name=path) for path, answer in pages.items()),
+        *(Route(path, with_error_pages(handler), name=path) for path, handler in pages.items()),
     ]

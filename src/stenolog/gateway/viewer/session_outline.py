@@ -1,31 +1,52 @@
 """Outline of a session: its turns and the kinds of its messages, from one pass over all messages.
 
-Outlines are cached by session. A later request reads only the messages that were added since.
+Outlines are cached by session. A later request reads only the messages that were added since. An
+open conversation shows the prompts of the turns; another page shows their tokens and cost.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import compress, islice
 from threading import Lock
 from time import sleep
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
 
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
-from stenolog.errors import StenologError
-from stenolog.gateway.viewer.message_views import is_prompt, one_line, prompt_line
+from stenolog.errors import UsageError, install_command
+from stenolog.gateway.requests import AgentQuery, Seq, parse_query
+from stenolog.gateway.viewer.message_views import is_prompt, prompt_line
+from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.safe_html import cover_secrets
+from stenolog.gateway.viewer.templating import dollars, path_segment
+from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.messages import ThinkingPart, ToolCall, ToolResult, calls_of, read_message
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.sessions.usage import Counts, Price, cost_of, load_prices
+from stenolog.sessions.fork_source import fork_source
+from stenolog.sessions.usage import (
+    Counts,
+    Price,
+    add_usage,
+    cost_of,
+    load_prices,
+    read_side_usage,
+    side_counts,
+)
 from stenolog.stores import spans
-from stenolog.stores.base import Store, forked_at
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.base import Store, fork_seq_of
+from stenolog.stores.snapshots import iterate_messages
+from stenolog.transfer.export.tool_views import one_line
 
+# Kinds of messages, as bits of one number.
 PROMPT: Final = 1
 TEXT: Final = 2
 TOOLS: Final = 4
@@ -99,18 +120,24 @@ class Totals(TokenUsage, kw_only=True):
     """Number of turns with a failed tool call."""
 
 
-class MessageFilter(Struct, frozen=True, kw_only=True):
-    """Kinds of messages to show."""
+class MessageFilter(AgentQuery, frozen=True, kw_only=True):
+    """Query parameters of the messages that a page shows."""
 
-    only: str = ""
-    """`prompts` or `failed`; empty for all messages."""
+    full: bool = False
+    """Include hidden messages."""
+    only: Literal["", "prompts", "failed"] = ""
+    """Show only prompts, or only failed tool calls."""
     tools: bool = True
+    """Show tool calls and results."""
     thinking: bool = True
 
     @property
-    def is_active(self) -> bool:
-        """Whether any message can be left out."""
-        return bool(self.only) or not self.tools or not self.thinking
+    def filter_text(self) -> str:
+        """Query parameters that leave out messages; empty if all kinds of messages are shown."""
+        fields = [f"only={self.only}"] if self.only else []
+        fields += [] if self.tools else ["tools=false"]
+        fields += [] if self.thinking else ["thinking=false"]
+        return "&".join(fields)
 
     def accepts(self, kinds: int) -> bool:
         """Return whether a message of these kinds is shown."""
@@ -138,7 +165,7 @@ class Outline:
         self._totals: tuple[int, Totals] | None = None
         """Cached sums over all turns, and the number of messages that they include."""
         self._groups: dict[str | None, list[int]] = {}
-        """Indexes of the message with a call and of the messages with its results, by call id."""
+        """Indexes of the messages with a call or with results of the call, by call id."""
         self._tool_names: dict[str | None, str] = {}
         """Names of the tools by call id, for the calls in `_groups`."""
 
@@ -167,7 +194,7 @@ class Outline:
         self._count_message(self.turns[-1] if self.turns else self._start, body, failures)
 
     def _read_parts(self, body: Mapping[str, Any], index: int) -> tuple[int, Sequence[str]]:
-        """Return the kinds of a message, and the tool of each failed result; empty if unknown."""
+        """Return the kinds of a message, and the tool name of each failed result (may be empty)."""
         kinds = 0
         failures: list[str] = []
         group: list[int] | None = None
@@ -193,9 +220,9 @@ class Outline:
                 kinds |= TEXT
         return kinds or TEXT, failures
 
-    def _add_result(self, id: str | None, index: int, *, failed: bool) -> None:
+    def _add_result(self, call_id: str | None, index: int, *, failed: bool) -> None:
         """Add a tool result. If the call failed, mark all messages with the call or its results."""
-        group = self._groups.get(id)
+        group = self._groups.get(call_id)
         if group is None:
             return
         was_failed = self._kinds[group[0]] & FAILED
@@ -203,8 +230,8 @@ class Outline:
         if was_failed:
             self._kinds[index] |= FAILED
         elif failed:
-            for member in group:
-                self._kinds[member] |= FAILED
+            for member_index in group:
+                self._kinds[member_index] |= FAILED
 
     def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: Sequence[str]) -> None:
         turn.messages += 1
@@ -225,16 +252,9 @@ class Outline:
 
     def selected_spans(self, message_filter: MessageFilter) -> list[Span]:
         """Return the seqs of the messages that pass the filter."""
-        accepted = bytes(message_filter.accepts(kinds) for kinds in range(32))
-        selected_spans: list[Span] = []
-        for seq, kinds in zip(self.seqs, self._kinds, strict=True):
-            if not accepted[kinds]:
-                continue
-            if selected_spans and selected_spans[-1][1] == seq - 1:
-                selected_spans[-1] = (selected_spans[-1][0], seq)
-            else:
-                selected_spans.append((seq, seq))
-        return selected_spans
+        # `translate` needs one value for each possible byte.
+        accepted = bytes(message_filter.accepts(kinds) for kinds in range(256))
+        return spans.from_seqs(compress(self.seqs, self._kinds.translate(accepted)))
 
     def totals(self) -> Totals:
         """Return the sums over all turns, which are cached until messages are added."""
@@ -250,16 +270,16 @@ class Outline:
         """Return the turns from index `start` to `end`, after updating which prompts are hidden."""
         turns = self.turns[start:end]
         for turn in turns:
-            turn.hidden = not spans.contains(info.in_sight, turn.seq)
+            turn.hidden = not spans.contains(info.visible_spans, turn.seq)
         return turns
 
-    def turn_at(self, seq: int) -> int:
+    def turn_index_at(self, seq: int) -> int:
         """Return the index of the turn that contains `seq`; 0 if `seq` is before the first turn."""
         return max(0, bisect_right(self.turns, seq, key=lambda turn: turn.seq) - 1)
 
-    def turn_since(self, moment: datetime) -> int:
+    def turn_index_since(self, time: datetime) -> int:
         """Return the index of the first turn at this time or later, otherwise of the last turn."""
-        index = bisect_left(self.turns, moment, key=lambda turn: turn.at)
+        index = bisect_left(self.turns, time, key=lambda turn: turn.at)
         return min(index, max(0, len(self.turns) - 1))
 
 
@@ -271,7 +291,7 @@ class _CachedOutline:
 
     def __init__(self, info: SessionInfo) -> None:
         self.lock = Lock()
-        self.outline = Outline(load_prices(), fork_seq=forked_at(info))
+        self.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         self.count = 0
         """Number of messages of the session when the outline was complete."""
 
@@ -289,23 +309,22 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
     cached = _cached_outline(store, info)
     with cached.lock:
         outline = cached.outline
-        known_count = len(outline.seqs)
-        if known_count and (
+        if outline.seqs and (
             outline.last_seq > info.last_seq
             or (load_prices() is None) != (outline.price is None)
             or (outline.last_seq == info.last_seq and cached.count not in (0, info.count))
         ):
             # Messages were purged, the session was replaced, or a price list was installed.
-            outline = cached.outline = Outline(load_prices(), fork_seq=forked_at(info))
-            known_count = 0
+            outline = cached.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         if outline.last_seq < info.last_seq:
-            messages = islice(all_messages(store, info, outline.last_seq), limit)
-            for number, message in enumerate(messages):
+            messages = islice(iterate_messages(store, info, outline.last_seq), limit)
+            read_count = 0
+            for read_count, message in enumerate(messages, 1):
                 outline.add(message)
-                if limit is not None and number % _BURST_MESSAGES == 0:
+                if limit is not None and read_count % _BURST_MESSAGES == 1:
                     # No page waits for the outline, so leave the processor to other requests.
                     sleep(_PAUSE_SECONDS)
-            if limit is None or len(outline.seqs) - known_count < limit:
+            if limit is None or read_count < limit:
                 outline.last_seq = info.last_seq
         cached.count = info.count if outline.last_seq >= info.last_seq else 0
         return outline
@@ -314,24 +333,191 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
 def _cached_outline(store: Store, info: SessionInfo) -> _CachedOutline:
     with _outline_caches_lock:
         cache = _outline_caches.setdefault(store, OrderedDict())
-        outline = cache.setdefault(info.uid, _CachedOutline(info))
+        cached = cache.setdefault(info.uid, _CachedOutline(info))
         cache.move_to_end(info.uid)
         while len(cache) > _MAX_OUTLINES_PER_STORE:
             cache.popitem(last=False)
-        return outline
+        return cached
 
 
-def all_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Message]:
-    """Yield all messages after a seq, visible or hidden, if possible without building a list."""
-    last = after
-    if isinstance(store, SnapshotStore):
-        mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-        try:
-            with store.read_snapshot(mark, after=after) as reading:
-                for message in reading.messages:
-                    last = message.seq
-                    yield message
-                return
-        except StenologError:
-            pass  # The session is damaged or was replaced: read it with `get_history`.
-    yield from store.get_history(info.key, after=last, full=True)
+# --- the outline on an open page --------------------------------------------------------------
+
+
+TURNS_PER_PART: Final = 100
+
+
+class OutlineQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query of a part of the outline. Without a position, the end of the outline is returned."""
+
+    at: Seq = 0
+    """Seq of a message."""
+    turn: Seq = 0
+    """Number of a turn, from 1."""
+    date: Annotated[str, Meta(max_length=40)] = ""
+    """A time in ISO format. Selects the first turn at this time or later."""
+    start: Seq | None = None
+    """Index of the first turn of the part."""
+
+
+async def outline(request: Request) -> Response:
+    """Serve a part of the outline."""
+    call = parse_query(request, OutlineQuery)
+    template_values = await call.gateway.loop.run(_load_outline, call.agent, call.key, call.query)
+    return page("outline.html", **template_values, agent=call.query.agent)
+
+
+def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[str, Any]:
+    """Return the values of the template: consecutive turns of a session."""
+    store = agent.store
+    info = store.info(agent.resolve_key(key))
+    time = _parse_time(query.date)
+    # A jump to a turn or time needs all messages. Otherwise the outline is read in steps.
+    needs_all = bool(query.turn or time is not None)
+    outline = read_outline(store, info, limit=None if needs_all else MAX_MESSAGES)
+    turns = outline.turns
+    if query.turn:
+        index = min(query.turn, len(turns)) - 1
+    elif time is not None:
+        index = outline.turn_index_since(time)
+    elif query.at:
+        index = outline.turn_index_at(query.at)
+    else:
+        index = len(turns) - 1
+    index = max(0, index)
+    start = query.start
+    if start is None:
+        start = max(0, min(index - TURNS_PER_PART // 2, len(turns) - TURNS_PER_PART))
+    return {
+        "info": info,
+        "turns": outline.turns_between(start, start + TURNS_PER_PART, info),
+        "start": start,
+        "count": len(turns),
+        # `target` is the seq of the prompt at the requested position.
+        "target": turns[index].seq if turns else 0,
+        "number": index + 1 if turns else 0,
+        "totals": outline.totals(),
+        # If `complete` is False, the next request of the page reads more messages.
+        "complete": outline.last_seq >= info.last_seq,
+    }
+
+
+def _parse_time(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"date={text!r} is not a time in ISO format") from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+# --- the page of the turns --------------------------------------------------------------------
+
+
+TURNS_PER_PAGE: Final = 200
+
+
+class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
+    """Query of the turns page."""
+
+    page: Seq = 0
+    """Page number from 1, oldest turns first. 0 is the last page."""
+
+
+class TurnsPage(SessionPage, frozen=True, kw_only=True):
+    """The data of the turns page."""
+
+    turns: Sequence[Turn]
+    has_prices: bool
+    """Whether a price list is installed."""
+    first: int
+    """Number of the first turn on this page, from 1."""
+    count: int
+    """Number of turns of the session."""
+    totals: Totals
+    page_number: int
+    """Number of this page, from 1."""
+    page_count: int
+    side_usage: TokenUsage
+    """Usage of the model calls of the whole session that made notes and summaries."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether any turn on this page has token counts for the chart."""
+        return any(turn.input_tokens or turn.output_tokens for turn in self.turns)
+
+    @property
+    def has_cost(self) -> bool:
+        """Whether any turn on this page has a known cost."""
+        return any(turn.cost is not None for turn in self.turns)
+
+
+async def turns(request: Request) -> Response:
+    """Serve the page of the turns."""
+    call = parse_query(request, TurnsQuery)
+    entry = await entry_of(call)
+    view = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
+    return page(
+        "turns.html",
+        view=view,
+        agent=call.query.agent,
+        drawn=chart_data(view, call.query.agent) if view.has_counts else [],
+        how_to_get=install_command("prices"),
+    )
+
+
+def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number: int) -> TurnsPage:
+    store = agent.store
+    info = store.info(agent.resolve_key(key))
+    outline = read_outline(store, info)
+    count = len(outline.turns)
+    price = load_prices()
+    page_count = max(1, -(-count // TURNS_PER_PAGE))
+    page_number = min(page_number or page_count, page_count)
+    # The last page is full, so that it shows many of the newest turns.
+    # The first page may be shorter.
+    end = count - (page_count - page_number) * TURNS_PER_PAGE
+    start = max(0, end - TURNS_PER_PAGE)
+    return TurnsPage(
+        info=info,
+        entry=entry,
+        source=fork_source(info),
+        turns=outline.turns_between(start, end, info),
+        has_prices=price is not None,
+        first=start + 1,
+        count=count,
+        totals=outline.totals(),
+        page_number=page_number,
+        page_count=page_count,
+        side_usage=_side_usage(agent, info, price),
+    )
+
+
+def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) -> TokenUsage:
+    usage = read_side_usage(info.meta, info.uid)
+    if agent.memory is not None:
+        progress = ConsolidationProgress(agent.memory.notes.store, agent=agent.memory.agent)
+        add_usage(usage, progress.usage(info.uid))
+    return TokenUsage(models=side_counts(usage, price))
+
+
+def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
+    """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
+    agent_parameter = "" if agent == "main" else f"&agent={path_segment(agent)}"
+    bars = []
+    for number, turn in enumerate(view.turns, view.first):
+        cost = turn.cost
+        counts = f"{turn.input_tokens:,} input tokens · {turn.output_tokens:,} output tokens"
+        costs = "" if cost is None else f" · {dollars(cost)}"
+        address = f"/s/{path_segment(view.info.key)}?at={turn.seq}{agent_parameter}#m{turn.seq}"
+        bars.append(
+            {
+                "number": number,
+                "input_tokens": turn.input_tokens,
+                "output_tokens": turn.output_tokens,
+                "cost": cost,
+                "label": f"{counts}{costs} — {cover_secrets(turn.prompt) or '(no text)'}",
+                "address": address,
+            }
+        )
+    return bars

@@ -1,23 +1,27 @@
-"""Templates and static files of the viewer, for pages and for exported documents."""
+"""Templates and static files of the viewer, for pages and for exported documents.
 
+The templates call the functions of this module to format numbers, times and short phrases.
+"""
+
+import shlex
 import sys
 from base64 import b64encode
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.util import cache_from_source
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
+from urllib.parse import quote
 
 from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined, compiler
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from stenolog.catalog.message_metadata import model_label
-from stenolog.gateway.viewer import formatting
-from stenolog.gateway.viewer.markdown_html import to_html
-from stenolog.gateway.viewer.secret_masks import cover_secrets, masked_html
+from stenolog.gateway.viewer.safe_html import cover_secrets, masked_html, to_html
 
 _FOLDER: Final = Path(__file__).parent
 _TEMPLATES: Final = _FOLDER / "templates"
@@ -77,24 +81,24 @@ def new_environment() -> Environment:
         optimized=False,
     )
     environment.filters.update(
-        age=formatting.age,
-        clock=formatting.clock,
+        age=age,
+        clock=time_of_day,
         covered=cover_secrets,
-        dollars=formatting.dollars,
+        dollars=dollars,
         model_label=model_label,
-        moment=formatting.utc_time,
-        short=formatting.short_number,
-        seconds=formatting.seconds,
-        segment=formatting.path_segment,
+        moment=utc_time,
+        short=short_number,
+        seconds=duration_text,
+        segment=path_segment,
     )
     environment.globals.update(
         to_html=to_html,
         masked_html=masked_html,
-        plural=formatting.plural,
-        message_count=formatting.message_count,
-        interruption_text=formatting.interruption_text,
-        hidden_by=formatting.HIDDEN_REASON_TEXTS,
-        unreadable=formatting.unreadable_text,
+        plural=plural,
+        message_count=message_count_text,
+        interruption_text=interruption_text,
+        hidden_by=HIDDEN_REASON_TEXTS,
+        unreadable=unreadable_text,
         exported=False,
     )
     return environment
@@ -126,3 +130,117 @@ def static_text(names: tuple[str, ...]) -> Markup:
 def csp_hash(names: tuple[str, ...]) -> str:
     """Return the hash of `static_text` for a content security policy."""
     return f"sha256-{b64encode(sha256(static_text(names).encode()).digest()).decode()}"
+
+
+# --- numbers, times and phrases ---------------------------------------------------------------
+
+
+_AGE_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
+"""Units of an age, each with the amount that makes one of the next larger unit."""
+_NO_LOSS_TEXT: Final = "The log is damaged, but all messages that were read are intact"
+HIDDEN_REASON_TEXTS: Final = {
+    "summarized": "replaced by a summary",
+    "cleared": "cleared",
+    "replaced": "replaced by an edit or retry",
+    "truncated": "truncated",
+    "hidden": "hidden from the model",
+}
+"""Texts for the reasons why messages are hidden."""
+_INTERRUPTION_TEXTS: Final = {
+    "stopped": "You stopped this answer.",
+    "given up": "The agent gave up before it finished.",
+    "too old to be answered": "Not answered: the message was more than a day old.",
+}
+"""Sentences for the reasons that agents store with an incomplete answer."""
+
+
+def age(time: datetime | None, now: datetime | None = None) -> str:
+    """Return the age in one unit (`5 min`), or the date if the age is more than a week."""
+    if time is None:
+        return ""
+    amount = ((now or datetime.now(UTC)) - time).total_seconds()
+    if amount < 10:
+        return "now"
+    for size, unit in _AGE_UNITS:
+        if amount < size:
+            return f"{int(amount)} {unit}"
+        amount /= size
+    return f"{time:%Y-%m-%d}"
+
+
+def utc_time(time: datetime) -> str:
+    """Return the time in UTC with seconds."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def time_of_day(time: datetime, now: datetime | None = None) -> str:
+    """Return the time of day in UTC, with the date if the date is not today."""
+    utc = time.astimezone(UTC)
+    today = (now or datetime.now(UTC)).astimezone(UTC).date()
+    return f"{utc:%H:%M}" if utc.date() == today else f"{utc:%Y-%m-%d %H:%M}"
+
+
+def short_number(number: int) -> str:
+    """Return a number in about four characters: 950, 1.2k, 34k, 5.6M."""
+    for size, suffix in ((1_000_000, "M"), (1_000, "k")):
+        if number >= size:
+            amount = number / size
+            return f"{amount:.1f}{suffix}" if amount < 10 else f"{amount:.0f}{suffix}"
+    return str(number)
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration: `250 ms`, `1.5 s`, `2 min 5 s`."""
+    if round(seconds, 3) < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def dollars(amount: float) -> str:
+    """Return an amount in US dollars; an amount below one dollar has four decimals."""
+    if 0 < amount < 0.000_1:
+        return "<$0.0001"
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 message`, `2,000 messages`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def message_count_text(visible: int, count: int) -> str:
+    """Return the number of messages, and of visible messages if the two numbers differ."""
+    total = plural(count, "message")
+    return total if visible == count else f"{total} · model sees {visible:,}"
+
+
+def interruption_text(reason: str) -> str:
+    """Return a sentence for the stored reason of an interruption; empty without a reason."""
+    return _INTERRUPTION_TEXTS.get(reason, f"Interrupted: {reason}.") if reason else ""
+
+
+def damage_html(lost_messages: int, damaged_lines: int, workspace: str) -> Markup:
+    """Return a sentence about the damage of a session; empty if the session is intact."""
+    if not lost_messages and not damaged_lines:
+        return Markup()
+    verb = "is" if lost_messages == 1 else "are"
+    loss_text = f"{plural(lost_messages, 'message')} {verb} damaged and cannot be read"
+    command = f"steno doctor {shlex.quote(workspace)}"
+    return Markup("{}. For details, run <code>{}</code>").format(
+        loss_text if lost_messages else _NO_LOSS_TEXT, command
+    )
+
+
+def unreadable_text(first: int, last: int) -> str:
+    """Return the text that is shown in place of damaged messages."""
+    if first == last:
+        return f"Message {first} is damaged and cannot be read"
+    return f"Messages {first} to {last} are damaged and cannot be read"
+
+
+def path_segment(key: str) -> str:
+    """Return a key as one segment of a URL path."""
+    return quote(key, safe="")

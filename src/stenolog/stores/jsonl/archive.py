@@ -66,18 +66,18 @@ def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveC
     records, damaged = read_records(text, offset=0)
     if not is_complete and not damaged:
         damaged = [DamagedBytes(len(text), 0, False, b"")]
-    states = [record.body for record in records if isinstance(record, StateRecord)]
+    archived_states = [record.body for record in records if isinstance(record, StateRecord)]
     return ArchiveContent(
         path,
         messages=[record for record in records if isinstance(record, Message)],
         changes=[record.body for record in records if isinstance(record, ChangeRecord)],
-        previous=states[0].archive if states else None,
+        previous=archived_states[0].archive if archived_states else None,
         damaged=damaged,
     )
 
 
 def read_archive_text(directory: Directory, uid: str, reference: Archive) -> bytes:
-    """Return all lines of one archive, decompressed. Raises DamagedStore if it is incomplete."""
+    """Return the decompressed lines of an archive. Raises DamagedStore if a part is missing."""
     path = f"{FOLDER}/{uid}/{reference.name}"
     packed = _read_file(directory, path)
     text, is_complete = decompress(packed) if packed is not None else (b"", False)
@@ -102,26 +102,26 @@ def _read_file(directory: Directory, path: str) -> bytes | None:
 
 def decompress(packed: bytes) -> tuple[bytes, bool]:
     """Return the readable part of a gzip file, and whether the whole file is readable."""
-    stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    decompressor = zlib.decompressobj(_GZIP_WINDOW_BITS)
     parts = []
     try:
         for start in range(0, len(packed), _BLOCK_BYTES):
-            parts.append(stream.decompress(packed[start : start + _BLOCK_BYTES]))
-        parts.append(stream.flush())
+            parts.append(decompressor.decompress(packed[start : start + _BLOCK_BYTES]))
+        parts.append(decompressor.flush())
     except zlib.error:
         return b"".join(parts), False
-    return b"".join(parts), stream.eof
+    return b"".join(parts), decompressor.eof
 
 
 def write_archive(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) -> None:
     """Write blocks of lines to a new archive, durably. Raises OSError and errors of `blocks`."""
-    packer = zlib.compressobj(level, wbits=_GZIP_WINDOW_BITS)
+    compressor = zlib.compressobj(level, wbits=_GZIP_WINDOW_BITS)
     temporary_name = f".{name}.new"
     with temporary_file(folder, temporary_name) as descriptor:
         for block in blocks:
             for start in range(0, len(block), _BLOCK_BYTES):
-                write_all(descriptor, packer.compress(block[start : start + _BLOCK_BYTES]))
-        write_all(descriptor, packer.flush())
+                write_all(descriptor, compressor.compress(block[start : start + _BLOCK_BYTES]))
+        write_all(descriptor, compressor.flush())
         sync_file(descriptor)
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
@@ -147,8 +147,8 @@ def locked_folder(
         folder.release()
 
 
-def delete_others(folder: int, kept_names: frozenset[str]) -> None:
-    """Delete all files except `kept_names` in a folder of archives.
+def delete_except(folder: int, kept_names: frozenset[str]) -> None:
+    """Delete all files in a folder of archives, except the files with these names.
 
     The caller holds the lock of the folder. Raises OSError.
     """
@@ -161,7 +161,7 @@ def delete_others(folder: int, kept_names: frozenset[str]) -> None:
 
 def delete_archives(directory: Directory, folder: int, uid: str) -> None:
     """Delete the archives of a purged session, and their folder. Raises OSError."""
-    delete_others(folder, frozenset())
+    delete_except(folder, frozenset())
     with directory.require_subfolder(FOLDER, create=False) as parent:
         os.rmdir(uid, dir_fd=parent)
         sync_folder(parent)

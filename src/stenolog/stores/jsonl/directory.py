@@ -116,7 +116,7 @@ class Directory:
         return problems
 
     def network_warning(self) -> list[str]:
-        """Return a warning if the folder is on a network file system."""
+        """Return one warning if the folder is on a network file system, otherwise an empty list."""
         kind = network_filesystem(self.path)
         if not kind:
             return []
@@ -130,7 +130,7 @@ class Directory:
         flags = _BASE_FLAGS | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
             descriptor = self._open_file(name, flags | (os.O_CREAT if create else 0))
-            return self._check_regular(descriptor, name)
+            return self._require_regular_file(descriptor, name)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not create:
                 return None
@@ -150,13 +150,13 @@ class Directory:
                 descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
             finally:
                 folder.close()
-            return self._check_regular(descriptor, path)
+            return self._require_regular_file(descriptor, path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise store_error(error, f"opening {self.path / path}") from error
 
-    def _check_regular(self, descriptor: Descriptor, path: str) -> Descriptor:
+    def _require_regular_file(self, descriptor: Descriptor, path: str) -> Descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             descriptor.close()
             raise DamagedStore(f"opening {self.path / path}: it is not a regular file")
@@ -183,16 +183,16 @@ class Directory:
             raise store_error(error, f"looking at {self.path / name}") from error
 
     def import_advice(self, name: str = "") -> str:
-        """Return advice on how to import this log, or all logs, of another program."""
+        """Return advice on importing the log `name`, or all logs, of another program."""
         import shlex  # only error messages need this import
 
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
-        logs = "it" if name else "them"
+        it = "it" if name else "them"
         command = f"steno import {log} -w {workspace}"
-        return f"if another program wrote {logs}, `{command}` imports {logs} if it knows the format"
+        return f"if another program wrote {it}, `{command}` imports {it} if it knows the format"
 
     def list_names(self) -> list[str]:
-        """Return the names of all entries, unsorted."""
+        """Return the names of all files and folders in this folder, unsorted."""
         with system_errors(f"listing {self.path}"):
             # Open the folder again: threads that share a descriptor would each miss entries.
             folder = open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor)
@@ -220,16 +220,16 @@ class Directory:
         rename.
         """
         try:
-            trash = self.subfolder(TRASH, create=False)
+            trash_folder = self.subfolder(TRASH, create=False)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            trash = None  # the trash is a file or symlink, so no log was moved into it
-        if trash is not None:
+            trash_folder = None  # the trash is a file or symlink, so no log was moved into it
+        if trash_folder is not None:
             try:
-                sync_folder(trash)
+                sync_folder(trash_folder)
             finally:
-                trash.close()
+                trash_folder.close()
             self.sync_entries()
 
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
@@ -244,7 +244,7 @@ class Directory:
                 if create:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=parent)
-                    # Sync even if the folder exists: its creator may have died before its own sync.
+                    # Sync even if the folder exists: its creator may have died before the sync.
                     sync_folder(parent)
                 try:
                     child = open_descriptor(name, _FOLDER_FLAGS, dir_fd=parent)
@@ -311,7 +311,7 @@ def has_logs(folder: Path, *, by_name: bool = False) -> bool:
 
 
 def log_files(folder: Path) -> Iterator[str]:
-    """Yield the files named like a log, including files of other programs. Raises OSError."""
+    """Yield the paths of files named like a log, even if of other programs. Raises OSError."""
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -51,14 +51,14 @@ _CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE_BYTES: Final = 512
 """Bytes of the padded holder line; a write replaces the line in place, within one sector."""
-_RECORD_WAIT_SECONDS: Final = 5.0
+_EPOCH_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """Line of a lock file: the last holder of the lease."""
+    """Content of a lock file: the last holder of the lease."""
 
     epoch: int
     pid: int
@@ -73,7 +73,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def read_holder(descriptor: int) -> Holder | None:
-    """Return the last holder; None if no holder can be read. Raises OSError."""
+    """Return the last holder in a lock file; None if it cannot be read. Raises OSError."""
     try:
         return msgspec.json.decode(os.pread(descriptor, _LINE_BYTES, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -104,9 +104,9 @@ class JSONLLease:
         self._descriptor = descriptor
         self.key = key
         self._store = store
-        self._process = os.getpid()
+        self._process_id = os.getpid()
         self._directory = directory
-        self._file = _identity(os.fstat(descriptor))
+        self._lock_identity = _file_identity(os.fstat(descriptor))
         self._path = _lock_path(key)
         self._ttl = ttl
         self._since = datetime.now(UTC)
@@ -122,7 +122,7 @@ class JSONLLease:
         # The store is not cached: a cached store would keep a forgotten lease from being collected.
         return self._store.fenced_by(self)
 
-    def check(self) -> None:
+    def check_held(self) -> None:
         """Raise LeaseLost if the lease was released or ended by a purge. Raises StoreUnavailable.
 
         If the caller holds the lock of the log, no purge can run between this check and the write.
@@ -137,7 +137,7 @@ class JSONLLease:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
 
     def _check_process(self) -> None:
-        if self._process != os.getpid():
+        if self._process_id != os.getpid():
             raise LeaseLost(self.key, self.epoch, reason="belongs to the process that took it")
 
     def start(self) -> None:
@@ -195,7 +195,10 @@ class JSONLLease:
 
     def _is_held(self) -> bool:
         """Return whether the lease is held and its lock file still exists. Raises OSError."""
-        return self._descriptor >= 0 and _identity_at(self._directory, self._path) == self._file
+        return (
+            self._descriptor >= 0
+            and _file_identity_at(self._directory, self._path) == self._lock_identity
+        )
 
     def _write_holder(self) -> None:
         """Write the holder to the lock file, and sync the file."""
@@ -220,29 +223,31 @@ class JSONLLease:
 def leased_keys(folder: Path, keys: Collection[str]) -> set[str]:
     """Return the keys whose lease is held now; `folder` is the folder of the logs."""
     try:
-        locks = open_descriptor(
+        lock_folder = open_descriptor(
             folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
     except OSError:
         return set()  # no session of this folder was ever leased
     try:
-        with os.scandir(locks) as entries:
+        with os.scandir(lock_folder) as entries:
             names = {entry.name for entry in entries}
         return {
-            key for key in keys if (name := lock_name(key)) in names and _is_locked(locks, name)
+            key
+            for key in keys
+            if (name := lock_name(key)) in names and _is_locked(lock_folder, name)
         }
     finally:
-        locks.close()
+        lock_folder.close()
 
 
 def _is_locked(folder: int, name: str) -> bool:
-    """Return whether a lock file is locked. A lease cannot be taken during the check."""
+    """Return whether a lock file is locked. No process can take the lease during the check."""
     try:
         descriptor = open_descriptor(name, _READ_FLAGS, dir_fd=folder)
     except OSError:
         return False
     try:
-        return not _is_free_or_shared(descriptor)
+        return _is_locked_exclusively(descriptor)
     finally:
         descriptor.close()
 
@@ -265,7 +270,7 @@ def acquire_lease(
         descriptor = CLOSED
         try:
             descriptor = _open_lock_file(directory, key)
-            if _lock_file(directory, descriptor, key, deadline, pause):
+            if _acquire_file_lock(directory, descriptor, key, deadline, pause):
                 lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                 lease.start()
                 # A purge may have deleted the lock file before the epoch was written to the file.
@@ -295,23 +300,23 @@ def _open_lock_file(directory: Directory, key: str) -> Descriptor:
         return descriptor
 
 
-def _lock_file(
+def _acquire_file_lock(
     directory: Directory, descriptor: int, key: str, deadline: float, pause: Callable[[float], None]
 ) -> bool:
-    """Lock the lock file; return False if the file was deleted. Raises StoreBusy, OSError."""
+    """Lock a lock file; return False if the file was deleted. Raises StoreBusy, OSError."""
     give_up_at = max(deadline, time.monotonic() + _CHECK_WAIT_SECONDS)
-    path, identity = _lock_path(key), _identity(os.fstat(descriptor))
+    path, identity = _lock_path(key), _file_identity(os.fstat(descriptor))
     while not _try_flock(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
-        if _identity_at(directory, path) != identity:
+        if _file_identity_at(directory, path) != identity:
             return False
         now = time.monotonic()
         # A process that only checks the lease holds a shared lock for a moment: keep trying.
-        if now >= give_up_at or (now >= deadline and not _is_free_or_shared(descriptor)):
+        if now >= give_up_at or (now >= deadline and _is_locked_exclusively(descriptor)):
             holder = read_holder(descriptor)
             holder_text = "another process" if holder is None else holder.describe()
             raise StoreBusy(f"{key!r}: the lease is held by {holder_text}; try again")
         pause(min(give_up_at - now, _POLL_SECONDS))
-    return _identity_at(directory, path) == identity
+    return _file_identity_at(directory, path) == identity
 
 
 def _try_flock(descriptor: int, flags: int) -> bool:
@@ -323,8 +328,8 @@ def _try_flock(descriptor: int, flags: int) -> bool:
     return True
 
 
-def _is_free_or_shared(descriptor: int) -> bool:
-    """Return whether no process holds the lock exclusively.
+def _is_locked_exclusively(descriptor: int) -> bool:
+    """Return whether a process holds the lock exclusively.
 
     The check acquires a shared lock and releases it at once, because two waiting processes with
     shared locks would block each other.
@@ -332,7 +337,7 @@ def _is_free_or_shared(descriptor: int) -> bool:
     is_acquired = _try_flock(descriptor, fcntl.LOCK_SH)
     if is_acquired:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return is_acquired
+    return not is_acquired
 
 
 def _highest_deleted_epoch(directory: Directory) -> int:
@@ -346,7 +351,7 @@ def _highest_deleted_epoch(directory: Directory) -> int:
     except FileNotFoundError:
         return 0
     with _lock_epoch_file(descriptor):
-        return _read_number(descriptor)
+        return _read_epoch(descriptor)
 
 
 def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
@@ -356,8 +361,8 @@ def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
     """
     descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _LOCK_FLAGS, dir_fd=folder)
     with _lock_epoch_file(descriptor):
-        if _read_number(descriptor) < epoch:
-            # The number is written in place and within one sector, like the line of a lock file.
+        if _read_epoch(descriptor) < epoch:
+            # The epoch is written in place and within one sector, like the line of a lock file.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
             sync_file(descriptor)
             sync_folder(folder)
@@ -371,14 +376,14 @@ def _lock_epoch_file(descriptor: Descriptor) -> Iterator[None]:
     """
     try:
         wait_for_lock(
-            descriptor, seconds=_RECORD_WAIT_SECONDS, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
+            descriptor, seconds=_EPOCH_WAIT_SECONDS, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
         )
         yield
     finally:
         descriptor.release()
 
 
-def _read_number(descriptor: Descriptor) -> int:
+def _read_epoch(descriptor: Descriptor) -> int:
     try:
         return int(os.pread(descriptor, _LINE_BYTES, 0))
     except ValueError:
@@ -389,15 +394,15 @@ def _lock_path(key: str) -> str:
     return f"{FOLDER}/{lock_name(key)}"
 
 
-def _identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
-    """Return the identity of a session's lock file; None without a lock file. Raises OSError."""
+def _file_identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
+    """Return inode and device of a file; None if the file does not exist. Raises OSError."""
     try:
-        return _identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
+        return _file_identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def _file_identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino, status.st_dev
 
 
@@ -421,8 +426,8 @@ def delete_lock_file(directory: Directory, key: str) -> None:
                 _record_deleted_epoch(folder, holder.epoch)
             os.unlink(name, dir_fd=folder)
             sync_folder(folder)
-            last = read_holder(descriptor)  # a deleted lock file cannot be leased
-            if last is not None and last != holder:
-                _record_deleted_epoch(folder, last.epoch)
+            last_holder = read_holder(descriptor)  # a deleted lock file cannot be leased
+            if last_holder is not None and last_holder != holder:
+                _record_deleted_epoch(folder, last_holder.epoch)
         finally:
             descriptor.close()

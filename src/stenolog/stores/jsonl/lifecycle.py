@@ -13,18 +13,18 @@ from msgspec import Struct
 
 from stenolog.codec import message_line
 from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy, StoreUnavailable
-from stenolog.records import Message, Trashed
+from stenolog.records import Message, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.directory import store_error
-from stenolog.stores.jsonl.log import Log, LogLookup
+from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.rewrite import LogStates, compose_log, replace_log
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
-from stenolog.stores.state import Fork, copy_state, decide_fork, not_copied
+from stenolog.stores.state import Fork, copy_state, decide_fork, seqs_not_copied
 
 
 class _LogReplaced(Exception):
@@ -52,27 +52,28 @@ class Lifecycle:
             except OSError as error:
                 self._logs.drop_log(source.log)
                 raise store_error(error, f"syncing the log of {key!r}") from error
-            text = forked_log(source.fork, messages, source.fork.state.created)
+            text = compose_forked_log(source.fork, messages, source.fork.state.created)
             with suppress(_LogReplaced):
-                make = partial(self._write_fork, text=text, fork=source, deadline=deadline)
-                self.create_session(new_key, make, f"forking {key!r} to {new_key!r}")
+                write_log = partial(self._write_fork, text=text, source=source, deadline=deadline)
+                self.create_session(new_key, write_log, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
-    def _write_fork(self, log: Log, *, text: bytes, fork: "_ForkSource", deadline: float) -> None:
+    def _write_fork(self, log: Log, *, text: bytes, source: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _LogReplaced.
 
         Purged messages must not remain in a fork that the purge does not report. So a purge of the
         source either finds and reports the fork, or runs earlier and this method raises.
         """
-        source = fork.log
-        descriptor = self._directory.open_log(source.name)
+        source_log = source.log
+        descriptor = self._directory.open_log(source_log.name)
         if descriptor is None:
             raise _LogReplaced
         try:
-            lock_until(descriptor, deadline, f"the log of {source.key!r}")
-            if self._logs.read_log(source.key, _version) != fork.version:  # guard: fork-sees-purge
+            lock_until(descriptor, deadline, f"the log of {source_log.key!r}")
+            # guard: fork-sees-purge
+            if self._logs.read_log(source_log.key, _read_version) != source.version:
                 raise _LogReplaced
             replace_log(log, text)
         finally:
@@ -84,23 +85,23 @@ class Lifecycle:
         if self._logs.read_log(key, lambda _: True) is None:
             trash.sync_renames(self._directory)
             raise NoSuchSession(key)
-        self._check_free(new_key)
+        self._check_key_unused(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
 
-        def read(log: Log) -> tuple[_ForkSource, LogLookup]:
+        def read_source(log: Log) -> tuple[_ForkSource, LiveMessages]:
             state, end = log.settled_state()
             fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
-            lookup = log.visible_messages(last=None, after=None)
-            return _ForkSource(log, fork, _version(log)), lookup
+            live_part = log.visible_messages(last=None, after=None)
+            return _ForkSource(log, fork, _read_version(log)), live_part
 
-        source = self._logs.read_with_archives(key, read)
+        source = self._logs.read_with_archives(key, read_source)
         if source is None:
             raise NoSuchSession(key)
         return source
 
     # --- creating a live log -----------------------------------------------------------------
 
-    def _check_free(self, key: str) -> None:
+    def _check_key_unused(self, key: str) -> None:
         if self._logs.read_log(key, lambda _: True) is not None:
             trash.sync_renames(self._directory)
             raise SessionExists(key)
@@ -112,7 +113,7 @@ class Lifecycle:
         may raise OSError.
         """
 
-        def work() -> None:
+        def write_new_log() -> None:
             log = self._logs.lock(key, create=True)
             if log is None:
                 raise NoSuchSession(key)
@@ -120,22 +121,22 @@ class Lifecycle:
                 check_no_session(log)  # guard: fork-needs-free-key
                 write_log(log)
             except OSError as error:
-                raise rename_error(error, log, action) from error
+                raise error_after_rename(error, log, action) from error
             finally:
                 delete_if_empty(log)
                 self._logs.drop_log(log)
 
-        self._queue.run_exclusive(key, work)
+        self._queue.run_exclusive(key, write_new_log)
 
     # --- trash -------------------------------------------------------------------------------
 
-    def delete(self, key: str) -> Trashed:
+    def delete(self, key: str) -> TrashedSession:
         """Delete a session, as `Store.delete` describes."""
 
-        def move(log: Log) -> Trashed:
+        def move_log(log: Log) -> TrashedSession:
             return trash.trashed_session(log, trash.move_to_trash(log, writer.now()))
 
-        return self.change_file(key, move, f"deleting {key!r}")
+        return self.change_file(key, move_log, f"deleting {key!r}")
 
     def change_file(self, key: str, change: Callable[[Log], T], action: str) -> T:
         """Return the result of `change`, which renames or replaces the locked log of a session.
@@ -143,56 +144,59 @@ class Lifecycle:
         Raises NoSuchSession, ReadOnly; `change` may raise OSError.
         """
 
-        def work() -> T:
+        def change_locked_log() -> T:
             log = lock_session(self._logs, key)
             try:
                 return change(log)
             except OSError as error:
-                raise rename_error(error, log, action) from error
+                raise error_after_rename(error, log, action) from error
             finally:
                 self._logs.drop_log(log)
 
-        return self._queue.run_exclusive(key, work)
+        return self._queue.run_exclusive(key, change_locked_log)
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
         """Restore a session, as `Store.restore` describes."""
-        target = key if as_key is None else as_key
+        target_key = key if as_key is None else as_key
         for entry, deleted_key in trash.entries_with_keys(self._directory):
             if deleted_key == key and uid in (None, entry.uid):
                 break
         else:
             trash.sync_renames(self._directory)
             raise NoSuchSession(key, "it is not in the trash")
-        self._check_free(target)
+        self._check_key_unused(target_key)
 
-        def make(live: Log) -> None:
+        def move_log(live_log: Log) -> None:
             with trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log:
                 if log is None:
                     raise NoSuchSession(key, "another process restored or purged it")
-                trash.move_from_trash(log, entry, target, live)
+                trash.move_from_trash(log, entry, target_key, live_log)
 
-        self.create_session(target, make, f"restoring {key!r}")
+        self.create_session(target_key, move_log, f"restoring {key!r}")
 
 
 class _ForkSource(Struct, frozen=True):
-    """A session at the time of its fork."""
+    """Log and version of the session that is forked, and the content of its fork."""
 
     log: Log
     fork: Fork
     version: tuple[str, int]
+    """Uid and generation of the session."""
 
 
-def _version(log: Log) -> tuple[str, int]:
-    """Return two values of which a purge changes at least one. The caller holds the log's mutex."""
+def _read_version(log: Log) -> tuple[str, int]:
+    """Return uid and generation; a purge changes at least one. The caller holds the log's mutex."""
     state = log.known_state()
     return state.uid, state.generation
 
 
-def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
+def compose_forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     """Return the content of the log of a fork; `messages` are messages of the source."""
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
     head = copy_state(fork.state)
-    head.purged = not_copied(spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1)
+    head.purged = seqs_not_copied(
+        spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1
+    )
     # A new log has generation 1, and `compose_log` adds 1.
     head.generation = 0
     # Lines of a fork need no idempotency keys and no batches: the whole file appears in one step.
@@ -235,10 +239,10 @@ def check_no_session(log: Log) -> None:
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")
 
 
-def rename_error(error: OSError, log: Log, action: str) -> StoreUnavailable:
+def error_after_rename(error: OSError, log: Log, action: str) -> StoreUnavailable:
     """Return NotStored if the path still names the same file, otherwise MaybeStored."""
     try:
-        renamed = not log.is_same_file(log.directory.file_status(log.name))
+        is_renamed = not log.is_same_file(log.directory.file_status(log.name))
     except StenologError:
-        renamed = True
-    return Outcome(0, error, is_unknown=renamed).failure(action)  # guard: unknown-rename
+        is_renamed = True
+    return Outcome(0, error, is_unknown=is_renamed).failure(action)  # guard: unknown-rename

@@ -2,7 +2,7 @@
 
 A Log never changes its descriptor. If the path names another file (for example after a compaction),
 or if an error occurs, the Log is dropped and the file is read again. So no value computed for one
-file is ever used for another, and no descriptor is closed while another thread uses it.
+file is ever used for another file, and no descriptor is closed while another thread uses it.
 
 `mutex` guards every field that is not fixed at construction, for reading and for writing. A thread
 holds the mutex while it reads the file, but never while it waits for another process or for a sync.
@@ -10,8 +10,8 @@ All methods expect the caller to hold the mutex, unless their docstring says oth
 
 Several threads may share a Log, and each thread may be interrupted or fail during an update.
 `phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
-to NEW or READY last. So after an unfinished update, the next user loads the Log again. Cleanup code
-is not needed; Ctrl-C could interrupt cleanup code as well.
+to NEW or READY last. So after an unfinished update, the next caller loads the Log again. Cleanup
+code is not needed; Ctrl-C could interrupt cleanup code as well.
 """
 
 import fcntl
@@ -54,10 +54,10 @@ from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.scan import (
     DamagedBytes,
-    Scan,
+    ScanResult,
     Tail,
     batch_position,
-    can_start_at,
+    can_parse_from,
     find_state,
     may_be_torn_log,
     read_intact,
@@ -90,14 +90,14 @@ class LoadPhase(Enum):
 _LOADED_PHASES: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
-class LogLookup(Struct, frozen=True):
-    """Messages found in the live log, and the seqs that must be read from archives."""
+class LiveMessages(Struct, frozen=True):
+    """Messages that a read found in the live log, and the seqs that it must read from archives."""
 
     messages: list[Message]
     archived_from: int = 0
-    """First seq to look for in archives; 0 if no archive is needed."""
+    """First seq to read from archives; 0 if no archive is needed."""
     requested_spans: list[Span] | None = None
-    """Seqs to return from archives; None for all messages, with the hidden ones marked."""
+    """Seqs to return from archives; None for all seqs, with hidden messages marked."""
     state: State | None = None
     """Copy of the state that names the archives, valid even if another thread reloads the log."""
 
@@ -112,7 +112,7 @@ _BYTES_PER_TOKEN: Final = 400
 """Approximate bytes per token in memory, with its digest and dictionary entry."""
 
 
-class Tokens:
+class LogTokens:
     """Idempotency keys (tokens) of one log, loaded when the first token is looked up."""
 
     __slots__ = ("_by_key", "_from_states")
@@ -127,7 +127,7 @@ class Tokens:
         return self._by_key is not None
 
     @property
-    def weight(self) -> int:
+    def memory_bytes(self) -> int:
         """Approximate memory use of the tokens, in bytes."""
         return _BYTES_PER_TOKEN * len(self._by_key or ())
 
@@ -140,21 +140,21 @@ class Tokens:
         for token in tokens:
             self._from_states.setdefault(token.token, token)
 
-    def load_messages(self, messages: Sequence[Message]) -> None:
+    def load_from_messages(self, messages: Sequence[Message]) -> None:
         """Load the tokens of these messages, and the tokens that `add_from_state` added."""
-        self._by_key = {**self._from_states, **_tokens_of(messages)}
+        self._by_key = {**self._from_states, **_tokens_by_key(messages)}
 
     def add_records(self, records: Sequence[Record]) -> None:
         """Add the tokens of appended records, if the tokens are loaded."""
         if self._by_key is not None:
-            self._by_key.update(_tokens_of(records))
+            self._by_key.update(_tokens_by_key(records))
 
     def find_token(self, once: str) -> Token | None:
         """Return the token of an idempotency key, or None if the key was not used."""
         tokens = self._by_key or {}
         if len(tokens) > 2 * TOKEN_WINDOW:
-            newest = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
-            self._by_key = tokens = {token.token: token for token in newest}
+            newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
+            self._by_key = tokens = {token.token: token for token in newest_tokens}
         return tokens.get(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
@@ -167,22 +167,22 @@ def _first_seq(token: Token) -> int:
     return token.first
 
 
-def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
-    """Return the idempotency keys (tokens) in these records."""
+def _tokens_by_key(records: Sequence[Record]) -> dict[str, Token]:
+    """Return the tokens in these records, by idempotency key."""
     tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
             count = (batch_position(record) or (1, 1))[1]
-            members = [
+            payloads = [
                 member.to_json()
-                for place, member in enumerate(records[index : index + count], 1)
+                for position, member in enumerate(records[index : index + count], 1)
                 if isinstance(member, Message)
-                and (batch_position(member) or (1, 1)) == (place, count)
-                and member.seq == record.seq + place - 1
+                and (batch_position(member) or (1, 1)) == (position, count)
+                and member.seq == record.seq + position - 1
             ]
             # A batch with a damaged message has no digest: only its number of messages is compared.
-            content = payload_digest(members) if len(members) == count else ""
-            tokens[record._once] = Token(record._once, record.seq, count, content)
+            digest = payload_digest(payloads) if len(payloads) == count else ""
+            tokens[record._once] = Token(record._once, record.seq, count, digest)
     return tokens
 
 
@@ -198,9 +198,9 @@ class Log:
         self.name = name
         self.key = key
         self.mutex = threading.Lock()
-        identity = os.fstat(descriptor)
-        self.inode = identity.st_ino
-        self.device = identity.st_dev
+        status = os.fstat(descriptor)
+        self.inode = status.st_ino
+        self.device = status.st_dev
         self.is_writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
         self.phase = LoadPhase.NOT_LOADED
@@ -229,8 +229,8 @@ class Log:
         self.state_bytes = 0
 
         self.keeps_messages = False
-        self.last_weight = 0
-        """Value of `weight` when the cache size was last checked."""
+        self.last_memory_bytes = 0
+        """Value of `memory_bytes` when the cache size was last checked."""
         self.loaded_offset = 0
         """Offset of the first line whose message is in memory."""
         self.first_loaded_seq = 1
@@ -239,7 +239,7 @@ class Log:
         self._visible_cache: list[Message] | None = None
         self._archive_gaps: list[Span] = []
         """Seqs that were not found in the archives."""
-        self._tokens = Tokens()
+        self._tokens = LogTokens()
         self._reported_damage: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ class Log:
         return os.fstat(self.descriptor).st_size
 
     def refresh(self) -> bool:
-        """Read new bytes. Return False if the log was replaced or removed."""
+        """Read the new bytes of the file. Return False if the log was replaced or removed."""
         status = self.directory.file_status(self.name)
         if status is None or not self.is_same_file(status):
             return False
@@ -288,7 +288,7 @@ class Log:
         return True
 
     def catch_up(self, size: int) -> None:
-        """Read the file from the last position up to this size. Raises the errors of `load`."""
+        """Read the file from where it was last read to this size. Raises the errors of `load`."""
         if self.phase in _LOADED_PHASES and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
@@ -296,14 +296,14 @@ class Log:
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
-        self._parse_next(self.read_bytes(self.end_offset, size))
+        self._parse_next_bytes(self.read_bytes(self.end_offset, size))
         self.size = size
         self.phase = LoadPhase.READY
 
     def load(self, size: int) -> None:
-        """Find the last state and read from there on. Raises ForeignLog, NewerFormat, OSError.
+        """Read the log from its last state to its end. Raises ForeignLog, NewerFormat, OSError.
 
-        After an error the log stays in the phase UPDATING, and the next user loads the log again.
+        After an error the log stays in the phase UPDATING, and the next caller loads the log again.
         """
         self.phase = LoadPhase.UPDATING  # guard: unfinished-load
         self._load(size)
@@ -320,16 +320,16 @@ class Log:
         if size == 0:
             return
         self.lines_since_state = self.bytes_since_state = 0
-        start, buffer, next_seq = self._from_last_state(size)
+        start, buffer, next_seq = self._read_from_last_state(size)
         if next_seq is None:
             self._load_without_state(buffer)
             return
         self.loaded_offset = self.end_offset = start
         self.next_seq = self.first_loaded_seq = next_seq
-        self._parse_next(buffer)
+        self._parse_next_bytes(buffer)
         self.state_bytes = buffer.find(b"\n") + 1
         self.bytes_since_state = len(buffer) - self.state_bytes
-        state = self._known_state()
+        state = self._require_state()
         if not _UID.fullmatch(state.uid):
             raise DamagedStore(f"{self.path}: the uid of the session is malformed")
         if state.key != self.key:
@@ -338,8 +338,8 @@ class Log:
                 "renamed by hand?"
             )
 
-    def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
-        """Return the offset of the last intact state, all bytes from there on, and its seq.
+    def _read_from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
+        """Return the offset of the last intact state, all bytes after this offset, and its seq.
 
         Without an intact state, return 0, the whole log, and None.
         """
@@ -386,7 +386,7 @@ class Log:
         self._apply_scan(scan, len(buffer))
         self.lines_since_state = STATE_EVERY_LINES  # the next writer writes a state
 
-    def _parse_next(self, buffer: bytes) -> None:
+    def _parse_next_bytes(self, buffer: bytes) -> None:
         """Parse and apply the next bytes of the file, which start at `end_offset`."""
         records = read_intact(buffer, self.next_seq)
         if records is not None:
@@ -396,19 +396,19 @@ class Log:
         scan = scan_log(buffer, offset=self.end_offset, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.has_damaged_lines or scan.tail.lost):
             # The bytes may have been read during a write, so read the bytes a second time.
-            buffer_again = self.read_bytes(self.end_offset, self.end_offset + len(buffer))
-            scan = scan_log(buffer_again, offset=self.end_offset, next_seq=self.next_seq)
+            second_buffer = self.read_bytes(self.end_offset, self.end_offset + len(buffer))
+            scan = scan_log(second_buffer, offset=self.end_offset, next_seq=self.next_seq)
         self._apply_scan(scan, len(buffer))
 
-    def _apply_scan(self, scan: Scan, length: int) -> None:
+    def _apply_scan(self, scan: ScanResult, length: int) -> None:
         self._apply_records(scan.records, length)
         self.next_seq = scan.next_seq
         self.end_offset += scan.consumed
         self.ends_line = scan.ends_line
         self.tail = scan.tail
-        self._add_lost(scan.lost)
+        self._add_lost_seqs(scan.lost)
         if scan.tail is not None:
-            self._add_lost(scan.tail.lost)
+            self._add_lost_seqs(scan.tail.lost)
         self._report_damage(scan.damaged)
 
     def _apply_records(self, records: list[Record], length: int) -> None:
@@ -417,21 +417,22 @@ class Log:
         self.lines_since_state += len(records)
         if not records:
             return
-        last = records[-1]
-        self.updated = _time_of(last)
-        self.next_seq = last.seq + 1 if type(last) is Message else last.seq
+        last_record = records[-1]
+        self.updated = _time_of(last_record)
+        self.next_seq = last_record.seq + 1 if type(last_record) is Message else last_record.seq
         messages = [record for record in records if type(record) is Message]
         if len(messages) < len(records):
             for index, record in enumerate(records):
                 if type(record) is not Message:
-                    self._apply_control(record, len(records) - index - 1, length)
+                    self._apply_control_record(record, len(records) - index - 1, length)
             self._visible_cache = None
         elif self._visible_cache is not None:
             self._visible_cache.extend(messages)
         self.messages.extend(messages)
         self._tokens.add_records(records)
 
-    def _apply_control(self, record: Record, following: int, length: int) -> None:
+    def _apply_control_record(self, record: Record, lines_after: int, length: int) -> None:
+        """Apply a record other than a message; `lines_after` records follow it in the same read."""
         match record:
             case StateRecord():
                 if record.body.format > FORMAT:  # guard: newer-format-refused
@@ -439,9 +440,9 @@ class Log:
                 self.state = states.apply_record(self.state or record.body, record)
                 self.has_state_record = True
                 self._move_tokens(record)
-                self.lines_since_state, self.bytes_since_state = following, length
+                self.lines_since_state, self.bytes_since_state = lines_after, length
             case ChangeRecord() | VoidRecord():
-                self.state = states.apply_record(self._known_state(), record)
+                self.state = states.apply_record(self._require_state(), record)
             case UnknownRecord() if record.kind.startswith("state"):
                 raise self._newer_format_error(record.kind)
             case UnknownRecord() if not record.optional:
@@ -450,7 +451,7 @@ class Log:
                 pass
 
     def _move_tokens(self, record: StateRecord) -> None:
-        """Move the idempotency keys of archived messages from a state to `tokens`.
+        """Move the idempotency keys of archived messages from a state to `_tokens`.
 
         A writer appends copies of `state`, which must not contain these keys.
         """
@@ -464,14 +465,14 @@ class Log:
         Raises DamagedStore if the log has no state, and the errors of `load`.
         """
         self.ensure_loaded()
-        return self._known_state()
+        return self._require_state()
 
     def state_if_any(self) -> State | None:
         """Return a copy of the state, or None if the file is new. Raises the errors of `load`."""
         self.ensure_loaded()
-        return states.copy_state(self._known_state()) if self.phase is LoadPhase.READY else None
+        return states.copy_state(self._require_state()) if self.phase is LoadPhase.READY else None
 
-    def _known_state(self) -> State:
+    def _require_state(self) -> State:
         if self.state is None:
             raise DamagedStore(f"{self.path}: the first line is not a state")
         return self.state
@@ -496,7 +497,7 @@ class Log:
         """
         self.synced_offset = offset + length
         if self.phase not in _LOADED_PHASES:
-            return  # a reader failed; the next user loads the log
+            return  # a reader failed; the next caller loads the log
         if records is None or not offset == self.end_offset == self.size or self.tail is not None:
             if self.tail is not None:
                 # A reader may have read a part of the write.
@@ -511,15 +512,16 @@ class Log:
             self._drop_messages()
         self.phase = LoadPhase.READY
 
-    def record_uncached_append(self, seq: int, at: str, size: int, length: int) -> None:
+    def record_uncached_append(self, seq: int, written_at: str, size: int, length: int) -> None:
         """Record one appended message that is not kept in memory.
 
-        The log must be in the phase READY.
+        `size` is the new size of the file, `length` the size of the line. The log must be in the
+        phase READY.
         """
         self.phase = LoadPhase.UPDATING
         self.end_offset = self.size = self.synced_offset = self.loaded_offset = size
         self.next_seq = self.first_loaded_seq = seq + 1
-        self.updated = at
+        self.updated = written_at
         self.lines_since_state += 1
         self.bytes_since_state += length
         if self.messages:
@@ -550,7 +552,7 @@ class Log:
 
     # --- damage ------------------------------------------------------------------------------
 
-    def _add_lost(self, lost_spans: list[Span]) -> None:
+    def _add_lost_seqs(self, lost_spans: list[Span]) -> None:
         if not lost_spans or self.state is None:
             return
         new_spans = spans.minus(spans.union(lost_spans), states.missing_seqs(self.state))
@@ -564,7 +566,7 @@ class Log:
             )
 
     def _report_damage(self, damaged: list[DamagedBytes], source: str = "") -> None:
-        """Log each new damage; `source` is the path of an archive, or empty for the live log."""
+        """Log new damage; `source` is the path of an archive, or empty for the live log."""
         for part in damaged:
             if not part.is_void and (source, part.offset) not in self._reported_damage:
                 self._reported_damage[source, part.offset] = part
@@ -580,64 +582,66 @@ class Log:
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
         """Return the last `last` visible messages after seq `after`, including archived ones."""
-        lookup = self.visible_messages(last=last, after=after)
-        if not lookup.archived_from:
-            return lookup.messages
-        return self.add_archived(lookup, self.read_archives(lookup))
+        live_part = self.visible_messages(last=last, after=after)
+        if not live_part.archived_from:
+            return live_part.messages
+        return self.add_archived_messages(live_part, self.read_archives(live_part))
 
-    def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
+    def visible_messages(self, *, last: int | None, after: int | None) -> LiveMessages:
         """Return the messages of `history` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible_cache is not None:
-            return LogLookup(self._visible_cache.copy())
+            return LiveMessages(self._visible_cache.copy())
         wanted_spans = self._visible_spans(last, after)
-        while wanted_spans and self._load_from(wanted_spans[0][0]):
+        while wanted_spans and self._load_messages_from(wanted_spans[0][0]):
             wanted_spans = self._visible_spans(last, after)
         messages = [message for span in wanted_spans for message in self._messages_between(*span)]
-        if wanted_spans and wanted_spans[0][0] < self.first_live():
-            return LogLookup(
+        if wanted_spans and wanted_spans[0][0] < self.first_live_seq():
+            return LiveMessages(
                 messages, wanted_spans[0][0], wanted_spans, states.copy_state(self.known_state())
             )
         if last is None and after is None:
             self._visible_cache = messages.copy()
-        return LogLookup(messages)
+        return LiveMessages(messages)
 
-    def all_messages(self, *, after: int) -> "LogLookup":
+    def all_messages(self, *, after: int) -> LiveMessages:
         """Return every message after seq `after` in the live log, with hidden messages marked."""
         self.ensure_loaded()
         self.keeps_messages = True
-        self._load_from(after + 1)
+        self._load_messages_from(after + 1)
         messages = self._mark_hidden(self._messages_between(after + 1, self.next_seq))
-        if after + 1 >= self.first_live():
-            return LogLookup(messages)
-        return LogLookup(messages, after + 1, state=states.copy_state(self.known_state()))
+        if after + 1 >= self.first_live_seq():
+            return LiveMessages(messages)
+        return LiveMessages(messages, after + 1, state=states.copy_state(self.known_state()))
 
-    def read_archives(self, lookup: "LogLookup") -> list[archive.ArchiveContent]:
-        """Return the archives with the messages that `lookup` lacks, newest first.
+    def read_archives(self, live_part: LiveMessages) -> list[archive.ArchiveContent]:
+        """Return the archives with the messages that the live log lacks, newest first.
 
         The caller need not hold the mutex, because reading can take long and archives do not
         change. A purge may delete the archives, but replaces the log first.
         """
-        if lookup.state is None:
+        if live_part.state is None:
             return []
-        return list(archive.archive_chain(self.directory, lookup.state, lookup.archived_from))
+        return list(archive.archive_chain(self.directory, live_part.state, live_part.archived_from))
 
-    def add_archived(
-        self, lookup: "LogLookup", archives: list[archive.ArchiveContent]
+    def add_archived_messages(
+        self, live_part: LiveMessages, archives: list[archive.ArchiveContent]
     ) -> list[Message]:
         """Return the messages of the archives, then the messages of the live log."""
         state = self.known_state()
-        older: list[Message] = []
+        older_messages: list[Message] = []
         for content in archives:
             self._report_damage(content.damaged, content.path)
-            older = content.messages + older
+            older_messages = content.messages + older_messages
         missing_spans = states.missing_seqs(state)
-        by_seq = {m.seq: m for m in older if m.seq >= lookup.archived_from}
-        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
-        known_spans = spans.union(spans.from_seqs(m.seq for m in older), missing_spans)
+        by_seq = {m.seq: m for m in older_messages if m.seq >= live_part.archived_from}
+        older_messages = [
+            by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)
+        ]
+        known_spans = spans.union(spans.from_seqs(m.seq for m in older_messages), missing_spans)
         # Messages of a missing archive do not count as lost: a backup may restore the archive.
-        archived_span = (lookup.archived_from, self.first_live() - 1)
+        archived_span = (live_part.archived_from, self.first_live_seq() - 1)
         self._archive_gaps = spans.minus([archived_span], known_spans)
         if self._archive_gaps:
             log_reports.warning(
@@ -646,9 +650,10 @@ class Log:
                 self.path,
                 spans.size(self._archive_gaps),
             )
-        if lookup.requested_spans is None:
-            return self._mark_hidden(older) + lookup.messages
-        return [m for m in older if spans.contains(lookup.requested_spans, m.seq)] + lookup.messages
+        requested = live_part.requested_spans
+        if requested is None:
+            return self._mark_hidden(older_messages) + live_part.messages
+        return [m for m in older_messages if spans.contains(requested, m.seq)] + live_part.messages
 
     def _mark_hidden(self, messages: list[Message]) -> list[Message]:
         visible_spans = states.visible_seqs(self.known_state(), self.next_seq - 1)
@@ -665,21 +670,20 @@ class Log:
             visible_spans = spans.clipped(visible_spans, after + 1, end)
         return visible_spans if last is None else spans.last_seqs(visible_spans, last)
 
-    def _messages_between(self, first: int, last: int) -> list[Message]:
+    def _messages_between(self, first_seq: int, last_seq: int) -> list[Message]:
         messages = self.messages
         if messages and messages[-1].seq - messages[0].seq + 1 == len(messages):
-            low = messages[0].seq
-            return messages[max(0, first - low) : max(0, last - low + 1)]
-        return messages[
-            bisect_left(messages, first, key=_seq_of) : bisect_right(messages, last, key=_seq_of)
-        ]
+            lowest_seq = messages[0].seq
+            return messages[max(0, first_seq - lowest_seq) : max(0, last_seq - lowest_seq + 1)]
+        start = bisect_left(messages, first_seq, key=_seq_of)
+        return messages[start : bisect_right(messages, last_seq, key=_seq_of)]
 
-    def _load_from(self, seq: int) -> bool:
+    def _load_messages_from(self, seq: int) -> bool:
         """Load messages with this seq or a later one into memory, if the live log has them.
 
         Return whether any bytes were read.
         """
-        if seq <= self.first_live():
+        if seq <= self.first_live_seq():
             seq = 0  # read the whole log, so that damage to its first lines is found as well
         length = _FIRST_CHUNK_BYTES if seq else min(self.loaded_offset, _MAX_CHUNK_BYTES)
         has_read = False
@@ -687,20 +691,20 @@ class Log:
             start = max(0, self.loaded_offset - length)
             buffer = self.read_bytes(start, self.loaded_offset)
             if start > 0:
-                cut = buffer.find(b"\n") + 1
-                if cut in (0, len(buffer)) or not can_start_at(buffer, cut):
+                line_start = buffer.find(b"\n") + 1
+                if line_start in (0, len(buffer)) or not can_parse_from(buffer, line_start):
                     length *= 4
                     continue
-                start += cut
-                buffer = buffer[cut:]
-            self._parse_before(buffer, start)
+                start += line_start
+                buffer = buffer[line_start:]
+            self._parse_earlier_bytes(buffer, start)
             length = min(length * 4, _MAX_CHUNK_BYTES)
             has_read = True
         return has_read
 
-    def _parse_before(self, buffer: bytes, start: int) -> None:
-        """Parse the bytes directly before the messages in memory, and add their messages."""
-        missing, first_live = states.missing_seqs(self.known_state()), self.first_live()
+    def _parse_earlier_bytes(self, buffer: bytes, start: int) -> None:
+        """Parse the bytes before the loaded messages, and load the messages in these bytes."""
+        missing, first_live_seq = states.missing_seqs(self.known_state()), self.first_live_seq()
         records, damaged = read_records(buffer, offset=start)
         self.phase = LoadPhase.UPDATING
         self._report_damage(damaged)
@@ -710,31 +714,35 @@ class Log:
             for record in records:
                 if type(record) is StateRecord:
                     self._move_tokens(record)
-        first = self.first_loaded_seq
+        first_seq = self.first_loaded_seq
         if records:
-            first = min(record.seq for record in records) if damaged else records[0].seq
+            first_seq = min(record.seq for record in records) if damaged else records[0].seq
         if start == 0:
-            first = min(first, first_live)
+            first_seq = min(first_seq, first_live_seq)
         # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
-        in_order = not damaged and not missing and len(messages) == self.first_loaded_seq - first
-        if not in_order or (messages and messages[0].seq != first):
+        has_no_gaps = (
+            not damaged and not missing and len(messages) == self.first_loaded_seq - first_seq
+        )
+        if not has_no_gaps or (messages and messages[0].seq != first_seq):
             by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded_seq}
             messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing, seq)]
             known_spans = spans.union(spans.from_seqs(m.seq for m in messages), missing)
-            self._add_lost(spans.minus([(first, self.first_loaded_seq - 1)], known_spans))
-        self.first_loaded_seq = min(self.first_loaded_seq, first)
+            self._add_lost_seqs(spans.minus([(first_seq, self.first_loaded_seq - 1)], known_spans))
+        self.first_loaded_seq = min(self.first_loaded_seq, first_seq)
         self.messages = messages + self.messages
         self.phase = LoadPhase.READY
 
-    def first_live(self) -> int:
+    def first_live_seq(self) -> int:
         """Return the first seq that is not in an archive."""
         state = self.known_state()
         return state.archive.last + 1 if state.archive is not None else 1
 
     @property
-    def weight(self) -> int:
+    def memory_bytes(self) -> int:
         """Approximate memory use of the messages and idempotency keys, in bytes."""
-        return (self.end_offset - self.loaded_offset if self.messages else 0) + self._tokens.weight
+        return (
+            self.end_offset - self.loaded_offset if self.messages else 0
+        ) + self._tokens.memory_bytes
 
     def drop_cache(self) -> None:
         """Drop the messages and idempotency keys in memory; the file still has them."""
@@ -764,8 +772,8 @@ class Log:
     def _load_tokens(self) -> None:
         self.ensure_loaded()
         if not self._tokens.is_loaded:
-            self._load_from(max(self.first_live(), self.next_seq - TOKEN_WINDOW))
-            self._tokens.load_messages(self.messages)
+            self._load_messages_from(max(self.first_live_seq(), self.next_seq - TOKEN_WINDOW))
+            self._tokens.load_from_messages(self.messages)
             if not self.keeps_messages:
                 self.phase = LoadPhase.UPDATING
                 self._drop_messages()
@@ -773,7 +781,7 @@ class Log:
 
     # --- undo --------------------------------------------------------------------------------
 
-    def undo_step(self, step: Undo) -> Undo:
+    def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
@@ -786,7 +794,7 @@ class Log:
         return complete_step
 
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
-        """Return the undo steps of changes by number; steps that no file contains are left out."""
+        """Return the readable undo steps of these changes, by change number."""
         state = self.known_state()
         records, _ = read_records(self.read_bytes(0, self.end_offset), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
@@ -838,7 +846,7 @@ class Log:
             summary=state.summary,
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
-            in_sight=tuple(visible_spans),
+            visible_spans=tuple(visible_spans),
             # An unfinished write at the end of the log does not count yet.
             change=self.known_state().number,
         )

@@ -1,6 +1,6 @@
 """Open-log cache: the logs that this process has open, limited in number and in memory.
 
-The cache drops a log if the log's path names another file.
+If the path of a log names another file, the cache drops the log.
 """
 
 import errno
@@ -18,9 +18,9 @@ from typing import Final, TypeVar
 from stenolog.errors import DamagedStore, ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
 from stenolog.stores import file_names
-from stenolog.stores.disk import LOCK_POLL, Descriptor, lock_until
+from stenolog.stores.disk import LOCK_POLL_SECONDS, Descriptor, lock_until
 from stenolog.stores.jsonl.directory import Directory, store_error
-from stenolog.stores.jsonl.log import LoadPhase, Log, LogLookup
+from stenolog.stores.jsonl.log import LiveMessages, LoadPhase, Log
 from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.writer import now
 
@@ -40,7 +40,7 @@ class OpenLogCache:
         self.suspect_names: set[str] = set()
         """Names of logs whose sync failed and that were not rewritten since."""
         self.busy_timeout = busy_timeout
-        self._cache_bytes = cache_bytes
+        self._max_cached_bytes = cache_bytes
         soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         log_limit = _MAX_OPEN_LOGS if soft_limit == resource.RLIM_INFINITY else soft_limit // 4
         self._max_open = max(4, min(_MAX_OPEN_LOGS, log_limit))
@@ -89,38 +89,38 @@ class OpenLogCache:
                 return self.directory.open_log(name, create=create)
             except StoreUnavailable as error:
                 cause = error.__cause__
-                limits = (errno.EMFILE, errno.ENFILE)
-                limit_reached = isinstance(cause, OSError) and cause.errno in limits
+                limit_codes = (errno.EMFILE, errno.ENFILE)
+                limit_reached = isinstance(cause, OSError) and cause.errno in limit_codes
                 if not limit_reached or time.monotonic() > deadline:
                     raise
             # Collect garbage: a log that only an old traceback refers to still holds a descriptor.
             gc.collect()
             with self._mutex:
-                cached_logs = len(self._open_logs)
-                for _ in range((cached_logs + 1) // 2):
+                log_count = len(self._open_logs)
+                for _ in range((log_count + 1) // 2):
                     self._open_logs.popitem(last=False)
-            if not cached_logs:
-                time.sleep(LOCK_POLL)
+            if not log_count:
+                time.sleep(LOCK_POLL_SECONDS)
 
     def check_no_foreign_log(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key.
 
         A new log of stenolog would hide the log of the other program.
         """
-        for name in file_names.reference_names(key):
+        for name in file_names.foreign_names(key):
             try:
                 descriptor = self.directory.open_log(name) if len(os.fsencode(name)) < 256 else None
             except (StenologError, ValueError):
                 continue
             if descriptor is None:
                 continue
-            other = Log(self.directory, name, key, descriptor)
+            other_log = Log(self.directory, name, key, descriptor)
             try:
-                with other.mutex:
-                    other.load(other.file_size())
+                with other_log.mutex:
+                    other_log.load(other_log.file_size())
             except ForeignLog as error:
                 raise ForeignLog(
-                    f"{key!r}: another program stores this session in {other.path}; "
+                    f"{key!r}: another program stores this session in {other_log.path}; "
                     f"{self.directory.import_advice(name)}"
                 ) from error
             except DamagedStore:
@@ -135,9 +135,9 @@ class OpenLogCache:
     def drop_log(self, log: Log) -> None:
         """Drop a log from the cache; its file is read again at the next use."""
         with log.mutex:
-            suspect = log.is_suspect
+            is_suspect = log.is_suspect
         with self._mutex:
-            if suspect:
+            if is_suspect:
                 self.suspect_names.add(log.name)
             if self._open_logs.get(log.key) is log:
                 del self._open_logs[log.key]
@@ -170,34 +170,34 @@ class OpenLogCache:
             _check_deadline(deadline, key)
 
     def read_with_archives(
-        self, key: str, work: Callable[[Log], tuple[T, LogLookup]]
+        self, key: str, work: Callable[[Log], tuple[T, LiveMessages]]
     ) -> tuple[T, list[Message]] | None:
-        """Return the result of `work` and all its messages; None if the session does not exist.
+        """Return the result of `work`, and its live messages after the archived messages.
 
-        Archives are read without holding the mutex. If a purge deletes an archive during the read,
-        the whole read is repeated. Raises StoreBusy after the timeout.
+        Return None if the session does not exist. Archives are read without holding the mutex. If a
+        purge deletes an archive during the read, the whole read is repeated. Raises StoreBusy after
+        the timeout.
         """
         deadline = self.deadline()
         while True:
-            lookup_result = self.read_log(key, lambda log: (log, *work(log)))
-            if lookup_result is None:
+            read_result = self.read_log(key, lambda log: (log, *work(log)))
+            if read_result is None:
                 return None
-            log, result, lookup = lookup_result
-            messages = self._add_archived(log, lookup)
+            log, result, live_part = read_result
+            messages = self._add_archived_messages(log, live_part)
             if messages is not None:
                 return result, messages
             self.drop_log(log)
             _check_deadline(deadline, key)
 
-    def _add_archived(self, log: Log, lookup: LogLookup) -> list[Message] | None:
-        """Return the messages of a lookup together with the archived messages.
+    def _add_archived_messages(self, log: Log, live_part: LiveMessages) -> list[Message] | None:
+        """Return the archived messages, then the live messages.
 
-        Return None if the log was replaced or is no longer loaded, so that the caller reads it
-        again.
+        Return None if the log was replaced or is no longer loaded. The caller reads the log again.
         """
-        messages = lookup.messages
-        if lookup.archived_from:
-            archives = log.read_archives(lookup)
+        messages = live_part.messages
+        if live_part.archived_from:
+            archives = log.read_archives(live_part)
             is_incomplete = any(content.damaged for content in archives)
             # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
@@ -206,7 +206,7 @@ class OpenLogCache:
             with log.mutex:
                 if not log.is_loaded:
                     return None  # another thread failed to read the log
-                messages = log.add_archived(lookup, archives)
+                messages = log.add_archived_messages(live_part, archives)
         self.trim_memory(log)
         return messages
 
@@ -225,14 +225,14 @@ class OpenLogCache:
                 return None
             if not log.is_writable:
                 self.drop_log(log)
-                disk = os.fstatvfs(self.directory.descriptor)
-                code = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
-                raise OSError(code, "may only be read", log.name)
+                file_system = os.fstatvfs(self.directory.descriptor)
+                error_code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.EACCES
+                raise OSError(error_code, "may only be read", log.name)
             self._locked_logs[key] = log
             lock_until(log.descriptor, deadline, f"the log of {key!r}")
             status = self.directory.file_status(log.name)
             if status is None or not log.is_same_file(status):  # guard: inode-after-lock
-                # The log was replaced during the wait: the locked file no longer has the name.
+                # The log was replaced during the wait: the locked file is no longer the log.
                 self.drop_log(log)
                 self.unlock(key)
                 _check_deadline(deadline, key)
@@ -245,7 +245,7 @@ class OpenLogCache:
                 self.drop_log(log)
                 raise
             if is_suspect or log.name in self.suspect_names:
-                self._rewrite_suspect(log)
+                self._rewrite_suspect_log(log)
                 self.unlock(key)
                 continue
             # An empty file may be a new file that reuses a known inode number.
@@ -272,8 +272,8 @@ class OpenLogCache:
                 # The lock ends with the descriptor, which closes after the last use of the log.
                 self.drop_log(log)
 
-    def _rewrite_suspect(self, log: Log) -> None:
-        """Copy a log to a new file after a failed sync, before any append."""
+    def _rewrite_suspect_log(self, log: Log) -> None:
+        """Copy a log to a new file, because a sync failed. No append may come before the copy."""
         with log.mutex:
             log.is_suspect = True
         try:
@@ -286,29 +286,29 @@ class OpenLogCache:
             self.drop_log(log)
         self.suspect_names.discard(log.name)
 
-    # --- bounds ------------------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------
 
     def trim_memory(self, log: Log) -> None:
         """Limit the memory for messages; the least recently used logs drop their messages first."""
         with log.mutex:
-            weight, old_weight = log.weight, log.last_weight
-            log.last_weight = weight
-        if weight == old_weight:
+            new_bytes, old_bytes = log.memory_bytes, log.last_memory_bytes
+            log.last_memory_bytes = new_bytes
+        if new_bytes == old_bytes:
             return
         # The running sum is inexact if threads race or a log was dropped; the sum below is exact.
-        self._cached_bytes += weight - old_weight
-        if self._cached_bytes <= self._cache_bytes:
+        self._cached_bytes += new_bytes - old_bytes
+        if self._cached_bytes <= self._max_cached_bytes:
             return
         with self._mutex:
             logs = list(self._open_logs.values())
-        self._cached_bytes = sum(_weight(other) for other in logs)
+        self._cached_bytes = sum(_memory_bytes(other) for other in logs)
         for other in logs:
-            if self._cached_bytes <= self._cache_bytes:
+            if self._cached_bytes <= self._max_cached_bytes:
                 break
             with other.mutex:
-                self._cached_bytes -= other.weight
+                self._cached_bytes -= other.memory_bytes
                 other.drop_cache()
-                other.last_weight = 0
+                other.last_memory_bytes = 0
 
     def close(self) -> None:
         """Close every file, including files of logs that only an old traceback refers to.
@@ -321,9 +321,9 @@ class OpenLogCache:
         self._open_logs.clear()
 
 
-def _weight(log: Log) -> int:
+def _memory_bytes(log: Log) -> int:
     with log.mutex:
-        return log.weight
+        return log.memory_bytes
 
 
 def _check_deadline(deadline: float, key: str) -> None:

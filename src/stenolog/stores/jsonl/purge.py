@@ -24,7 +24,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import Purged, Span, Trashed, Undo
+from stenolog.records import PurgeResult, Span, TrashedSession, Undo
 from stenolog.stores import catalog_file, file_names, spans
 from stenolog.stores.base import DeletedSession
 from stenolog.stores.catalog_file import delete_catalog
@@ -41,10 +41,11 @@ ASIDE_FOLDER: Final = "aside"
 """Folder for files that `steno doctor` moves out of the way."""
 
 _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
+"""Pattern of the suffix that the name of a log gets in the folder `aside`."""
 
 
 class Purger:
-    """Purges of one store."""
+    """Purge operations of one store."""
 
     def __init__(self, logs: OpenLogCache, queue: WriteQueue, lifecycle: Lifecycle) -> None:
         self._logs = logs
@@ -54,7 +55,7 @@ class Purger:
 
     # --- whole sessions ----------------------------------------------------------------------
 
-    def purge_session(self, key: str) -> Purged:
+    def purge_session(self, key: str) -> PurgeResult:
         """Purge a whole session, as `Store.purge` describes."""
         self._queue.run_exclusive(key, lambda: self._hide_sessions(key))
         with _errors_after_effect(key):
@@ -64,85 +65,91 @@ class Purger:
             trash.sync_renames(self._directory)
         if not purged_entries:
             raise NoSuchSession(key)
-        return self._delete_hidden(key, purged_entries, vacant=True)
+        return self._delete_hidden_sessions(key, purged_entries, key_unused=True)
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge deleted sessions, as `PurgingStore.purge_trash` describes."""
         with _errors_before_effect(key):
-            deleted = trash.entries_of_key(self._directory, key)
-        selected = [entry for entry in deleted if (entry.uid, entry.deleted) in entries]
-        if not selected or len(selected) != len(set(entries)):
+            deleted_entries = trash.entries_of_key(self._directory, key)
+        selected_entries = [
+            entry for entry in deleted_entries if (entry.uid, entry.deleted) in entries
+        ]
+        if not selected_entries or len(selected_entries) != len(set(entries)):
             raise NoSuchSession(
                 key, "it is not in the trash; it may have been restored or deleted again"
             )
         with _errors_after_effect(key):
-            hidden_entries = [self._hide_deleted(entry) for entry in selected]
+            hidden_entries = [self._hide_deleted_session(entry) for entry in selected_entries]
             trash.sync_renames(self._directory)
         # An entry is None if its session was restored before the purge could hide it.
-        return self._delete_hidden(
-            key, [entry for entry in hidden_entries if entry is not None], vacant=False
+        return self._delete_hidden_sessions(
+            key, [entry for entry in hidden_entries if entry is not None], key_unused=False
         )
 
-    def unfinished_purges(self) -> list[Trashed]:
+    def unfinished_purges(self) -> list[TrashedSession]:
         """Return interrupted purges, as `PurgingStore.unfinished_purges` describes."""
         sessions = []
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
-            trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
+            trashed = TrashedSession(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
             with suppress(DamagedStore), trash.open_deleted_log(self._directory, entry) as log:
                 trashed = trashed if log is None else trash.trashed_session(log, entry)
             sessions.append(trashed)
         return sessions
 
-    def finish_purge(self, uid: str) -> Purged:
+    def finish_purge(self, uid: str) -> PurgeResult:
         """Finish an interrupted purge, as `PurgingStore.finish_purge` describes."""
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
             if entry.uid == uid:
-                return self._delete_hidden(key, [entry], vacant=False)
+                return self._delete_hidden_sessions(key, [entry], key_unused=False)
         raise NoSuchSession(uid, "it has no interrupted purge")
 
-    def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, vacant: bool) -> Purged:
-        """Delete hidden sessions.
+    def _delete_hidden_sessions(
+        self, key: str, entries: Sequence[trash.Entry], *, key_unused: bool
+    ) -> PurgeResult:
+        """Delete the files of hidden sessions.
 
-        If `vacant`, no other session has the key, and files named after the key are deleted, too.
+        `key_unused`: no other session has the key, so files named after the key are deleted, too.
         """
         with _errors_after_effect(key):
-            vacant = vacant or self._is_vacant(key)
-            seqs_by_session = [self._delete_files(key, entry, vacant=vacant) for entry in purged]
-            return _purge_result(seqs_by_session, self._remaining_data(key))
+            key_unused = key_unused or self._end_lease_if_unused(key)
+            seqs_by_session = [
+                self._delete_files(key, entry, key_unused=key_unused) for entry in entries
+            ]
+            return _purge_result(seqs_by_session, self._describe_remaining_data(key))
 
     def _hide_sessions(self, key: str) -> None:
-        """Hide each session of the key in one step, so that only files remain to be deleted."""
+        """Hide each session of the key with one rename; later steps only delete files."""
         with self._locked_key(key) as log, _errors_before_effect(key):
-            live = log if log is not None and has_session(log) else None
-            if live is not None:
-                with live.mutex:
-                    live.check_record_kinds()
-            deleted = trash.entries_of_key(self._directory, key)
-            with _errors_after_effect(key) if deleted else _errors_before_effect(key):
-                for entry in deleted:
-                    self._hide_deleted(entry)
+            live_log = log if log is not None and has_session(log) else None
+            if live_log is not None:
+                with live_log.mutex:
+                    live_log.check_record_kinds()
+            deleted_entries = trash.entries_of_key(self._directory, key)
+            with _errors_after_effect(key) if deleted_entries else _errors_before_effect(key):
+                for entry in deleted_entries:
+                    self._hide_deleted_session(entry)
                 # The lease ends after all steps that may fail: an early error must not end a turn.
-                # The lease ends before the log is removed: a write would recreate the session.
-                if live is not None or log is None or log.file_size() == 0:
+                # The lease ends before the log is removed: no write may recreate the session.
+                if live_log is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
-            if live is not None:
+            if live_log is not None:
                 with _errors_after_effect(key):
-                    trash.move_to_trash(live, writer.now(), purged=True)
-                    _unlink(self._directory.descriptor, f".{live.name}.new")
+                    trash.move_to_trash(live_log, writer.now(), purged=True)
+                    _unlink(self._directory.descriptor, f".{live_log.name}.new")
 
-    def _is_vacant(self, key: str) -> bool:
-        """Return whether no session has the key; if so, end the lease of an earlier session."""
+    def _end_lease_if_unused(self, key: str) -> bool:
+        """Return whether no session has the key; if so, end a lease of the key."""
         if self._log_size(key):
             return False
 
-        def work() -> bool:
+        def end_lease() -> bool:
             with self._locked_key(key) as log:
-                is_vacant = log is None or log.file_size() == 0
-                if is_vacant:
+                is_unused = log is None or log.file_size() == 0
+                if is_unused:
                     leases.delete_lock_file(self._directory, key)
-                return is_vacant
+                return is_unused
 
-        return self._queue.run_exclusive(key, work)
+        return self._queue.run_exclusive(key, end_lease)
 
     def _log_size(self, key: str) -> int:
         status = self._directory.file_status(file_names.log_name(key))
@@ -169,12 +176,12 @@ class Purger:
                 delete_if_empty(log)
                 self._logs.drop_log(log)
 
-    def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
-        """Hide a deleted session and return its renamed entry; None if it is not in the trash."""
+    def _hide_deleted_session(self, entry: trash.Entry) -> trash.Entry | None:
+        """Hide a deleted session; return its renamed entry, or None if it is not in the trash."""
         with trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log:
             return None if log is None else trash.mark_purged(self._directory, entry)
 
-    def _delete_files(self, key: str, entry: trash.Entry, *, vacant: bool) -> list[Span]:
+    def _delete_files(self, key: str, entry: trash.Entry, *, key_unused: bool) -> list[Span]:
         """Delete all files of a session; the log, which names the other files, comes last.
 
         Return the seqs of the deleted messages; empty if another process has deleted the session.
@@ -182,35 +189,38 @@ class Purger:
         with (
             archive.locked_folder(
                 self._directory, entry.uid, self._logs.deadline(), create=False
-            ) as archives,
+            ) as archive_folder,
             trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log,
         ):
             if log is None:
                 return []
             with log.mutex:
                 seqs = present_seqs(*log.settled_state())
-            if archives is not None:
-                archive.delete_archives(self._directory, archives, entry.uid)
-            name = re.escape(file_names.log_name(key))
-            of_key = rf"{name}{_ASIDE_STAMP}|" if vacant else ""
-            copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
-            with self._directory.open_subfolder(ASIDE_FOLDER) as aside:
-                _unlink(aside, *filter(copies.fullmatch, names_in(aside)))
+            if archive_folder is not None:
+                archive.delete_archives(self._directory, archive_folder, entry.uid)
+            log_name = re.escape(file_names.log_name(key))
+            key_pattern = rf"{log_name}{_ASIDE_STAMP}|" if key_unused else ""
+            copy_pattern = re.compile(rf"{key_pattern}{entry.uid}[.-].*")
+            with self._directory.open_subfolder(ASIDE_FOLDER) as aside_folder:
+                _unlink(aside_folder, *filter(copy_pattern.fullmatch, names_in(aside_folder)))
             self._delete_catalog()
-            with self._directory.open_subfolder(trash.FOLDER) as folder:
-                _unlink(folder, f".{entry.name_before_purge}.new", entry.name)
+            with self._directory.open_subfolder(trash.FOLDER) as trash_folder:
+                _unlink(trash_folder, f".{entry.name_before_purge}.new", entry.name)
             return seqs
 
     # --- the first messages ------------------------------------------------------------------
 
-    def purge_before(self, key: str, before: int) -> Purged:
+    def purge_before(self, key: str, before: int) -> PurgeResult:
         """Purge the messages below a seq, as `Store.purge` describes."""
         purged_seqs, summary = self._purge_before(key, before)
         with _errors_after_effect(key):
             self._delete_catalog()
-            trashed = len(trash.entries_of_key(self._directory, key))
-            copies = self._remaining_copies(key)
-            return _purge_result([purged_seqs], self._remaining_data(key, summary, trashed, copies))
+            trashed_count = len(trash.entries_of_key(self._directory, key))
+            copy_sentences = self._describe_remaining_copies(key)
+            return _purge_result(
+                [purged_seqs],
+                self._describe_remaining_data(key, summary, trashed_count, copy_sentences),
+            )
 
     def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
         deadline = self._logs.deadline()
@@ -257,20 +267,24 @@ class Purger:
         if result is not None:
             # Delete the old archives only after the log that names these archives is replaced.
             with _errors_after_effect(key):
-                archive.delete_others(folder, prepared.new_names)  # guard: purge-sweeps-archives
+                archive.delete_except(folder, prepared.new_names)  # guard: purge-sweeps-archives
         return result
 
     # --- copies that a purge does not reach --------------------------------------------------
 
-    def _remaining_data(
-        self, key: str, summary: str = "", trashed: int = 0, copies: Iterable[str] = ()
+    def _describe_remaining_data(
+        self,
+        key: str,
+        summary: str = "",
+        trashed_count: int = 0,
+        copy_sentences: Iterable[str] = (),
     ) -> list[str]:
         """Return sentences about remaining data that may contain purged messages."""
         forks, unreadable = self._find_forks(key)
-        sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed)
-        return [*sentences, *unreadable, *copies, *self._unknown_entries(key)]
+        sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed_count)
+        return [*sentences, *unreadable, *copy_sentences, *self._describe_unknown_entries(key)]
 
-    def _remaining_copies(self, key: str) -> Iterator[str]:
+    def _describe_remaining_copies(self, key: str) -> Iterator[str]:
         log_name = re.escape(file_names.log_name(key))
         with self._directory.open_subfolder(ASIDE_FOLDER) as folder:
             for file_name in names_in(folder):
@@ -297,7 +311,7 @@ class Purger:
                     forks += [head.key] if head is not None and head.forked_from == key else []
         return forks, unreadable
 
-    def _unknown_entries(self, key: str) -> Iterator[str]:
+    def _describe_unknown_entries(self, key: str) -> Iterator[str]:
         for entry in trash.entries_without_key(self._directory):
             yield (
                 f"{trash.FOLDER}/{entry.name} may be a session of {key!r}: its key cannot be "
@@ -311,13 +325,13 @@ class Purger:
 
 
 def _errors_before_effect(key: str) -> AbstractContextManager[None]:
-    """Translate errors before a purge has any effect. Raises StoreUnavailable, DamagedStore."""
+    """Translate errors of steps before the first effect. Raises StoreUnavailable, DamagedStore."""
     return system_errors(f"purging {key!r}")
 
 
 @contextmanager
 def _errors_after_effect(key: str) -> Iterator[None]:
-    """Translate errors after the first effect of a purge into MaybeStored.
+    """Translate errors of steps after the first effect of a purge into MaybeStored.
 
     Part of the purge is done, and a repeated call completes the purge.
     """
@@ -330,18 +344,20 @@ def _errors_after_effect(key: str) -> Iterator[None]:
         raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
-def _complete_step(log: Log, entry: Undo) -> Undo:
-    """Return a complete undo step. A damaged step becomes a step that the purge drops."""
+def _complete_step(log: Log, step: Undo) -> Undo:
+    """Return the complete undo step; for a damaged step, a step that the purge drops."""
     try:
         with log.mutex:
-            return log.undo_step(entry)
+            return log.complete_undo_step(step)
     except DamagedStore:
-        return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
+        return Undo(number=step.number, op=step.op, newly=[(1, 1)])
 
 
-def _purge_result(seqs_by_session: Sequence[Sequence[Span]], warnings: Sequence[str]) -> Purged:
+def _purge_result(
+    seqs_by_session: Sequence[Sequence[Span]], warnings: Sequence[str]
+) -> PurgeResult:
     purged_spans = [span for seqs in seqs_by_session for span in seqs]
-    return Purged(
+    return PurgeResult(
         messages=spans.size(purged_spans),
         first=min((first for first, _ in purged_spans), default=0),
         last=max((last for _, last in purged_spans), default=0),
@@ -349,11 +365,11 @@ def _purge_result(seqs_by_session: Sequence[Sequence[Span]], warnings: Sequence[
     )
 
 
-def _unlink(folder: int | None, *files: str) -> None:
+def _unlink(folder: int | None, *names: str) -> None:
     """Durably delete the files with these names; missing files are skipped. Raises OSError."""
-    if folder is None or not files:
+    if folder is None or not names:
         return
-    for name in files:
+    for name in names:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
     sync_folder(folder)

@@ -15,7 +15,7 @@ from stenolog.errors import DamagedStore
 from stenolog.records import (
     Archive,
     ChangeRecord,
-    Compacted,
+    CompactionResult,
     Message,
     Span,
     State,
@@ -33,7 +33,7 @@ from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.scan import (
     Tail,
     batch_position,
-    lines_of,
+    lines_with_newlines,
     read_records,
     scan_log,
     void_line,
@@ -43,7 +43,7 @@ _STATE_START: Final = LINE_START + b'state"'
 
 
 class LogStates(Struct, frozen=True):
-    """State and next seq at the start and at the end of a log."""
+    """State and next seq at the start of a log, and at its end."""
 
     head: State
     first_seq: int
@@ -59,32 +59,33 @@ def replay(text: bytes, current: State, *, proven: bool = False) -> LogStates:
     `current` is the current state, which is used if the first states of the log are damaged.
     `proven` means that a later record proves that all bytes of `text` were synced.
     """
-    first = next(iter(read_records(text, offset=0)[0]), None)
-    head = next(states_in(text), None)
-    if head is None or first is None or first.seq < head.seq:
-        head = _first_state(current)
-    scan = scan_log(text, offset=0, next_seq=head.seq, proven=proven)
-    state = states.copy_state(head.body)
+    first_record = next(iter(read_records(text, offset=0)[0]), None)
+    head_record = next(intact_states(text), None)
+    if head_record is None or first_record is None or first_record.seq < head_record.seq:
+        head_record = _derive_first_state(current)
+    scan = scan_log(text, offset=0, next_seq=head_record.seq, proven=proven)
+    state = states.copy_state(head_record.body)
     for record in scan.records:
         if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
             state = states.apply_record(state, record)
-    lost = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
-    state.lost = spans.union(state.lost, spans.minus(lost, state.purged))
-    first_state = states.copy_state(head.body)
+    lost_spans = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
+    state.lost = spans.union(state.lost, spans.minus(lost_spans, state.purged))
+    first_state = states.copy_state(head_record.body)
     first_state.deleted_as = None
-    return LogStates(first_state, head.seq, state, scan.next_seq, scan.tail)
+    return LogStates(first_state, head_record.seq, state, scan.next_seq, scan.tail)
 
 
-def _first_state(known: State) -> StateRecord:
+def _derive_first_state(current: State) -> StateRecord:
     """Return the probable first state of a log, derived from its current state."""
-    state = states.blank_state(known.key, known.uid, known.generation, known.created)
-    state.archive, state.purged, state.forked_from = known.archive, known.purged, known.forked_from
-    state.floor = known.archive.last if known.archive is not None else 0
-    return StateRecord(seq=state.floor + 1, at=known.created, body=state)
+    state = states.blank_state(current.key, current.uid, current.generation, current.created)
+    state.archive, state.purged = current.archive, current.purged
+    state.forked_from = current.forked_from
+    state.floor = current.archive.last if current.archive is not None else 0
+    return StateRecord(seq=state.floor + 1, at=current.created, body=state)
 
 
-def states_in(text: bytes) -> Iterator[StateRecord]:
-    """Yield the intact states in order."""
+def intact_states(text: bytes) -> Iterator[StateRecord]:
+    """Yield the intact state records in these bytes, in order."""
     start = text.find(_STATE_START)
     while start >= 0:
         newline = text.find(b"\n", start)
@@ -94,47 +95,47 @@ def states_in(text: bytes) -> Iterator[StateRecord]:
         start = text.find(_STATE_START, start + 1)
 
 
-def without_states(text: bytes) -> bytes:
+def remove_states(text: bytes) -> bytes:
     """Return the same lines, byte for byte, without the state records."""
     if _STATE_START not in text:  # guard: compaction-drops-old-states
         return text
     return b"".join(
         line
-        for line in lines_of(text)
+        for line in lines_with_newlines(text)
         if not (line.startswith(_STATE_START) and is_intact(line.removesuffix(b"\n")))
     )
 
 
-def rewrite_log(log: Log, upto: int, at: str) -> None:
-    """Replace the file of a log by a new file with all bytes before the offset `upto`.
+def rewrite_log(log: Log, end_offset: int, written_at: str) -> None:
+    """Replace the file of a log by a new file with all bytes before `end_offset`.
 
     Raises OSError and the errors of `Log.load`.
     """
     with log.mutex:
         state = log.state_if_any()
-    text = log.read_bytes(0, upto)
+    text = log.read_bytes(0, end_offset)
     if state is not None and read_records(text, offset=0)[0]:
-        text = compose_log(replay(text, state), text, at)
+        text = compose_log(replay(text, state), text, written_at)
     replace_log(log, text)
 
 
-def compose_log(log_states: LogStates, lines: bytes, at: str) -> bytes:
+def compose_log(log_states: LogStates, lines: bytes, written_at: str) -> bytes:
     """Return a complete log of the next generation: head state twice, lines, end state."""
     head, end = states.copy_state(log_states.head), states.copy_state(log_states.end)
     first_seq, next_seq, tail = log_states.first_seq, log_states.next_seq, log_states.tail
     head.generation = end.generation = end.generation + 1
     parts = [
-        control_line("state", first_seq, at, head),
-        control_line("state", first_seq, at, head, joined=True),
-        without_states(lines),
+        control_line("state", first_seq, written_at, head),
+        control_line("state", first_seq, written_at, head, joined=True),
+        remove_states(lines),
     ]
     if tail is not None:
-        parts.append(void_line(tail, at))
+        parts.append(void_line(tail, written_at))
         states.apply_void(end, tail.as_void())
         next_seq = tail.next_seq
     elif lines and not lines.endswith(b"\n"):
         parts.append(b"\n")
-    parts.append(control_line("state", next_seq, at, end))
+    parts.append(control_line("state", next_seq, written_at, end))
     return b"".join(parts)
 
 
@@ -163,7 +164,7 @@ def replace_log(log: Log, text: bytes) -> None:
 # The second step also does nothing if the floor no longer covers the archived messages.
 # A crash between the two steps leaves the log unchanged, and an archive that no state names.
 
-NOTHING_ARCHIVED = Compacted(archived=0, bytes_before=0, bytes_after=0)
+NOTHING_ARCHIVED = CompactionResult(archived=0, bytes_before=0, bytes_after=0)
 
 
 class PreparedArchive(Struct, frozen=True):
@@ -171,7 +172,7 @@ class PreparedArchive(Struct, frozen=True):
 
     uid: str
     generation: int
-    cut_offset: int
+    live_offset: int
     """Offset of the first line that stays in the live log."""
     archive: Archive
     states: LogStates
@@ -179,10 +180,10 @@ class PreparedArchive(Struct, frozen=True):
     message_count: int
 
 
-def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
-    """Return the end offset of the lines up to the floor, their last seq and number of messages."""
-    offset = cut = cut_seq = cut_count = seen_count = newest_seq = 0
-    for line in lines_of(text):
+def find_archive_end(text: bytes, floor: int) -> tuple[int, int, int]:
+    """Return the end offset, last seq and number of messages of the lines up to the floor."""
+    offset = archive_end = archived_seq = archived_count = seen_count = newest_seq = 0
+    for line in lines_with_newlines(text):
         offset += len(line)
         record = parse_line(line.removesuffix(b"\n"))
         if not isinstance(record, Message):
@@ -195,57 +196,59 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
         seen_count += 1
         part = batch_position(record)
         if part is None or part[0] == part[1]:
-            cut, cut_seq, cut_count = offset, record.seq, seen_count
-    return cut, cut_seq, cut_count
+            archive_end, archived_seq, archived_count = offset, record.seq, seen_count
+    return archive_end, archived_seq, archived_count
 
 
 def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
-    """Write the archive; return None if no message is to be moved. Raises OSError."""
+    """Write the archive; return None if there is no message to move. Raises OSError."""
     with log.mutex:
         log.check_record_kinds()
         state, size = states.copy_state(log.known_state()), log.end_offset
-        first = log.first_live()
+        first = log.first_live_seq()
     if state.floor < first:
         return None
     text = log.read_bytes(0, size)
-    cut, last, count = find_cut(text, state.floor)
-    if cut == 0:
+    archive_end, last, count = find_archive_end(text, state.floor)
+    if archive_end == 0:
         return None
     reference = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # Hidden lines are on the disk: the change that hides lines is written after their sync.
-    lines = text[:cut]
+    # Hidden lines are on the disk: they were synced before the change that hides them was written.
+    lines = text[:archive_end]
     log_states = replay(lines, state, proven=True)
     # guard: archive-chain-twice
-    if not any(record.body.archive == state.archive for record in states_in(lines)):
+    if not any(record.body.archive == state.archive for record in intact_states(lines)):
         # All states that name the previous archive are damaged: add a state, to keep the chain.
         lines = control_line("state", first, state.created, log_states.head) + lines
     archive.write_archive(folder, reference.name, [lines])
-    return PreparedArchive(state.uid, state.generation, cut, reference, log_states, count)
+    return PreparedArchive(state.uid, state.generation, archive_end, reference, log_states, count)
 
 
-def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted:
+def finish_compaction(log: Log, prepared: PreparedArchive, now: str) -> CompactionResult:
     """Replace the live file by a file without the archived lines. Raises OSError.
 
     The caller holds the append lock and drops the log afterwards.
     """
     with log.mutex:
         log.check_record_kinds()
-        end = log.state_if_any()
-        if end is None:
+        end_state = log.state_if_any()
+        if end_state is None:
             return NOTHING_ARCHIVED
         tokens = log.tokens_upto(prepared.archive.last)
         next_seq, tail, size = log.next_seq, log.tail, log.size
-    is_replaced = (end.uid, end.generation) != (prepared.uid, prepared.generation)
-    if is_replaced or end.floor < prepared.archive.last:  # guard: floor-checked-before-rename
+    is_replaced = (end_state.uid, end_state.generation) != (prepared.uid, prepared.generation)
+    if is_replaced or end_state.floor < prepared.archive.last:  # guard: floor-checked-before-rename
         return NOTHING_ARCHIVED
-    head = states.copy_state(prepared.states.end)
-    head.archive = end.archive = prepared.archive
-    head.tokens = end.tokens = tokens  # guard: compaction-keeps-tokens
-    head.generation = end.generation
-    log_states = LogStates(head, prepared.states.next_seq, end, next_seq, tail)
-    text = compose_log(log_states, log.read_bytes(prepared.cut_offset, size), at)
+    head_state = states.copy_state(prepared.states.end)
+    head_state.archive = end_state.archive = prepared.archive
+    head_state.tokens = end_state.tokens = tokens  # guard: compaction-keeps-tokens
+    head_state.generation = end_state.generation
+    log_states = LogStates(head_state, prepared.states.next_seq, end_state, next_seq, tail)
+    text = compose_log(log_states, log.read_bytes(prepared.live_offset, size), now)
     replace_log(log, text)
-    return Compacted(archived=prepared.message_count, bytes_before=size, bytes_after=len(text))
+    return CompactionResult(
+        archived=prepared.message_count, bytes_before=size, bytes_after=len(text)
+    )
 
 
 # --- purge -----------------------------------------------------------------------------------
@@ -259,8 +262,9 @@ class PreparedPurge(Struct, frozen=True):
     """New archives of a log, written but not yet named by any state."""
 
     replaced_archive: Archive | None
-    """The newest of the archives that the new archives replace."""
+    """Newest archive before the purge."""
     newest: Archive | None
+    """Newest of the new archives; None if there is none."""
     new_names: frozenset[str]
     """Names of all new archives."""
 
@@ -271,33 +275,37 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
     The caller holds the lock of the archive folder, so no other process changes the archives.
     Raises OSError, DamagedStore.
     """
-    archives: list[Archive] = []
+    new_archives: list[Archive] = []
     reference = state.archive
     while reference is not None and reference.last >= before:
         text = archive.read_archive_text(directory, state.uid, reference)
-        first_state = next(states_in(text), None)
+        first_state = next(intact_states(text), None)
         previous = first_state.body.archive if first_state is not None else None
         if previous is not None and not archive.is_before(previous, reference):
             previous = None
-        _check_chain(directory, state, reference, previous, before)
+        _check_archive_chain(directory, state, reference, previous, before)
         head = states.blank_state(state.key, state.uid, state.generation, state.created)
         head.purged = state.purged
         head.archive = _replacement_archive(previous, state, before)
-        copy = _replacement_archive(reference, state, before)
-        if copy is not None:
-            line = control_line("state", copy.first, state.created, head)
+        new_archive = _replacement_archive(reference, state, before)
+        if new_archive is not None:
+            state_line = control_line("state", new_archive.first, state.created, head)
             archive.write_archive(
-                folder, copy.name, [line, remaining_lines(text, before, states.missing_seqs(state))]
+                folder,
+                new_archive.name,
+                [state_line, remaining_lines(text, before, states.missing_seqs(state))],
             )
-            archives.append(copy)
+            new_archives.append(new_archive)
         reference = previous
     return PreparedPurge(
-        state.archive, archives[0] if archives else None, frozenset(item.name for item in archives)
+        state.archive,
+        new_archives[0] if new_archives else None,
+        frozenset(item.name for item in new_archives),
     )
 
 
 def _replacement_archive(reference: Archive | None, state: State, before: int) -> Archive | None:
-    """Return the new archive for `reference`; None if none of its messages is kept."""
+    """Return the archive that replaces `reference`; None if no message of `reference` is kept."""
     if reference is None or reference.last < before:
         return None
     first = max(reference.first, before)
@@ -306,7 +314,7 @@ def _replacement_archive(reference: Archive | None, state: State, before: int) -
     return Archive(name=name, first=first, last=reference.last)
 
 
-def _check_chain(
+def _check_archive_chain(
     directory: Directory, state: State, reference: Archive, previous: Archive | None, before: int
 ) -> None:
     """Raise DamagedStore if the previous archive holds messages to keep and cannot be found."""
@@ -322,7 +330,7 @@ def _check_chain(
 
 
 def finish_purge(
-    log: Log, prepared: PreparedPurge, before: int, complete_step: Callable[[Undo], Undo], at: str
+    log: Log, prepared: PreparedPurge, before: int, complete_step: Callable[[Undo], Undo], now: str
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
@@ -331,52 +339,57 @@ def finish_purge(
     """
     with log.mutex:
         log.check_record_kinds()
-        state, end = log.settled_state()
-        consumed = log.end_offset
+        state, last_seq = log.settled_state()
+        end_offset = log.end_offset
         tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
     if state.archive != prepared.replaced_archive:
         return None
-    after = states.decide_purge(state, end, before, complete_step)
-    after.archive = prepared.newest
-    after.tokens = [token for token in tokens if token.first >= before]
-    first_seq = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
-    lines = _change_lines(after, first_seq, complete_step, at)
-    lines += remaining_lines(log.read_bytes(0, consumed), before, states.missing_seqs(after))
-    replace_log(log, compose_log(LogStates(after, first_seq, after, end + 1), lines, at))
-    return spans.clipped(states.present_seqs(state, end), 1, before - 1)
+    purged_state = states.decide_purge(state, last_seq, before, complete_step)
+    purged_state.archive = prepared.newest
+    purged_state.tokens = [token for token in tokens if token.first >= before]
+    first_seq = 1 + (
+        prepared.newest.last if prepared.newest is not None else min(before - 1, last_seq)
+    )
+    lines = _undo_lines(purged_state, first_seq, complete_step, now)
+    lines += remaining_lines(
+        log.read_bytes(0, end_offset), before, states.missing_seqs(purged_state)
+    )
+    log_states = LogStates(purged_state, first_seq, purged_state, last_seq + 1)
+    replace_log(log, compose_log(log_states, lines, now))
+    return spans.clipped(states.present_seqs(state, last_seq), 1, before - 1)
 
 
-def _change_lines(state: State, seq: int, complete_step: Callable[[Undo], Undo], at: str) -> bytes:
-    """Return the lines of changes that hold the undo steps too long for the state."""
+def _undo_lines(state: State, seq: int, complete_step: Callable[[Undo], Undo], now: str) -> bytes:
+    """Return the change records with the undo steps that are too long for the state."""
     lines = []
-    for entry in state.undo:
-        if entry.elsewhere:
+    for step in state.undo:
+        if step.elsewhere:
             change = states.change_of_step(
-                complete_step(entry), floor=state.floor, hidden=state.hidden
+                complete_step(step), floor=state.floor, hidden=state.hidden
             )
-            lines.append(control_line("change", seq, at, change, joined=True))
+            lines.append(control_line("change", seq, now, change, joined=True))
     return b"".join(lines)
 
 
 def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes:
-    """Return the lines of the messages from seq `before` on, except the seqs in `excluded`."""
+    """Return the lines of messages with the seq `before` or a later one, unless in `excluded`."""
     _, damaged = read_records(text, offset=0)
     damaged_offsets = {part.offset for part in damaged if not part.is_void}
     lines: list[bytes] = []
     batch = _KeptBatch()
-    newest = before - 1
+    newest_seq = before - 1
     offset = 0
-    for line in lines_of(text):
+    for line in lines_with_newlines(text):
         record = parse_line(line.removesuffix(b"\n"))
         records = [record] if record is not None else salvage(line)
         for item in records:
             if (
                 isinstance(item, Message)
-                and item.seq > newest
+                and item.seq > newest_seq
                 and not spans.contains(excluded, item.seq)
             ):
-                newest = item.seq
-                lines.append(batch.line_of(item))
+                newest_seq = item.seq
+                lines.append(batch.compose_line(item))
             elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
         if not records and lines and offset in damaged_offsets and line.endswith(b"\n"):
@@ -386,12 +399,12 @@ def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes
 
 
 class _KeptBatch:
-    """Batch that is being copied; decides whether a line stays marked as part of the batch."""
+    """Batch that is being copied; its lines stay marked as a batch if the first line is kept."""
 
     def __init__(self) -> None:
         self._first = 0
 
-    def line_of(self, message: Message) -> bytes:
+    def compose_line(self, message: Message) -> bytes:
         """Return the line of a message.
 
         The line is marked as part of a batch if the batch's first line is kept.

@@ -29,6 +29,7 @@ from stenolog.stores import spans
 
 _seq_of = attrgetter("seq")
 _MIN_LINE_BYTES = 100
+"""Assumed minimum size of a message line, to count the messages in a block of NULs."""
 _CRC_FIELD = b',"crc":"'
 _CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
 """Pattern of a damaged line that held a control record (state, change or void), not a message."""
@@ -48,14 +49,17 @@ class Tail(Struct, frozen=True):
     """End of a log that the next writer must mark as void before it appends."""
 
     bytes: int
-    """Number of bytes at the end of the log that belong to no record; not in `Scan.consumed`."""
+    """Number of bytes after `ScanResult.consumed` that belong to no record."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int
     """Next seq, higher than every seq that may have been acknowledged."""
     seqs: list[Span]
+    """Seqs of the messages to mark as void."""
     lost: list[Span]
+    """Seqs to mark as lost."""
     changes: list[int]
+    """Numbers of the changes to mark as void."""
     has_damaged_lines: bool
     """Whether the bytes include complete damaged lines, which may have been acknowledged."""
 
@@ -69,14 +73,14 @@ class Tail(Struct, frozen=True):
         )
 
 
-def void_line(tail: Tail, at: str) -> bytes:
+def void_line(tail: Tail, written_at: str) -> bytes:
     """Return the line of the void record for a tail, with a newline before it if needed."""
-    line = control_line("void", tail.next_seq, at, tail.as_void())
+    line = control_line("void", tail.next_seq, written_at, tail.as_void())
     return line if tail.ends_line else b"\n" + line
 
 
-class Scan(Struct, frozen=True):
-    """Content of a part of a log."""
+class ScanResult(Struct, frozen=True):
+    """Records and damage that `scan_log` found in a part of a log."""
 
     records: list[Record]
     """Valid records in order, without records that are void or belong to an incomplete batch."""
@@ -91,7 +95,7 @@ class Scan(Struct, frozen=True):
 
 
 def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
-    """Return the last records of a log; None if a record is damaged or a batch incomplete."""
+    """Return the records at the end of a log; None if one is damaged or a batch is incomplete."""
     records = _read_in_order(buffer, next_seq)
     if not records:
         return records
@@ -101,21 +105,21 @@ def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
 
 def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
     """Return the records of complete lines; None if a line is damaged, void or out of order."""
-    lines = count_intact(buffer)
-    if not lines:
-        return None if lines is None else []
+    line_count = count_intact(buffer)
+    if not line_count:
+        return None if line_count is None else []
     try:
         records: list[Record] = decode_lines(buffer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if len(records) != lines:
+    if len(records) != line_count:
         return None
     # Compare all seqs at once: each message uses one seq, any other record has the next seq.
     kinds = list(map(type, records))
-    first = records[0].seq if next_seq is None else next_seq
-    expected = list(accumulate([kind is Message for kind in kinds], initial=first))
-    expected.pop()
-    if VoidRecord in kinds or list(map(_seq_of, records)) != expected:
+    first_seq = records[0].seq if next_seq is None else next_seq
+    expected_seqs = list(accumulate([kind is Message for kind in kinds], initial=first_seq))
+    expected_seqs.pop()
+    if VoidRecord in kinds or list(map(_seq_of, records)) != expected_seqs:
         return None
     return records
 
@@ -129,19 +133,21 @@ def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Dama
     intact_records = _read_in_order(buffer, None)
     if intact_records is not None:
         return intact_records, []
-    lines, rest = _split_lines(buffer)
+    lines, rest_start = _split_lines(buffer)
     records = [record for line in lines for record in line.records]
-    damaged = _damaged_bytes(lines, lines, offset)
-    if rest < len(buffer):
-        damaged.append(DamagedBytes(offset + rest, len(buffer) - rest, False, buffer[rest:]))
+    damaged = _find_damaged_bytes(lines, lines, offset)
+    if rest_start < len(buffer):
+        damaged.append(
+            DamagedBytes(offset + rest_start, len(buffer) - rest_start, False, buffer[rest_start:])
+        )
     return records, damaged
 
 
-def can_start_at(buffer: bytes, start: int) -> bool:
+def can_parse_from(buffer: bytes, start: int) -> bool:
     """Return whether parsing may begin with the line at `start`.
 
-    Parsing must not begin between some bytes and the void record that may cover these bytes,
-    because both are parsed together.
+    A void record and the bytes that it covers must be parsed together, so parsing must not begin
+    between them.
     """
     record = parse_line(buffer[start : buffer.find(b"\n", start)])
     return record is not None and not isinstance(record, VoidRecord)
@@ -171,7 +177,7 @@ class _Line(Struct):
     """Text of the line, if the line is not exactly one intact record; otherwise empty."""
 
 
-def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
+def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> ScanResult:
     """Parse a part of a log that begins at the start of a line.
 
     `offset` is the position of the part, `next_seq` the next expected seq. Normally the part ends
@@ -182,35 +188,35 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     voids = [r.body for line in lines for r in line.records if isinstance(r, VoidRecord)]
     void_seqs = spans.union(*(void.seqs + void.lost for void in voids)) if voids else []
     void_changes = {number for void in voids for number in void.changes}
-    last_intact = max((i for i, line in enumerate(lines) if line.records), default=-1)
+    last_intact_line = max((i for i, line in enumerate(lines) if line.records), default=-1)
     unjoined_lines = [i for i, line in enumerate(lines) if not all(map(is_joined, line.records))]
-    proven_lines = len(lines) if proven else max(unjoined_lines, default=-1)
-    batches = _Batches(void_seqs, void_changes)
-    for index, line in enumerate(lines[: last_intact + 1]):
+    first_unproven_line = len(lines) if proven else max(unjoined_lines, default=-1)
+    batches = _BatchSorter(void_seqs, void_changes)
+    for index, line in enumerate(lines[: last_intact_line + 1]):
         if line.damaged_text and not line.records:
-            batches.add_damage()
+            batches.add_damaged_line()
         for record in line.records:
-            batches.add_record(record, index, proven=index < proven_lines)
-    batches.close_batch(broken=last_intact + 1 < len(lines), proven=proven)
+            batches.add_record(record, index, proven=index < first_unproven_line)
+    batches.close_batch(ended=last_intact_line + 1 < len(lines), proven=proven)
 
     kept, dropped = batches.kept_records, batches.dropped_records
     if batches.open_batch_start is not None:
-        last_intact = batches.open_batch_start - 1
+        last_intact_line = batches.open_batch_start - 1
     end_seq, lost, duplicate_ids = _find_gaps(kept + dropped, next_seq, void_seqs)
     duplicate_lines = {index for index, record in kept if id(record) in duplicate_ids}
     kept = [(index, record) for index, record in kept if id(record) not in duplicate_ids]
     kept.sort(key=lambda pair: pair[0])
-    later_lines = lines[last_intact + 1 :]
-    consumed = lines[last_intact].stop if last_intact >= 0 else 0
-    damaged = _damaged_bytes(lines[: last_intact + 1], lines, offset)
+    tail_lines = lines[last_intact_line + 1 :]
+    consumed = lines[last_intact_line].stop if last_intact_line >= 0 else 0
+    damaged = _find_damaged_bytes(lines[: last_intact_line + 1], lines, offset)
     # A duplicated message counts once, and the second copy is reported.
     for line in (lines[index] for index in sorted(duplicate_lines)):
         text = buffer[line.start : line.stop]
         damaged.append(DamagedBytes(offset + line.start, len(text), False, text))
-    tail = _find_tail(buffer, later_lines, consumed, end_seq, batches)
+    tail = _find_tail(buffer, tail_lines, consumed, end_seq, batches)
     if tail is not None:
-        damaged += _damaged_bytes(later_lines, [], offset)
-    return Scan(
+        damaged += _find_damaged_bytes(tail_lines, [], offset)
+    return ScanResult(
         records=[record for _, record in kept],
         consumed=consumed,
         ends_line=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
@@ -242,7 +248,7 @@ def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
     return lines, len(buffer)
 
 
-class _Batches:
+class _BatchSorter:
     """Sorter that decides, batch by batch, which records are valid."""
 
     def __init__(self, void_seqs: Sequence[Span], void_changes: set[int]) -> None:
@@ -258,51 +264,62 @@ class _Batches:
         self._has_damage = False
         """Whether a damaged line follows a line of the open batch."""
 
-    def add_damage(self) -> None:
+    def add_damaged_line(self) -> None:
         """Record a damaged line, which may have belonged to the open batch."""
         self._has_damage = bool(self._open_batch)
 
-    def add_record(self, record: Record, index: int, *, proven: bool) -> None:
-        """Add the next intact record, from the line with this index."""
+    def add_record(self, record: Record, line_index: int, *, proven: bool) -> None:
+        """Add the next intact record. `proven` means that its line was synced."""
         part = batch_position(record)
-        if self._open_batch and not self._continues(record, part):
-            self.close_batch(broken=True, proven=proven or not is_joined(record))
+        if self._open_batch and not self._continues_batch(record, part):
+            self.close_batch(ended=True, proven=proven or not is_joined(record))
         if part is None:
             target = self.dropped_records if self._is_void(record) else self.kept_records
-            target.append((index, record))
+            target.append((line_index, record))
             return
-        self._open_batch.append((index, record))
+        self._open_batch.append((line_index, record))
         if part[0] == part[1]:
-            self.close_batch(broken=True, proven=proven)
+            self.close_batch(ended=True, proven=proven)
 
-    def close_batch(self, *, broken: bool, proven: bool) -> None:
-        """Close the open batch; with `broken`, no writer can still be writing the batch."""
+    def close_batch(self, *, ended: bool, proven: bool) -> None:
+        """Decide which records of the open batch are valid.
+
+        `ended` means that no writer is still writing the batch. `proven` means that the batch was
+        synced.
+        """
         batch, self._open_batch = self._open_batch, []
         has_damage, self._has_damage = self._has_damage, False
         if not batch:
             return
-        first = batch_position(batch[0][1]) or (1, 1)
-        if len(batch) == first[1]:
+        first_part = batch_position(batch[0][1]) or (1, 1)
+        if len(batch) == first_part[1]:
             self.kept_records += [pair for pair in batch if not self._is_void(pair[1])]
             self.dropped_records += [pair for pair in batch if self._is_void(pair[1])]
         elif all(self._is_void(record) for _, record in batch):
             self.dropped_records += batch
         elif proven:
             self.kept_records += batch
-        elif broken or has_damage or first[0] > 1:
+        elif ended or has_damage or first_part[0] > 1:
             self.dropped_records += batch
             self.unproven += [record for _, record in batch]
         else:
             self.open_batch_start = batch[0][0]  # guard: open-batch-hidden
 
-    def _continues(self, record: Record, part: Span | None) -> bool:
+    def _continues_batch(self, record: Record, part: Span | None) -> bool:
         previous = self._open_batch[-1][1]
-        place = batch_position(previous)
-        if part is None or place is None or part[1] != place[1] or part[0] <= place[0]:
+        previous_part = batch_position(previous)
+        if (
+            part is None
+            or previous_part is None
+            or part[1] != previous_part[1]
+            or part[0] <= previous_part[0]
+        ):
             return False
-        steps = part[0] - place[0]
+        distance = part[0] - previous_part[0]
         # A change counts as a line of the batch but uses no seq.
-        return record.seq - previous.seq == (steps if isinstance(previous, Message) else steps - 1)
+        return record.seq - previous.seq == (
+            distance if isinstance(previous, Message) else distance - 1
+        )
 
     def _is_void(self, record: Record) -> bool:
         if isinstance(record, Message):
@@ -313,23 +330,23 @@ class _Batches:
 def _find_gaps(
     records: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
 ) -> tuple[int, list[Span], set[int]]:
-    """Return the next seq, the missing seqs, and the ids of duplicate records."""
-    expected = next_seq
+    """Return the next seq, the missing seqs, and the `id()` of each duplicate record."""
+    expected_seq = next_seq
     gaps: list[Span] = []
     duplicate_ids: set[int] = set()
     for _, record in sorted(records, key=lambda pair: pair[0]):
-        if record.seq > expected:
-            gaps.append((expected, record.seq - 1))
-            expected = record.seq
+        if record.seq > expected_seq:
+            gaps.append((expected_seq, record.seq - 1))
+            expected_seq = record.seq
         if isinstance(record, Message):
-            if record.seq < expected:
+            if record.seq < expected_seq:
                 duplicate_ids.add(id(record))
             else:
-                expected = record.seq + 1
-    return expected, spans.minus(spans.union(gaps), void_seqs), duplicate_ids
+                expected_seq = record.seq + 1
+    return expected_seq, spans.minus(spans.union(gaps), void_seqs), duplicate_ids
 
 
-def _damaged_bytes(
+def _find_damaged_bytes(
     lines: list[_Line], lines_with_voids: list[_Line], offset: int
 ) -> list[DamagedBytes]:
     """Return the damaged lines. A void record in `lines_with_voids` may cover a damaged line."""
@@ -347,28 +364,28 @@ def _damaged_bytes(
 
 
 def _find_tail(
-    buffer: bytes, lines: list[_Line], consumed: int, expected: int, batches: _Batches
+    buffer: bytes, lines: list[_Line], consumed: int, expected_seq: int, batches: _BatchSorter
 ) -> Tail | None:
     """Return the tail that must be marked as void; None if the log ends properly."""
     # A batch without its last lines was never acknowledged.
     open_records = [record for line in lines for record in line.records]
     seqs = spans.from_seqs(r.seq for r in open_records if isinstance(r, Message))
     lost = spans.from_seqs(r.seq for r in batches.unproven if isinstance(r, Message))
-    if open_records and open_records[0].seq > expected:
-        lost = spans.union(lost, [(expected, open_records[0].seq - 1)])
+    if open_records and open_records[0].seq > expected_seq:
+        lost = spans.union(lost, [(expected_seq, open_records[0].seq - 1)])
     changes = [
         r.body.number for r in [*batches.unproven, *open_records] if isinstance(r, ChangeRecord)
     ]
-    next_seq = max([expected, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
-    lost_count = _max_messages([line.damaged_text for line in lines if not line.records])
+    next_seq = max([expected_seq, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
+    lost_count = _max_lost_messages([line.damaged_text for line in lines if not line.records])
     if lost_count:
         lost = spans.union(lost, [(next_seq, next_seq + lost_count - 1)])
         next_seq += lost_count
-    remaining = len(buffer) - consumed
-    if not remaining and not lost and not seqs and not changes:
+    remaining_bytes = len(buffer) - consumed
+    if not remaining_bytes and not lost and not seqs and not changes:
         return None
     return Tail(
-        bytes=remaining,
+        bytes=remaining_bytes,
         ends_line=buffer.endswith(b"\n"),
         next_seq=next_seq,
         seqs=seqs,
@@ -378,24 +395,24 @@ def _find_tail(
     )
 
 
-def _max_messages(damaged: list[bytes]) -> int:
+def _max_lost_messages(damaged_lines: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
     If a byte turned into a newline, the damage has split a line. If a block reads as NUL, the
     damage has joined lines.
     """
-    possible_messages = [text for text in damaged if not _CONTROL_RECORD.match(text)]
+    possible_messages = [line for line in damaged_lines if not _CONTROL_RECORD.match(line)]
     if not possible_messages:
         return 0
     text = b"\n".join(possible_messages)
     return max(1, text.count(_CRC_FIELD), text.count(0) // _MIN_LINE_BYTES)
 
 
-def lines_of(text: bytes) -> list[bytes]:
+def lines_with_newlines(text: bytes) -> list[bytes]:
     """Return the lines with their newlines; the last line may lack its newline."""
     *lines, rest = text.split(b"\n")
-    terminated = [line + b"\n" for line in lines]
-    return [*terminated, rest] if rest else terminated
+    complete_lines = [line + b"\n" for line in lines]
+    return [*complete_lines, rest] if rest else complete_lines
 
 
 def may_be_torn_log(buffer: bytes) -> bool:
@@ -407,7 +424,7 @@ def may_be_torn_log(buffer: bytes) -> bool:
 
 
 def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | UnknownRecord] | None:
-    """Return the last intact state record of a buffer, and the offset of its line.
+    """Return the offset of the last intact state in a buffer, and its record.
 
     `at_start` means that the buffer begins at the start of a line.
     """

@@ -1,4 +1,4 @@
-"""List the sessions of a folder, by file name and by reading the first records of a file."""
+"""List the sessions of a folder: by file name, or by the first records of a file."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.locks import ThreadLock
 
-_HEAD_BYTES: Final = 4 * 1024
+_FIRST_CHUNK_BYTES: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
 """Pattern of file names that are decoded in bulk; other names are decoded one by one."""
@@ -32,21 +32,21 @@ def list_keys(
     for name in directory.list_names():
         key = file_names.key_of_log(name)
         if key is None and file_names.has_long_key(name):
-            key = _key_inside(directory, name)
+            key = _key_in_file(directory, name)
         if key is not None and key.startswith(prefix):
             candidates.append((key.encode(), name))
     candidates.sort()
-    start = b"" if after is None else after.encode("utf-8", "surrogatepass")
+    start_key = b"" if after is None else after.encode("utf-8", "surrogatepass")
     keys: list[str] = []
     for raw_key, name in candidates:
         if limit is not None and len(keys) >= limit:
             break
-        if raw_key > start and _key_inside(directory, name) == raw_key.decode():
+        if raw_key > start_key and _key_in_file(directory, name) == raw_key.decode():
             keys.append(raw_key.decode())
     return keys
 
 
-def _key_inside(directory: Directory, name: str) -> str | None:
+def _key_in_file(directory: Directory, name: str) -> str | None:
     """Return the key of the session in a file; None if the file holds no session."""
     try:
         descriptor = directory.open_log(name)
@@ -63,7 +63,8 @@ def _key_inside(directory: Directory, name: str) -> str | None:
 
 
 def _read_key(descriptor: int, name: str) -> str | None:
-    length = _HEAD_BYTES
+    """Return the key in the first state of an open file; None if the file holds no session."""
+    length = _FIRST_CHUNK_BYTES
     while True:
         text = os.pread(descriptor, length, 0)
         is_whole_file = len(text) < length
@@ -82,7 +83,7 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether a process may have been killed right after it wrote this first state."""
+    """Return whether the record is the state of a new log, before any message or change."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -119,15 +120,15 @@ class StampCache:
 
         Empty files and files whose names are not log names are left out. No file is opened, because
         opening ten thousand files is too slow. So the result may include logs of other programs and
-        unfinished logs. Reading one of these logs reports the error.
+        unfinished logs.
         """
         with self._mutex, system_errors(f"listing {self._directory.path}"):
             changed_names = self._watch.changed_names() if self._watch is not None else None
             try:
                 if changed_names is None:
-                    self._stat_all()
+                    self._update_all_stamps()
                 for name in changed_names or ():
-                    self._stat_one(name)
+                    self._update_stamp(name)
             except BaseException:
                 self._end_watch()
                 raise
@@ -144,7 +145,7 @@ class StampCache:
             # Close the watch now: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
-    def _stat_all(self) -> None:
+    def _update_all_stamps(self) -> None:
         directory = self._directory
         self._end_watch()
         # A command that lists once needs no watch.
@@ -153,7 +154,7 @@ class StampCache:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
         self._listing_count += 1
-        stamps_by_name: dict[str, str] = {}
+        stamps_by_key: dict[str, str] = {}
         names = directory.list_names()
         self._decode_names(names)
         folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
@@ -165,8 +166,8 @@ class StampCache:
                 except FileNotFoundError:
                     continue
                 if status.st_size and is_file(status.st_mode):
-                    stamps_by_name[key] = f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-        self._stamps = stamps_by_name
+                    stamps_by_key[key] = f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+        self._stamps = stamps_by_key
 
     def _decode_names(self, names: list[str]) -> None:
         """Decode all file names of the most frequent form at once."""
@@ -179,7 +180,7 @@ class StampCache:
         lines = "".join([f"{key}{file_names.LOG_SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
 
-    def _stat_one(self, name: str) -> None:
+    def _update_stamp(self, name: str) -> None:
         key = self._key_of_file(name)
         if key is None:
             return
@@ -195,7 +196,7 @@ class StampCache:
             return self._keys[name]
         key = file_names.key_of_log(name)
         if key is None and file_names.has_long_key(name):
-            key = _key_inside(self._directory, name)
+            key = _key_in_file(self._directory, name)
             if key is None or file_names.log_name(key) != name:
                 return None  # not cached, because the file may become a session later
         self._keys[name] = key
@@ -210,13 +211,14 @@ class StampCache:
 # Other operating systems, and file systems that other machines may change, provide no events.
 # Events are incomplete after an overflow of the event queue, and after the folder was moved.
 
+# Flags of inotify(7):
 _MODIFY, _ATTRIB = 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
 _ONLY_FOLDERS: Final = 0x1000000
 _FILE_EVENTS: Final = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _FOLDER_EVENTS: Final = _DELETE_SELF | _MOVE_SELF
-_ALL_MAY_HAVE_CHANGED: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
+_INCOMPLETE_EVENTS: Final = _FOLDER_EVENTS | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT_STRUCT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
 
@@ -227,7 +229,7 @@ _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC
 
 
 class FolderWatch:
-    """Events of one folder since the watch was created."""
+    """Watch of one folder, which reports the files that changed since the last call."""
 
     def __init__(self, folder: int) -> None:
         """Start the watch; `folder` is a descriptor. Raises OSError if watches are unavailable."""
@@ -250,15 +252,15 @@ class FolderWatch:
         path = f"/proc/self/fd/{folder}".encode()
         mask = _FILE_EVENTS | _FOLDER_EVENTS | _ONLY_FOLDERS
         if libc.inotify_add_watch(self._events, path, ctypes.c_uint32(mask)) < 0:
-            code = ctypes.get_errno()
+            error_code = ctypes.get_errno()
             self.close()
-            raise OSError(code, "inotify_add_watch")
+            raise OSError(error_code, "inotify_add_watch")
         self._mutex = threading.Lock()
 
     def changed_names(self) -> set[str] | None:
-        """Return the names of files that changed since the last call; None if any file may have.
+        """Return the names of the files that changed since the last call.
 
-        If the result is None, the watch must be replaced.
+        Return None if any file may have changed. After None, the watch must be replaced.
         """
         # A forked child shares the event queue: the parent would miss the events the child reads.
         if os.getpid() != self._process or self._events < 0:
@@ -282,12 +284,12 @@ class FolderWatch:
 
 
 def _add_names(events: bytes, names: set[str]) -> bool:
-    """Add the names of these events; return False if an event is not about a single file."""
+    """Add the file names in these events; return False if events may be missing."""
     offset = 0
     while offset < len(events):
         _, mask, _, length = _EVENT_STRUCT.unpack_from(events, offset)
         offset += _EVENT_STRUCT.size
-        if mask & _ALL_MAY_HAVE_CHANGED:
+        if mask & _INCOMPLETE_EVENTS:
             return False
         names.add(os.fsdecode(events[offset : offset + length].rstrip(b"\0")))
         offset += length

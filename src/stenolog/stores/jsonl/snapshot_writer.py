@@ -50,7 +50,7 @@ _BLOCK_BYTES: Final = 1024 * 1024
 _MAX_UNPUBLISHED: Final = 64
 """Maximum number of new files that are open at once."""
 _MAX_PARALLEL_SYNCS: Final = 16
-"""Number of files that are synced at the same time, because disks combine parallel syncs."""
+"""Number of files that are synced at the same time; disks combine parallel syncs."""
 _COMPRESSION_LEVEL: Final = 1
 """Compression level of archives: fast rather than small."""
 
@@ -59,7 +59,7 @@ _TEMPORARY_NAME: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
 class JSONLSnapshotWriter:
-    """Writer of copies into one folder."""
+    """Writer of session copies into one folder of logs."""
 
     def __init__(
         self, logs: OpenLogCache, lifecycle: Lifecycle, cache: snapshots.SnapshotCache
@@ -74,10 +74,13 @@ class JSONLSnapshotWriter:
 
     @contextmanager
     def writing(self) -> Iterator["JSONLSnapshotWriter"]:
-        """Write copies, which are durable when the `with` ends. Raises NotStored, MaybeStored."""
+        """Yield this writer. Its copies are durable when the `with` ends.
+
+        Raises NotStored, MaybeStored.
+        """
         try:
             self._directory.sync_renames()
-            self._clean_up()
+            self._remove_interrupted_copies()
             self._deleted_uids = {entry.uid for entry in trash.list_entries(self._directory)}
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
@@ -113,13 +116,15 @@ class JSONLSnapshotWriter:
         new_file = _NewFile(self._directory, snapshot.uid)
         try:
             generation = self._replaced_generation(snapshot, instead_of) + 1 if instead_of else 1
-            archives = _write_snapshot(new_file.descriptor, snapshot, messages, generation, folder)
+            archive_names = _write_snapshot(
+                new_file.descriptor, snapshot, messages, generation, folder
+            )
             if not instead_of and snapshot.deleted is None and folder is None:
                 self._unpublished.append((snapshot, new_file))
             else:
                 sync_file(new_file.descriptor)
                 if instead_of:
-                    self._replace_copy(snapshot, new_file, instead_of, folder, archives)
+                    self._replace_copy(snapshot, new_file, instead_of, folder, archive_names)
                 else:
                     self._publish_file(snapshot, new_file)
                 new_file.close()
@@ -154,7 +159,7 @@ class JSONLSnapshotWriter:
     def _check_replaceable(self, snapshot: Snapshot, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the write must fail; checked without a lock."""
         if instead_of:
-            if snapshots.stamp_of(self._directory, _path_of_stamp(instead_of)) != instead_of:
+            if snapshots.stamp_of(self._directory, _path_in_stamp(instead_of)) != instead_of:
                 raise _changed_error(snapshot)
         elif snapshot.uid in self._deleted_uids:
             raise SessionExists(
@@ -169,7 +174,7 @@ class JSONLSnapshotWriter:
 
     def _replaced_generation(self, snapshot: Snapshot, instead_of: str) -> int:
         """Return the generation of the copy to be replaced."""
-        with self._open_copy(snapshot, _path_of_stamp(instead_of), hold=False) as log, log.mutex:
+        with self._open_copy(snapshot, _path_in_stamp(instead_of), hold=False) as log, log.mutex:
             return log.known_state().generation
 
     @contextmanager
@@ -189,8 +194,8 @@ class JSONLSnapshotWriter:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if snapshot.deleted is not None:
             with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
-                if not new_file.link(_deleted_name(snapshot), folder):
-                    new_file.rename(_deleted_name(snapshot), folder)
+                if not new_file.link(_trash_name(snapshot), folder):
+                    new_file.rename(_trash_name(snapshot), folder)
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)
@@ -211,11 +216,14 @@ class JSONLSnapshotWriter:
         new_file: "_NewFile",
         instead_of: str,
         folder: int | None,
-        archives: frozenset[str],
+        archive_names: frozenset[str],
     ) -> None:
         """Give a new file its final name, and remove the replaced copy."""
         note = _ReplacementNote(
-            snapshot.key, snapshot.uid, old_path=_path_of_stamp(instead_of), path=_path_of(snapshot)
+            snapshot.key,
+            snapshot.uid,
+            old_path=_path_in_stamp(instead_of),
+            path=_copy_path(snapshot),
         )
         has_note = folder is not None or note.has_new_path
         if has_note:
@@ -231,18 +239,18 @@ class JSONLSnapshotWriter:
                 self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
                 self._delete_durably(note.old_path)  # guard: moved-copy-removed
             else:
-                # A killed process left this file: a running process would still lock the log.
+                # Only a killed process leaves this file: a running process still locks the log.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new_file.rename(note.path, self._directory.descriptor)
                 self._sync_folder_of(note.path)
         if folder is not None:
-            archive.delete_others(folder, archives)
+            archive.delete_except(folder, archive_names)
         if has_note:
             self._delete_note(snapshot.uid)
 
     def _delete_durably(self, path: str) -> None:
-        """Delete a file durably."""
+        """Delete the file at this path, and sync its folder."""
         os.unlink(path, dir_fd=self._directory.descriptor)
         self._sync_folder_of(path)
 
@@ -255,13 +263,13 @@ class JSONLSnapshotWriter:
 
     # --- after a copy was interrupted --------------------------------------------------------
 
-    def _clean_up(self) -> None:
-        """Remove the files of an interrupted copy. Raises OSError, StoreBusy."""
+    def _remove_interrupted_copies(self) -> None:
+        """Remove the files of interrupted copies. Raises OSError, StoreBusy."""
         for name in self._directory.list_names():
             if _TEMPORARY_NAME.fullmatch(name):
                 self._remove_unlocked(name)
             elif _NOTE_NAME.fullmatch(name):
-                self._finish_interrupted(name)
+                self._finish_replacement(name)
 
     def _remove_unlocked(self, name: str) -> None:
         """Remove a temporary file unless another process is writing to it."""
@@ -276,7 +284,7 @@ class JSONLSnapshotWriter:
             finally:
                 descriptor.close()
 
-    def _finish_interrupted(self, name: str) -> None:
+    def _finish_replacement(self, name: str) -> None:
         """Remove the replaced copy that a note names, and archives that no state names."""
         try:
             note = _parse_note((self._directory.path / name).read_bytes())
@@ -293,15 +301,15 @@ class JSONLSnapshotWriter:
             paths = [note.path, note.old_path] if note.has_new_path else [note.path]
             logs = []
             for path in paths:
-                opening = snapshots.open_log_at(
+                opened_log = snapshots.open_log_at(
                     self._directory, path, note.uid, until=until, hold=True
                 )
-                if (log := stack.enter_context(opening)) is not None:
+                if (log := stack.enter_context(opened_log)) is not None:
                     logs.append(log)
             if len(logs) > 1 and snapshots.is_untouched(logs[1]):
                 self._delete_durably(note.old_path)
             if folder is not None and logs:
-                archive.delete_others(folder, frozenset(_archives_of(logs[0])))
+                archive.delete_except(folder, frozenset(_archive_names(logs[0])))
         self._delete_note(note.uid)
 
     def _delete_note(self, uid: str) -> None:
@@ -379,7 +387,7 @@ def _note_name(uid: str) -> str:
     return f".{uid}-archives.copy"
 
 
-def _archives_of(log: Log) -> Iterator[str]:
+def _archive_names(log: Log) -> Iterator[str]:
     """Yield the names of the archives of a log."""
     with log.mutex:
         state = states.copy_state(log.known_state())
@@ -414,7 +422,7 @@ class _MessageStream:
         self.next_message = next(self._messages, None)
         """Next message; None at the end."""
 
-    def take(self, seq: int) -> Iterator[Message]:
+    def take_upto(self, seq: int) -> Iterator[Message]:
         """Yield the messages up to this seq, and remove them from the stream."""
         while (message := self.next_message) is not None and message.seq <= seq:
             self.next_message = next(self._messages, None)
@@ -430,15 +438,18 @@ def _write_archive(
     """
     # If no archived message is left, the state still records the last archived seq.
     first = min(stream.next_message.seq, upto) if stream.next_message is not None else upto
-    mark = "" if state.generation == 1 else f".{state.generation}"
-    reference = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
+    generation_suffix = "" if state.generation == 1 else f".{state.generation}"
+    reference = Archive(name=f"{first}-{upto}{generation_suffix}.jsonl.gz", first=first, last=upto)
     head = states.blank_state(state.key, state.uid, state.generation, state.created)
     head.purged = state.purged
     tokens: deque[_TokenMessages] = deque(maxlen=TOKEN_WINDOW)
-    lines = _message_lines(_collect_tokens(stream.take(upto), tokens))
+    lines = _message_lines(_collect_tokens(stream.take_upto(upto), tokens))
     first_line = control_line("state", first, state.created, head)
     archive.write_archive(
-        folder, reference.name, _in_blocks(chain([first_line], lines)), level=_COMPRESSION_LEVEL
+        folder,
+        reference.name,
+        _join_into_blocks(chain([first_line], lines)),
+        level=_COMPRESSION_LEVEL,
     )
     # An idempotency key with missing messages has an empty digest.
     return reference, [
@@ -454,25 +465,27 @@ def _write_log(
     at, end = snapshot.created, snapshot.last_seq + 1
     # Only the states hold the idempotency keys of missing messages.
     state.tokens = [*state.tokens, *snapshot.tokens]
-    head = control_line("state", first, at, state)
-    lines = [head, control_line("state", first, at, state, joined=True)]
+    head_line = control_line("state", first, at, state)
+    lines = [head_line, control_line("state", first, at, state, joined=True)]
     if snapshot.void:
         lines.append(control_line("void", first, at, Void(0, snapshot.void), joined=True))
     for change in changes:
         full_change = replace(change, floor=state.floor, hidden=state.hidden)
         lines.append(control_line("change", first, at, full_change, joined=True))
-    op = f"{snapshots.COPIED} {snapshots.place_hash(snapshot.key, snapshot.deleted)}"
+    op = f"{snapshots.COPIED} {snapshots.location_hash(snapshot.key, snapshot.deleted)}"
     copy_change = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
     last_lines = [
         control_line("state", end, snapshot.updated, state),
         control_line("change", end, snapshot.updated, copy_change, joined=True),
     ]
-    for block in _in_blocks(chain(lines, _message_lines(stream.take(sys.maxsize)), last_lines)):
+    for block in _join_into_blocks(
+        chain(lines, _message_lines(stream.take_upto(sys.maxsize)), last_lines)
+    ):
         write_all(descriptor, block)
 
 
-def _in_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Join lines into blocks."""
+def _join_into_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines joined into larger blocks."""
     block_lines: list[bytes] = []
     size = 0
     for line in lines:
@@ -485,23 +498,23 @@ def _in_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _message_lines(messages: Iterable[Message]) -> Iterator[bytes]:
-    """Yield the line of each message; messages with the same idempotency key form a batch."""
+    """Yield the line of each message; messages of one idempotency key form a batch."""
     batch = (0, 0)
     for message in messages:
         seq, body = message.seq, message.to_json()
         token = token_of(message)
         if token is not None:
             batch = (seq, token[1])
-        place = seq - batch[0] + 1
-        if token is None and place > batch[1]:
+        position = seq - batch[0] + 1
+        if token is None and position > batch[1]:
             yield plain_line(seq, message._at, body)
         else:
-            part = (place, batch[1]) if batch[1] > 1 else None
+            part = (position, batch[1]) if batch[1] > 1 else None
             yield message_line(seq, message._at, body, part=part, once=message._once)
 
 
 _TokenMessages = tuple[str, int, int, list[bytes]]
-"""Idempotency key, number of its messages, their first seq, and their bodies."""
+"""Idempotency key, and the number, first seq and bodies of the messages with this key."""
 
 
 def _collect_tokens(
@@ -521,19 +534,19 @@ def _collect_tokens(
 # --- names -----------------------------------------------------------------------------------
 
 
-def _path_of_stamp(stamp: str) -> str:
+def _path_in_stamp(stamp: str) -> str:
     """Return the path that a change stamp contains, relative to the folder."""
     return stamp.rsplit(":", 3)[0]
 
 
-def _path_of(snapshot: Snapshot) -> str:
+def _copy_path(snapshot: Snapshot) -> str:
     """Return the path for the copy of a session, relative to the folder."""
     if snapshot.deleted is None:
         return file_names.log_name(snapshot.key)
-    return f"{trash.FOLDER}/{_deleted_name(snapshot)}"
+    return f"{trash.FOLDER}/{_trash_name(snapshot)}"
 
 
-def _deleted_name(snapshot: Snapshot) -> str:
+def _trash_name(snapshot: Snapshot) -> str:
     deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
     return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"

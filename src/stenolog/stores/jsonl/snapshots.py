@@ -26,16 +26,17 @@ from stenolog.stores.disk import lock_until, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.scan import lines_of, read_records
+from stenolog.stores.jsonl.scan import lines_with_newlines, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""First word of `op` in the last change of a copy; the second word is a hash of its place."""
+"""First word of `op` in the last change of a copy; the second word is a `location_hash`."""
 
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-_TAIL_BYTES: Final = 64 * 1024
+_LAST_CHUNK_BYTES: Final = 64 * 1024
+"""Bytes at the end of a log that a backward search reads first."""
 
 
 # --- list of sessions ------------------------------------------------------------------------
@@ -46,17 +47,17 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
-        """Change stamp and session of each live log, by file name."""
+        """Change stamp and mark of each live log, by file name; None if it holds no session."""
         self.synced_stamps: set[str] = set()
         """Change stamps of synced logs."""
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
-    """Return every session in the folder by key: first the trash, then the live sessions.
+    """Return a mark for each session: first the deleted, then the live sessions, sorted by key.
 
     Files of other programs and unfinished first writes are skipped.
     """
-    deleted = []
+    deleted_marks = []
     for entry in trash.list_entries(directory):
         problem = ""
         try:
@@ -64,32 +65,36 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         except StoreUnavailable as error:
             key, problem = entry.path, str(error)  # only the unreadable file contains the key
         if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
-            at = timestamp(entry.deleted)
-            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamp, problem=problem)
-            deleted.append(mark)
+            deletion_time = timestamp(entry.deleted)
+            mark = SnapshotMark(
+                key=key, uid=entry.uid, deleted=deletion_time, stamp=stamp, problem=problem
+            )
+            deleted_marks.append(mark)
     marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
         stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamp is not None:
-            cached = cache.marks.get(name)
+            cached_mark = cache.marks.get(name)
             # The stamp does not cover the file mode: the file may have become readable.
-            was_unreadable = cached is not None and cached[1] is not None and cached[1].problem
-            if cached is None or cached[0] != stamp or was_unreadable:
-                cached = stamp, _live_session(directory, name)
-            marks[name] = cached
+            was_unreadable = (
+                cached_mark is not None and cached_mark[1] is not None and cached_mark[1].problem
+            )
+            if cached_mark is None or cached_mark[0] != stamp or was_unreadable:
+                cached_mark = stamp, _read_live_mark(directory, name)
+            marks[name] = cached_mark
     cache.marks = marks
-    live = [mark for _, mark in marks.values() if mark is not None]
-    return sorted(deleted, key=_sort_key) + sorted(live, key=_sort_key)
+    live_marks = [mark for _, mark in marks.values() if mark is not None]
+    return sorted(deleted_marks, key=_sort_key) + sorted(live_marks, key=_sort_key)
 
 
 def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
-    """Return the session in a file of this name, or None."""
+def _read_live_mark(directory: Directory, name: str) -> SnapshotMark | None:
+    """Return the mark of the session in a live log; None if the file holds no session."""
     try:
-        key = file_names.key_of_log(name) or _long_key(directory, name)
+        key = file_names.key_of_log(name) or _read_long_key(directory, name)
         descriptor = None if key is None else directory.open_log(name)
         if key is None or descriptor is None:
             return None
@@ -107,7 +112,7 @@ def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
         return SnapshotMark(key=key, uid="", stamp="", problem=problem)
 
 
-def _long_key(directory: Directory, name: str) -> str | None:
+def _read_long_key(directory: Directory, name: str) -> str | None:
     if not file_names.has_long_key(name):
         return None
     head = trash.read_head_state(directory, name)
@@ -129,7 +134,7 @@ def file_stamp(path: str, status: os.stat_result) -> str:
 
 
 @contextmanager
-def read(
+def read_session(
     directory: Directory,
     mark: SnapshotMark,
     cache: SnapshotCache,
@@ -160,12 +165,12 @@ def open_session_log(
     """
     with ExitStack() as stack:
         for _ in range(_MAX_ATTEMPTS):
-            log = _open_live(stack, directory, mark, until=until, hold=hold)
+            log = _open_live_log(stack, directory, mark, until=until, hold=hold)
             entries = trash.list_entries(directory) if log is None else []
             entry = next((entry for entry in entries if entry.uid == mark.uid), None)
             if entry is not None:
-                deleted = trash.open_deleted_log(directory, entry, until=until if hold else None)
-                log = stack.enter_context(deleted)
+                opened_log = trash.open_deleted_log(directory, entry, until=until if hold else None)
+                log = stack.enter_context(opened_log)
             if log is not None:
                 break
         if log is None:
@@ -177,7 +182,7 @@ def open_session_log(
 def open_log_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
-    """Open the log of a session at a path, and lock it if `hold`; None if the log is not there."""
+    """Open the log of a session at a path; yield None if missing. With `hold`, lock the log."""
     with ExitStack() as stack:
         entry = trash.parse_entry(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
@@ -185,13 +190,13 @@ def open_log_at(
                 trash.open_deleted_log(directory, entry, until=until if hold else None)
             )
         else:
-            key = file_names.key_of_log(path) or _long_key(directory, path)
+            key = file_names.key_of_log(path) or _read_long_key(directory, path)
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
-            log = _open_live(stack, directory, mark, until=until, hold=hold) if key else None
+            log = _open_live_log(stack, directory, mark, until=until, hold=hold) if key else None
         yield log
 
 
-def _open_live(
+def _open_live_log(
     stack: ExitStack, directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
 ) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None.
@@ -229,7 +234,10 @@ def _sync_log(log: Log, cache: SnapshotCache) -> None:
 
 
 def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
-    """Return the snapshot of an open log. Raises OSError, DamagedStore."""
+    """Return the snapshot of an open log. Raises OSError, DamagedStore.
+
+    With `settled`, an incomplete last record counts as void, not as a write in progress.
+    """
     status = os.fstat(log.descriptor)
     with log.mutex:
         log.ensure_loaded()
@@ -263,8 +271,8 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     )
 
 
-def place_hash(key: str, deleted: str | None) -> str:
-    """Return a short name for the place of a session: a hash of its key and time of deletion."""
+def location_hash(key: str, deleted: str | None) -> str:
+    """Return a short hash of a session's key and time of deletion."""
     # Only copies of sessions need this import.
     from hashlib import sha256
 
@@ -274,49 +282,49 @@ def place_hash(key: str, deleted: str | None) -> str:
 def is_untouched(log: Log) -> bool:
     """Return whether the log is a copy that was not changed or moved since it was written.
 
-    The last change of a copy has no effect and contains a hash of the place where the copy was
-    written. If the key or the time of deletion has changed since, the session was moved.
+    The last change of a copy has no effect and contains a hash of the copy's key and time of
+    deletion. If the key or the time of deletion has changed since, the session was moved.
     """
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
-    return place_hash(log.key, deleted) in _copied_places(log)
+    return location_hash(log.key, deleted) in _copied_location_hashes(log)
 
 
-def _copied_places(log: Log) -> list[str]:
-    """Return the place hashes in the last change of a copy; empty if the copy was changed."""
+def _copied_location_hashes(log: Log) -> list[str]:
+    """Return the location hashes in the last change of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
         end = log.end_offset
         if log.tail is not None:
             return []
-    length = _TAIL_BYTES
+    length = _LAST_CHUNK_BYTES
     while True:
         start = max(0, end - length)
         text = log.read_bytes(start, end)
-        lines = lines_of(text)[0 if start == 0 else 1 :]
+        lines = lines_with_newlines(text)[0 if start == 0 else 1 :]
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
             if not isinstance(record, StateRecord):
-                parts = record.body.op.split() if isinstance(record, ChangeRecord) else []
-                return parts[1:] if parts[:1] == [COPIED] else []
+                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
+                return words[1:] if words[:1] == [COPIED] else []
         if start == 0:
             return []
         length *= 4
 
 
 def _readable_steps(log: Log, state: State) -> list[Undo]:
-    """Return the undo steps after the last damaged step; earlier steps cannot be undone."""
-    numbers = {entry.number for entry in state.undo if entry.elsewhere}
-    if not numbers:
+    """Return the complete undo steps after the last damaged step, which blocks earlier steps."""
+    change_numbers = {step.number for step in state.undo if step.elsewhere}
+    if not change_numbers:
         return list(state.undo)
     with log.mutex:
-        stored_steps = log.undo_steps(numbers)
+        stored_steps = log.undo_steps(change_numbers)
     steps: list[Undo] = []
-    for entry in state.undo:
-        if entry.elsewhere and entry.number not in stored_steps:
+    for step in state.undo:
+        if step.elsewhere and step.number not in stored_steps:
             steps = []
         else:
-            steps.append(stored_steps.get(entry.number, entry) if entry.elsewhere else entry)
+            steps.append(stored_steps.get(step.number, step) if step.elsewhere else step)
     return steps
 
 
@@ -324,40 +332,42 @@ def _readable_steps(log: Log, state: State) -> list[Undo]:
 
 
 def messages_after(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
-    """Yield every readable message after a seq in order, including archived ones."""
-    missing = states.missing_seqs(state)
-    newest = after
-    for message in _live_messages(log, state, after):
-        if newest < message.seq <= end and not (missing and spans.contains(missing, message.seq)):
-            newest = message.seq
+    """Yield each readable message with a seq greater than `after`, including archived ones."""
+    missing_spans = states.missing_seqs(state)
+    newest_seq = after
+    for message in _read_messages(log, state, after):
+        if newest_seq < message.seq <= end and not (
+            missing_spans and spans.contains(missing_spans, message.seq)
+        ):
+            newest_seq = message.seq
             yield message
 
 
-def _live_messages(log: Log, state: State, after: int) -> Iterator[Message]:
+def _read_messages(log: Log, state: State, after: int) -> Iterator[Message]:
     if state.archive is not None and after < state.archive.last:
-        yield from _archived_messages(log, state, after)
-    for start, block in _live_blocks(log, after):
+        yield from _read_archived_messages(log, state, after)
+    for start, block in _read_live_blocks(log, after):
         records, _ = read_records(block, offset=start)
         for record in records:
             if type(record) is Message:
                 yield record
 
 
-def _archived_messages(log: Log, state: State, after: int) -> Iterator[Message]:
+def _read_archived_messages(log: Log, state: State, after: int) -> Iterator[Message]:
     """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
     chain = archive.archive_chain(log.directory, state, after + 1)
-    newest = next(chain)
+    newest_content = next(chain)
     earlier_archives = []
-    reference = newest.previous
-    for older in chain:
+    reference = newest_content.previous
+    for content in chain:
         earlier_archives.append(reference)
-        reference = older.previous
-        _check_not_replaced(log, older)
-    _check_not_replaced(log, newest)
-    for other in reversed(earlier_archives):
-        if other is not None:
-            yield from archive.read_archive(log.directory, state.uid, other).messages
-    yield from newest.messages
+        reference = content.previous
+        _check_not_replaced(log, content)
+    _check_not_replaced(log, newest_content)
+    for earlier in reversed(earlier_archives):
+        if earlier is not None:
+            yield from archive.read_archive(log.directory, state.uid, earlier).messages
+    yield from newest_content.messages
 
 
 def _check_not_replaced(log: Log, content: archive.ArchiveContent) -> None:
@@ -370,21 +380,24 @@ def _check_not_replaced(log: Log, content: archive.ArchiveContent) -> None:
     raise StoreBusy(f"the log of {log.key!r} was replaced while it was read; try again")
 
 
-def _live_blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the live log in blocks of complete lines, from the first message after a seq on."""
+def _read_live_blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
+    """Yield blocks of complete lines of the live log, each with its offset.
+
+    Blocks that contain only messages up to the seq `after` may be left out.
+    """
     with log.mutex:
         log.ensure_loaded()
         end = log.end_offset
-    start = _start_of(log, after, end) if after else 0
+    start = _find_start_offset(log, after, end) if after else 0
     while start < end:
         length = _BLOCK_BYTES
         while True:
             block = log.read_bytes(start, min(start + length, end))
             if start + len(block) >= end:
                 break
-            cut = block.rfind(b"\n") + 1
-            if cut:
-                block = block[:cut]
+            block_end = block.rfind(b"\n") + 1
+            if block_end:
+                block = block[:block_end]
                 break
             length *= 4
         if not block:
@@ -393,20 +406,20 @@ def _live_blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
         start += len(block)
 
 
-def _start_of(log: Log, after: int, end: int) -> int:
-    """Return the offset of a line shortly before the first message after this seq.
+def _find_start_offset(log: Log, after: int, end: int) -> int:
+    """Return the offset of a line before the first message with a seq greater than `after`.
 
-    Seqs grow in a log, so the search starts at the end of the log.
+    Seqs grow towards the end of a log, so the search reads backwards from the end.
     """
-    length = _TAIL_BYTES
+    length = _LAST_CHUNK_BYTES
     while True:
         start = max(0, end - length)
         if start == 0:
             return 0
         text = log.read_bytes(start, end)
-        cut = text.find(b"\n") + 1
-        newline = text.find(b"\n", cut)
-        record = parse_line(text[cut:newline]) if 0 < cut < newline else None
+        line_start = text.find(b"\n") + 1
+        newline = text.find(b"\n", line_start)
+        record = parse_line(text[line_start:newline]) if 0 < line_start < newline else None
         if record is not None and record.seq <= after:
-            return start + cut
+            return start + line_start
         length *= 4

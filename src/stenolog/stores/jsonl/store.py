@@ -26,7 +26,15 @@ from stenolog.errors import (
     StoreBusy,
     StoreClosed,
 )
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undo
+from stenolog.records import (
+    CompactionResult,
+    Health,
+    Message,
+    PurgeResult,
+    SessionInfo,
+    TrashedSession,
+    Undo,
+)
 from stenolog.stores import catalog_file, operations
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
@@ -45,12 +53,12 @@ from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, wr
 from stenolog.stores.jsonl.directory import LOW_DISK_BYTES, Directory, has_logs, store_error
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
-from stenolog.stores.jsonl.log import Log, LogLookup
+from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.purge import Purger
 from stenolog.stores.jsonl.session_list import StampCache, list_keys
 from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
-from stenolog.stores.jsonl.write_queue import Check, WriteQueue, delete_if_empty
+from stenolog.stores.jsonl.write_queue import WriteCheck, WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.locks import InUseCounter
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
@@ -69,8 +77,9 @@ class _OpenSession:
     def __init__(self, key: str, log: Log | None) -> None:
         """Read the state. The caller holds the mutex of the log."""
         self._log = log if log is not None and log.state_if_any() is not None else None
-        self.state, self.last_seq = states.blank_state(key, "", 1, ""), 0
-        if self._log is not None:
+        if self._log is None:
+            self.state, self.last_seq = states.blank_state(key, "", 1, ""), 0
+        else:
             self.state, self.last_seq = self._log.settled_state()
 
     def visible_messages(self, *, last: int | None = None) -> list[Message]:
@@ -79,7 +88,7 @@ class _OpenSession:
 
     def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits."""
-        return step if self._log is None else self._log.undo_step(step)
+        return step if self._log is None else self._log.complete_undo_step(step)
 
 
 class JSONLStore(operations.SessionOperations):
@@ -106,7 +115,7 @@ class JSONLStore(operations.SessionOperations):
         self._closed = threading.Event()
         self._directory = Directory(Path(workspace) / namespace, read_only=read_only)
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
-        self._fence: Check | None = None
+        self._fence: WriteCheck | None = None
         """Function that raises LeaseLost if the lease of this store has ended."""
         self._create_locks()
         _stores.add(self)
@@ -114,7 +123,7 @@ class JSONLStore(operations.SessionOperations):
     def _create_locks(self) -> None:
         """Create the locks and caches of this process: at the start, and in a forked child."""
         self._leasing = threading.Lock()
-        self._in_use = InUseCounter(self._release)
+        self._in_use = InUseCounter(self._close_files)
         self._logs = OpenLogCache(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
@@ -138,10 +147,10 @@ class JSONLStore(operations.SessionOperations):
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if another program may own the folder.
 
-        Another program may own a folder without logs, so a read-only store returns None for it.
+        A read-only store returns None for a folder without logs, which another program may own.
         """
         path = self.folder / catalog_file.CATALOG_NAME
-        with suppress(OSError):  # the reader of the logs reports why they cannot be read
+        with suppress(OSError):  # reading the logs reports the error
             if self._read_only and not path.exists() and not has_logs(self.folder):
                 return None
         return path
@@ -218,7 +227,7 @@ class JSONLStore(operations.SessionOperations):
     def _change(self, key: str, decide: operations.Decide[T]) -> T:
         """Call `decide` under the lock, and store the change in one write."""
 
-        def work() -> T:
+        def decide_and_write() -> T:
             log = self._logs.lock(key, create=False)
             self._check_lease(log)
             if log is None:
@@ -245,7 +254,7 @@ class JSONLStore(operations.SessionOperations):
 
         with self._in_use.entry:
             self._check_arguments(key, None)
-            return self._queue.run_exclusive(key, work)
+            return self._queue.run_exclusive(key, decide_and_write)
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
         """Call `decide` for a session that does not exist."""
@@ -260,13 +269,13 @@ class JSONLStore(operations.SessionOperations):
 
     # --- compaction --------------------------------------------------------------------------
 
-    def compact(self, key: str) -> Compacted:
+    def compact(self, key: str) -> CompactionResult:
         """Move the hidden messages at the start of the session into an archive."""
         with self._in_use.entry:
             self._check_write(key)
             return self._compact(key)
 
-    def _compact(self, key: str) -> Compacted:
+    def _compact(self, key: str) -> CompactionResult:
         def log_and_uid_of(log: Log) -> tuple[Log, str]:
             return log, log.known_state().uid
 
@@ -298,9 +307,9 @@ class JSONLStore(operations.SessionOperations):
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
         return rewrite.NOTHING_ARCHIVED
 
-    def _finish_compaction(self, key: str, prepared: rewrite.PreparedArchive) -> Compacted:
+    def _finish_compaction(self, key: str, prepared: rewrite.PreparedArchive) -> CompactionResult:
 
-        def work() -> Compacted:
+        def replace_live_log() -> CompactionResult:
             log = self._logs.lock(key, create=False)
             if log is None:
                 return rewrite.NOTHING_ARCHIVED
@@ -311,7 +320,7 @@ class JSONLStore(operations.SessionOperations):
 
         with self._in_use.entry:
             self._check_write(key)
-            return self._queue.run_exclusive(key, work)
+            return self._queue.run_exclusive(key, replace_live_log)
 
     # --- lifecycle ---------------------------------------------------------------------------
 
@@ -323,7 +332,7 @@ class JSONLStore(operations.SessionOperations):
             self._check_write(key)
             self._lifecycle.fork(key, new_key, at)
 
-    def delete(self, key: str) -> Trashed:
+    def delete(self, key: str) -> TrashedSession:
         """Move the session to the trash."""
         with self._in_use.entry:
             self._check_write(key)
@@ -337,12 +346,12 @@ class JSONLStore(operations.SessionOperations):
             self._check_write(key)
             self._lifecycle.restore(key, uid, as_key)
 
-    def list_trash(self) -> list[Trashed]:
+    def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, last deleted first."""
         with self._in_use.entry:
             return trash.list_deleted(self._directory)
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Delete the session, or its messages below a seq, permanently."""
         check_optional_int(before=before)
         with self._in_use.entry:
@@ -351,23 +360,25 @@ class JSONLStore(operations.SessionOperations):
             with suppress(DamagedStore):
                 meta = self._logs.read_log(key, lambda log: log.known_state().meta) or {}
             if before is None:
-                purged = self._purger.purge_session(key)
+                purge_result = self._purger.purge_session(key)
             else:
-                purged = self._purger.purge_before(key, before)
-        return replace(purged, not_reached=(*purged.not_reached, *states.import_sources(meta)))
+                purge_result = self._purger.purge_before(key, before)
+        return replace(
+            purge_result, not_reached=(*purge_result.not_reached, *states.import_sources(meta))
+        )
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Delete exactly these sessions of a key from the trash, permanently."""
         with self._in_use.entry:
             self._check_write(key)
             return self._purger.purge_trash(key, entries)
 
-    def unfinished_purges(self) -> list[Trashed]:
+    def unfinished_purges(self) -> list[TrashedSession]:
         """Return the sessions whose purge was interrupted."""
         with self._in_use.entry:
             return self._purger.unfinished_purges()
 
-    def finish_purge(self, uid: str) -> Purged:
+    def finish_purge(self, uid: str) -> PurgeResult:
         """Finish the interrupted purge of the session with this uid."""
         with self._in_use.entry:
             self._check_writable()
@@ -416,12 +427,12 @@ class JSONLStore(operations.SessionOperations):
     def fenced_by(self, lease: JSONLLease) -> "JSONLStore":
         """Return a copy of this store that rejects writes once the lease has ended."""
         fenced = copy.copy(self)
-        fenced._fence = lease.check
+        fenced._fence = lease.check_held
         _stores.add(fenced)
         return fenced
 
     def _check_lease(self, log: Log | None) -> None:
-        """Raise LeaseLost if the lease has ended, after deleting the locked log if it is empty."""
+        """Raise LeaseLost if the lease has ended; in this case, first delete an empty log."""
         try:
             if self._fence is not None:
                 self._fence()
@@ -472,7 +483,7 @@ class JSONLStore(operations.SessionOperations):
         check_count(last=last)
         check_optional_int(after=after)
 
-        def read_log(log: Log) -> tuple[None, LogLookup]:
+        def read_log(log: Log) -> tuple[None, LiveMessages]:
             if full:
                 return None, log.all_messages(after=max(0, after or 0))
             return None, log.visible_messages(last=last, after=after)
@@ -502,15 +513,17 @@ class JSONLStore(operations.SessionOperations):
         """Return the messages after `view`, or a full view if more than appends happened."""
         return self._view(view.key, view.last, view)
 
-    def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
+    def _view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
         check_count(last=last)
 
-        def read_log(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
+        def read_log(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LiveMessages]:
             state = log.known_state()
-            unchanged = old is not None and old.matches(state.uid, state.generation, state.number)
-            after = old.upto if old is not None and unchanged else None
-            lookup = log.visible_messages(last=last, after=after)
-            return (log.info(), log.next_seq - 1, after), lookup
+            is_unchanged = old_view is not None and old_view.matches(
+                state.uid, state.generation, state.number
+            )
+            after = old_view.upto if old_view is not None and is_unchanged else None
+            live_part = log.visible_messages(last=last, after=after)
+            return (log.info(), log.next_seq - 1, after), live_part
 
         with self._in_use.entry:
             check_key(key)
@@ -553,9 +566,10 @@ class JSONLStore(operations.SessionOperations):
         remove messages that the follower saw, and later messages would get the same seqs.
         """
 
-        def read_log(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
-            lookup = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
-            return (log, log.known_state().uid, log.next_seq - 1), lookup
+        def read_log(log: Log) -> tuple[tuple[Log, str, int], LiveMessages]:
+            has_new = log.next_seq > after + 1
+            live_part = log.all_messages(after=after) if has_new else LiveMessages([])
+            return (log, log.known_state().uid, log.next_seq - 1), live_part
 
         with self._in_use.entry:
             result = self._logs.read_with_archives(key, read_log)
@@ -593,14 +607,16 @@ class JSONLStore(operations.SessionOperations):
         self, mark: SnapshotMark, after: int, *, hold: bool
     ) -> AbstractContextManager[SnapshotReading]:
         until, cache = self._logs.deadline(), self._snapshot_cache
-        return snapshots.read(self._directory, mark, cache, after=after, until=until, hold=hold)
+        return snapshots.read_session(
+            self._directory, mark, cache, after=after, until=until, hold=hold
+        )
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Yield a writer of several sessions, each in a separate file."""
         self._check_writable()
-        with self._in_use.entry, self._snapshot_writer.writing() as writing:
-            yield writing
+        with self._in_use.entry, self._snapshot_writer.writing() as session_writer:
+            yield session_writer
 
     # --- health and close --------------------------------------------------------------------
 
@@ -615,17 +631,17 @@ class JSONLStore(operations.SessionOperations):
             f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
             for name in sorted(self._logs.suspect_names)
         ]
-        free: int | None = None
+        free_bytes: int | None = None
         try:
             problems += self._directory.network_warning()
             if not self._read_only and (problem := write_problem(self.folder)) is not None:
                 failures.append(problem)
-            free = self._directory.free_bytes()
+            free_bytes = self._directory.free_bytes()
         except OSError as error:
             failures.append(str(store_error(error, f"looking at {self.folder}")))
-        if free is not None and free < LOW_DISK_BYTES:
-            failures.append(f"only {free:,} bytes are free at {self.folder}; free some space")
-        return Health(ok=not failures, free_bytes=free, problems=(*failures, *problems))
+        if free_bytes is not None and free_bytes < LOW_DISK_BYTES:
+            failures.append(f"only {free_bytes:,} bytes are free at {self.folder}; free some space")
+        return Health(ok=not failures, free_bytes=free_bytes, problems=(*failures, *problems))
 
     def close(self) -> None:
         """Close every file. A second call completes an interrupted first call."""
@@ -633,8 +649,8 @@ class JSONLStore(operations.SessionOperations):
             self._closed.set()
             _stores.discard(self)
             with self._leasing:
-                leases = list(self._leases)
-            for lease in leases:
+                held_leases = list(self._leases)
+            for lease in held_leases:
                 lease.release()
         finally:
             # Call `end` twice, because Ctrl-C may interrupt the first call.
@@ -643,7 +659,7 @@ class JSONLStore(operations.SessionOperations):
             finally:
                 self._in_use.end()
 
-    def _release(self) -> None:
+    def _close_files(self) -> None:
         self._logs.close()
         self._stamp_cache.close()
         self._directory.close()
@@ -660,10 +676,10 @@ class JSONLStore(operations.SessionOperations):
             return self._logs.read_log(key, read_log)
 
     def _check_arguments(self, key: str, once: str | None) -> None:
-        """Check the arguments of a write that checks the lease later, under the log's lock."""
+        """Check the arguments of a write, which checks the lease later under the log's lock."""
         check_key(key)
         check_once(once)
-        self._check_read_only()
+        self._check_not_read_only()
 
     def _check_write(self, key: str) -> None:
         """Check the key, that the store is writable, and that its lease has not ended."""
@@ -671,15 +687,15 @@ class JSONLStore(operations.SessionOperations):
         self._check_writable()
 
     def _check_writable(self) -> None:
-        self._check_read_only()
+        self._check_not_read_only()
         if self._fence is not None:
             self._fence()
 
-    def _check_read_only(self) -> None:
+    def _check_not_read_only(self) -> None:
         if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
 
-    def _after_fork(self) -> None:
+    def _reset_in_child(self) -> None:
         self._logs.close()
         for lease in list(self._leases):
             lease.close_in_child()
@@ -691,9 +707,9 @@ class JSONLStore(operations.SessionOperations):
         self._create_locks()
 
 
-def _after_fork() -> None:
+def _reset_stores_in_child() -> None:
     for store in list(_stores):
-        store._after_fork()
+        store._reset_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_stores_in_child)

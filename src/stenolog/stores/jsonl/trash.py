@@ -19,13 +19,13 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
-from stenolog.records import DeletedAs, State, Trashed
+from stenolog.records import DeletedAs, State, TrashedSession
 from stenolog.stores import file_names
 from stenolog.stores.disk import lock_until, sync_file, sync_folder, temporary_file, write_all
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.directory import TRASH, Directory, names_in, system_errors
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.rewrite import compose_log, replace_log, replay, states_in
+from stenolog.stores.jsonl.rewrite import compose_log, intact_states, replace_log, replay
 from stenolog.stores.log_reports import DamageReports
 
 FOLDER: Final = TRASH
@@ -35,9 +35,9 @@ PURGED: Final = ".purged"
 
 _ENTRY_NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.purged)?")
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"  # deletion time in a file name
-_HEAD_BYTES: Final = 64 * 1024
+_FIRST_CHUNK_BYTES: Final = 64 * 1024
 
-_reported = DamageReports()
+_damage_reports = DamageReports()
 """Damaged files that this process has already reported."""
 
 
@@ -66,7 +66,7 @@ def parse_entry(name: str) -> Entry | None:
     if match is None:
         return None
     try:
-        deleted = _parse_stamp(match[2])
+        deleted = _parse_deletion_time(match[2])
     except ValueError:
         return None
     return Entry(name, match[1], deleted, purged=match[3] is not None)
@@ -86,8 +86,8 @@ def list_entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
     return sorted(selected, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
 
 
-def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
-    """Rename a log into the trash, durably. Raises OSError, NotStored.
+def move_to_trash(log: Log, now: str, *, purged: bool = False) -> Entry:
+    """Move a log into the trash with a rename, durably. Raises OSError, NotStored.
 
     The caller holds the lock of the log.
 
@@ -104,7 +104,7 @@ def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
     with log.mutex:
         directory, uid = log.directory, log.known_state().uid
     with directory.require_subfolder(FOLDER, create=True) as folder:
-        deleted = _deletion_time(folder, at)
+        deleted = _choose_deletion_time(folder, now)
         name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
         # Sync the target folder first, so that the log keeps a name if the rename is not atomic.
@@ -113,18 +113,18 @@ def move_to_trash(log: Log, at: str, *, purged: bool = False) -> Entry:
     return Entry(name, uid, deleted, purged)
 
 
-def _deletion_time(folder: int, at: str) -> datetime:
-    """Return `at`, or a time after all deletions in the trash if the clock was set back."""
-    deleted = datetime.fromisoformat(at)
+def _choose_deletion_time(folder: int, now: str) -> datetime:
+    """Return `now`, or a time after all deletions in the trash if the clock was set back."""
+    deleted = datetime.fromisoformat(now)
     matches = map(_ENTRY_NAME.fullmatch, names_in(folder))
-    newest = max((match[2] for match in matches if match is not None), default="")
-    if newest >= deleted.strftime(_STAMP):
+    newest_stamp = max((match[2] for match in matches if match is not None), default="")
+    if newest_stamp >= deleted.strftime(_STAMP):
         with suppress(ValueError, OverflowError):  # another program created the file name
-            return _parse_stamp(newest) + timedelta(microseconds=1)
+            return _parse_deletion_time(newest_stamp) + timedelta(microseconds=1)
     return deleted
 
 
-def _parse_stamp(stamp: str) -> datetime:
+def _parse_deletion_time(stamp: str) -> datetime:
     return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
 
 
@@ -183,8 +183,8 @@ def _load_deleted_log(log: Log, entry: Entry) -> None:
         raise DamagedStore(f"{log.path} contains another session than its name says")
 
 
-def list_deleted(directory: Directory) -> list[Trashed]:
-    """List the deleted sessions; report damaged files. Raises StoreUnavailable."""
+def list_deleted(directory: Directory) -> list[TrashedSession]:
+    """Return the deleted sessions; report damaged files. Raises StoreUnavailable."""
     deleted = []
     for entry in list_entries(directory):
         try:
@@ -192,15 +192,15 @@ def list_deleted(directory: Directory) -> list[Trashed]:
                 if log is not None:
                     deleted.append(trashed_session(log, entry))
         except DamagedStore:
-            _reported.report_once(f"the deleted session {directory.path / entry.path}")
+            _damage_reports.report_once(f"the deleted session {directory.path / entry.path}")
     return deleted
 
 
-def trashed_session(log: Log, entry: Entry) -> Trashed:
-    """Return the description of a deleted session."""
+def trashed_session(log: Log, entry: Entry) -> TrashedSession:
+    """Return key, uid, deletion time and message count of a deleted session."""
     with log.mutex:
         count = log.info().count
-    return Trashed(key=log.key, uid=entry.uid, deleted=entry.deleted, count=count)
+    return TrashedSession(key=log.key, uid=entry.uid, deleted=entry.deleted, count=count)
 
 
 def entries_with_keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry, str]]:
@@ -244,12 +244,16 @@ def entries_without_key(directory: Directory) -> Iterator[Entry]:
 
 def _deleted_key(state: State, entry: Entry) -> str:
     """Return the key that a session had when it was deleted."""
-    was = state.deleted_as
-    return was.key if was is not None and was.name == entry.name_before_purge else state.key
+    deleted_as = state.deleted_as
+    return (
+        deleted_as.key
+        if deleted_as is not None and deleted_as.name == entry.name_before_purge
+        else state.key
+    )
 
 
-def move_from_trash(log: Log, entry: Entry, key: str, live: Log) -> None:
-    """Replace a live log by a log of the trash, under this key. Raises OSError.
+def move_from_trash(log: Log, entry: Entry, key: str, live_log: Log) -> None:
+    """Replace a live log by a log from the trash, under this key. Raises OSError.
 
     The caller holds the locks of both logs, and the live log contains no session.
     """
@@ -268,32 +272,32 @@ def move_from_trash(log: Log, entry: Entry, key: str, live: Log) -> None:
         os.rename(temporary_name, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # If a power cut kept only the second rename, the session would be in two places.
         sync_folder(folder)
-        os.rename(entry.name, live.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
+        os.rename(entry.name, live_log.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync_entries()
         sync_folder(folder)
         if origin is not None:
             # The lock is still held, so no append can be missing from this copy.
-            replace_log(live, _restored_text(log, key, None, generations=2))
+            replace_log(live_log, _restored_text(log, key, None, generations=2))
         descriptor.release()  # released here too: Ctrl-C may interrupt the end of the `with`
 
 
 def _restored_text(log: Log, key: str, origin: DeletedAs | None, *, generations: int = 1) -> bytes:
-    """Return the content of a deleted log in a later generation, under this key."""
+    """Return the content of a deleted log under this key, `generations` generations later."""
     with log.mutex:
         state, updated = log.known_state(), log.updated
     text = log.read_bytes(0, log.file_size())
-    states = replay(text, state)
-    states.head.key = states.end.key = key
-    states.head.deleted_as = states.end.deleted_as = origin  # guard: cut-restore-keeps-key
-    states.end.generation += generations - 1  # `compose_log` adds 1
-    return compose_log(states, text, updated or states.end.created)
+    log_states = replay(text, state)
+    log_states.head.key = log_states.end.key = key
+    log_states.head.deleted_as = log_states.end.deleted_as = origin  # guard: cut-restore-keeps-key
+    log_states.end.generation += generations - 1  # `compose_log` adds 1
+    return compose_log(log_states, text, updated or log_states.end.created)
 
 
 def head_state(descriptor: int) -> State | None:
     """Return the first state of a log; None if no state is intact. Raises OSError."""
     size = os.fstat(descriptor).st_size
-    for length in (_HEAD_BYTES, size):
-        record = next(states_in(os.pread(descriptor, length, 0)), None)
+    for length in (_FIRST_CHUNK_BYTES, size):
+        record = next(intact_states(os.pread(descriptor, length, 0)), None)
         if record is not None or length >= size:
             return record.body if record is not None else None
     return None

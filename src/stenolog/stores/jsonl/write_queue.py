@@ -5,8 +5,8 @@ that wait to append to the same session share one write and one sync (group comm
 background thread. A thread that finds the gate free leads: it takes every append that waits for its
 session, writes these appends, and wakes the other threads. Every wait is bounded, and after each
 wait the thread checks again whether it should lead. So no thread depends on another thread to wake
-it. If a thread is in no queue while no thread leads, Ctrl-C interrupted the leader that took the
-thread's append.
+it. If a waiting thread is no longer in the queue and no thread leads, Ctrl-C interrupted the thread
+that led its group.
 
 No thread blocks on the gate's lock. A thread takes the lock by `(taken,) = map(lock.acquire,
 (False,))` inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
@@ -43,7 +43,7 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 MAX_GATES: Final = 1024
-"""Maximum number of gates; a gate lets one thread at a time write to a session."""
+"""Maximum number of gates; each gate lets one thread at a time write to its sessions."""
 
 _RECHECK_SECONDS: Final = 0.02
 _MAX_WRITE_SECONDS: Final = 30.0
@@ -52,12 +52,12 @@ _MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 _TOUCH_SEQ_MASK: Final = 63
 """Bit mask of a seq: the log is marked as recently used at every 64th message."""
 
-Check = Callable[[], None]
+WriteCheck = Callable[[], None]
 """Function that raises StenologError if the caller is no longer allowed to write."""
 
 
 class Waiter:
-    """A caller that waits for a session, to append messages or for other work."""
+    """A caller that waits for its turn to append messages to a session, or to run other work."""
 
     __slots__ = ("_wakeup", "batch", "check", "done", "error", "first_seq", "is_started", "key")
 
@@ -141,9 +141,9 @@ class Gate:
         return acquired
 
     def _lead_group(self, caller: Waiter, run_group: Callable[[list[Waiter]], None]) -> None:
-        """Write a group, unless Ctrl-C interrupted an earlier write of this append.
+        """Write the group of `caller`. This thread holds the lock of the gate.
 
-        This thread holds the lock of the gate.
+        If Ctrl-C interrupted an earlier write of this append, finish `caller` with an error.
         """
         if caller.is_started:  # guard: begun-write-not-repeated
             caller.finish(
@@ -209,7 +209,7 @@ class WriteQueue:
         self._logs = logs
         self._gates: dict[int, Gate] = {}
 
-    def try_fast_append(self, key: str, payload: bytes, check: Check | None = None) -> int:
+    def try_fast_append(self, key: str, payload: bytes, check: WriteCheck | None = None) -> int:
         """Append one message to an open log if no other writer waits; return its seq.
 
         Return 0 if nothing was done and a full append is needed. Raises NotStored, MaybeStored and
@@ -239,19 +239,19 @@ class WriteQueue:
             gate.wake_next()
         return seq
 
-    def append(self, key: str, batch: Batch, check: Check | None = None) -> int:
+    def append(self, key: str, batch: Batch, check: WriteCheck | None = None) -> int:
         """Append messages of one caller; return the first seq.
 
         Raises the errors of `Store.add_messages`.
         """
         caller = Waiter(key, batch, check)
-        self._gate(key).enter(caller, self._run_group, self._logs.deadline())
+        self._get_gate(key).enter(caller, self._run_group, self._logs.deadline())
         if caller.error is not None:
             raise caller.error
         return caller.first_seq
 
     def append_group(
-        self, key: str, batches: Sequence[Batch], check: Check | None = None
+        self, key: str, batches: Sequence[Batch], check: WriteCheck | None = None
     ) -> list[int | StenologError]:
         """Append messages of several callers; return the first seq or the error of each caller."""
         group = [Waiter(key, batch, check) for batch in batches]
@@ -267,18 +267,30 @@ class WriteQueue:
 
         After the call, the log of the session is unlocked.
         """
+        gate = self._get_gate(key)
+        if not gate.waiting:
+            acquired = False
+            try:
+                (acquired,) = map(gate.lock.acquire, (False,))
+                if acquired:
+                    return self._run_work(key, work)
+            finally:
+                if acquired:
+                    gate.lock.release()
+                    gate.wake_next()
         results: list[T] = []
 
-        def lead(group: list[Waiter]) -> None:
+        def run_and_finish(group: list[Waiter]) -> None:
             try:
                 results.append(self._run_work(key, work))
             finally:
                 group[0].finish()
 
-        self._gate(key).enter(Waiter(key), lead, self._logs.deadline())
+        gate.enter(Waiter(key), run_and_finish, self._logs.deadline())
         return results[0]
 
     def _run_work(self, key: str, work: Callable[[], T]) -> T:
+        """Call `work`, translate its errors, and unlock the log of the session."""
         try:
             return work()
         except (StoreUnavailable, OSError) as error:
@@ -290,7 +302,7 @@ class WriteQueue:
             finally:
                 self._logs.unlock(key)
 
-    def _gate(self, key: str) -> Gate:
+    def _get_gate(self, key: str) -> Gate:
         gate_number = hash(key) % MAX_GATES
         return self._gates.get(gate_number) or self._gates.setdefault(gate_number, Gate())
 
@@ -303,7 +315,7 @@ class WriteQueue:
             if log is not None:
                 allowed_waiters = [waiter for waiter in group if not _is_refused(waiter)]
                 if allowed_waiters:
-                    self._write(log, allowed_waiters)
+                    self._write_group(log, allowed_waiters)
                 else:
                     delete_if_empty(log)
         except (StenologError, OSError) as error:
@@ -322,11 +334,12 @@ class WriteQueue:
         if log is not None:
             self._logs.trim_memory(log)
 
-    def _write(self, log: Log, group: list[Waiter]) -> None:
+    def _write_group(self, log: Log, group: list[Waiter]) -> None:
+        """Write the batches of a group, except batches that are already stored."""
         tokens: set[str] = set()
-        writers: list[Waiter] = []
+        writing_waiters: list[Waiter] = []
         batches: list[Batch] = []
-        postponed: list[Waiter] = []
+        postponed_waiters: list[Waiter] = []
         for waiter in group:
             batch = waiter.batch
             if batch is None:
@@ -334,25 +347,25 @@ class WriteQueue:
             if batch.once is not None:
                 if batch.once in tokens:
                     # The second append with the same idempotency key waits for the first.
-                    postponed.append(waiter)
+                    postponed_waiters.append(waiter)
                     continue
                 tokens.add(batch.once)
                 if self._finish_if_stored(log, waiter, batch, batch.once):
                     continue
-            writers.append(waiter)
+            writing_waiters.append(waiter)
             batches.append(batch)
         if batches:
             first_seqs, outcome = writer.append_batches(log, batches)
-            for waiter, first in zip(writers, first_seqs, strict=True):
+            for waiter, first in zip(writing_waiters, first_seqs, strict=True):
                 error = None if first else outcome.failure(f"writing {log.key!r}")
                 waiter.finish(first=first, error=error)
             self.drop_after_error(log, outcome)
             if outcome.error is not None:
-                for waiter in postponed:
+                for waiter in postponed_waiters:
                     waiter.finish(error=outcome.failure(f"writing {log.key!r}"))
                 return
-        if postponed:
-            self._write(log, postponed)
+        if postponed_waiters:
+            self._write_group(log, postponed_waiters)
 
     def _finish_if_stored(self, log: Log, waiter: Waiter, batch: Batch, once: str) -> bool:
         """Return whether the session has the idempotency key; if so, finish the append."""
@@ -375,7 +388,7 @@ class WriteQueue:
         return True
 
     def drop_after_error(self, log: Log, outcome: Outcome) -> None:
-        """Drop the log after an error, so that its file is read again; re-raise an interruption."""
+        """Drop the log after a failed write, so that it is read again; re-raise an interruption."""
         if outcome.error is None:
             return
         self._logs.drop_log(log)
@@ -384,7 +397,7 @@ class WriteQueue:
 
 
 def fast_append(
-    logs: OpenLogCache, log: Log, payload: bytes, check: Check | None = None
+    logs: OpenLogCache, log: Log, payload: bytes, check: WriteCheck | None = None
 ) -> tuple[int, Outcome | None, bool]:
     """Append one message to an open log that no other process has changed.
 
@@ -402,16 +415,16 @@ def fast_append(
         status = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
         at = now()
         with log.mutex:
-            before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
+            old_size, seq, identity = log.size, log.next_seq, (log.inode, log.device)
             if (  # guard: fast-append-size, fast-append-inode
                 log.phase is not LoadPhase.READY
                 or log.is_suspect
-                or status.st_size != before
+                or status.st_size != old_size
                 or (status.st_ino, status.st_dev) != identity
                 or logs.synced_entries.get(log.name) != identity
                 or logs.suspect_names
-                or log.synced_offset != before
-                or log.end_offset != before
+                or log.synced_offset != old_size
+                or log.end_offset != old_size
                 or log.tail is not None
                 or not log.ends_line
                 or log.unknown_kind is not None
@@ -422,7 +435,7 @@ def fast_append(
         if check is not None:
             check()
         line = plain_line(seq, at, payload)
-        outcome = write_and_sync(log, before, line)
+        outcome = write_and_sync(log, old_size, line)
         if outcome.error is not None:
             return (seq if outcome.covers(len(line)) else 0), outcome, False
         try:
@@ -431,15 +444,15 @@ def fast_append(
                 if (
                     cached
                     or log.phase is not LoadPhase.READY
-                    or not before == log.end_offset == log.size
+                    or not old_size == log.end_offset == log.size
                     or log.tail is not None
                 ):
                     # `record_append` handles cached messages and concurrent readers.
                     log.record_append(
-                        before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line)
+                        old_size, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line)
                     )
                 else:
-                    log.record_uncached_append(seq, at, before + len(line), len(line))
+                    log.record_uncached_append(seq, at, old_size + len(line), len(line))
         except BaseException as error:  # noqa: BLE001  it is stored; the caller raises the error
             return seq, Outcome(len(line), error), False
     except (BlockingIOError, FileNotFoundError):
@@ -477,7 +490,7 @@ def delete_if_empty(log: Log) -> None:
 
 
 def _error_for_caller(error: StenologError | OSError, key: str) -> StenologError:
-    """Return a new error for one of the callers whose append failed before the write."""
+    """Return a new error for one caller whose append failed before the write."""
     if isinstance(error, OSError):
         return Outcome(0, error).failure(f"writing {key!r}")
     error_copy = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)

@@ -27,19 +27,19 @@ from stenolog.stores.state import apply_void, blank_state, copy_state
 STATE_EVERY_BYTES: Final = 1024 * 1024
 """Bytes after which a state record is written, unless states would fill much of the file."""
 
-_second = (0, "")  # start in microseconds and text of the last formatted second
+_last_second = (0, "")  # start in microseconds and text of the last formatted second
 
 
 def now() -> str:
     """Return the current time in the stored format."""
-    global _second
+    global _last_second
     micros = time.time_ns() // 1000
-    second_start, text = _second
+    second_start, text = _last_second
     micros -= second_start
     if not 0 <= micros < 1_000_000:
         seconds, micros = divmod(micros + second_start, 1_000_000)
         text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-7]
-        _second = (seconds * 1_000_000, text)
+        _last_second = (seconds * 1_000_000, text)
     return f"{text}{micros:06d}Z"
 
 
@@ -54,12 +54,12 @@ class WritePrefix(Struct, frozen=True, gc=False):
     text: bytes
     next_seq: int
     joined: bool
-    """Whether the next line is no proof that the bytes before it are synced."""
+    """Whether the next line is joined: it does not prove that the bytes before it are synced."""
     records: Sequence[Record] | None = None
     """Records in `text`; None if the log must read them from the file."""
 
 
-def prepare_write(log: Log, at: str) -> WritePrefix:
+def prepare_write(log: Log, written_at: str) -> WritePrefix:
     """Return the bytes that must be written before the next record.
 
     The caller holds the lock of the log. Raises ReadOnly, OSError and the errors of `Log.load`.
@@ -80,20 +80,22 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
             log.path,
             tail.bytes,
         )
-        text = void_line(tail, at) + (_first_states(log.key, at, tail) if is_new else b"")
+        first_states = _compose_first_states(log.key, written_at, tail) if is_new else b""
+        text = void_line(tail, written_at) + first_states
         return WritePrefix(offset, text, tail.next_seq, joined=True)
     if is_new:
-        return WritePrefix(offset, _first_states(log.key, at), 1, joined=True)
+        return WritePrefix(offset, _compose_first_states(log.key, written_at), 1, joined=True)
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
     if new_state is None:
         return WritePrefix(offset, b"", seq, is_joined, ())
     if is_joined:
         sync_log(log)
-    text = control_line("state", seq, at, new_state)
+    text = control_line("state", seq, written_at, new_state)
     with log.mutex:
         log.state_bytes = len(text)
-    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=new_state)])
+    record = StateRecord(seq=seq, at=written_at, body=new_state)
+    return WritePrefix(offset, text, seq, True, [record])
 
 
 def sync_log(log: Log) -> None:
@@ -116,16 +118,15 @@ def sync_log(log: Log) -> None:
         log.synced_offset = max(log.synced_offset, end)
 
 
-def _first_states(key: str, at: str, tail: Tail | None = None) -> bytes:
+def _compose_first_states(key: str, created: str, tail: Tail | None = None) -> bytes:
     """Return the start of a new log: its state twice, so that one damaged line loses nothing."""
-    state = blank_state(key, os.urandom(8).hex(), 1, at)
+    state = blank_state(key, os.urandom(8).hex(), 1, created)
     seq = 1
     if tail is not None:
         apply_void(state, tail.as_void())
         seq = tail.next_seq
-    return control_line("state", seq, at, state) + control_line(
-        "state", seq, at, state, joined=True
-    )
+    first_line = control_line("state", seq, created, state)
+    return first_line + control_line("state", seq, created, state, joined=True)
 
 
 def _state_is_due(log: Log) -> bool:
@@ -146,7 +147,7 @@ class Outcome(Struct, frozen=True):
     error: BaseException | None = None
     """Error of the write or of a later step; after an error the log must be read again."""
     is_unknown: bool = False
-    """True if the remaining bytes may be in the log, False if they certainly are not."""
+    """Whether more than `stored_bytes` bytes may be in the log."""
 
     def covers(self, end: int) -> bool:
         """Return whether the first `end` bytes are stored; the last newline is optional."""
@@ -174,7 +175,7 @@ STORED: Final = Outcome(sys.maxsize)
 
 
 def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
-    """Append `text` at the offset `offset`, and sync the file.
+    """Append `text` to the file, whose size is `offset`, and sync the file.
 
     After an interruption (Ctrl-C) this function first determines how many bytes are stored,
     then returns the interruption in the outcome.
@@ -194,15 +195,15 @@ def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:
                 if stored_bytes <= 0:
                     return Outcome(0, error)
             sync_file(log.descriptor)
-        except OSError as failed:
-            return _rewrite_before_failure(log, offset, error or failed)
+        except OSError as os_error:
+            return _rewrite_without_write(log, offset, error or os_error)
         except BaseException as interruption:  # noqa: BLE001
             error = interruption
         else:
             return STORED if error is None else Outcome(stored_bytes, error)
 
 
-def _rewrite_before_failure(log: Log, offset: int, error: BaseException) -> Outcome:
+def _rewrite_without_write(log: Log, offset: int, error: BaseException) -> Outcome:
     """Copy the log to a new file, without the write whose sync failed.
 
     The content of the old file on the disk is unknown, and a second sync would wrongly succeed.
@@ -229,11 +230,11 @@ def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outco
     joined = prefix.joined
     lines = [prefix.text]
     records: list[Record] = []
-    firsts = []
-    ends = []
+    first_seqs = []
+    end_offsets = []
     seq, length = prefix.next_seq, len(prefix.text)
     for batch in batches:
-        firsts.append(seq)
+        first_seqs.append(seq)
         count = len(batch.payloads)
         for index, payload in enumerate(batch.payloads, 1):
             part = (index, count) if count > 1 else None
@@ -254,13 +255,18 @@ def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outco
             joined = True
             length += len(line)
             seq += 1
-        ends.append(length)
-    outcome = _write(log, prefix, b"".join(lines), records)
-    stored = [first if outcome.covers(end) else 0 for first, end in zip(firsts, ends, strict=True)]
-    return stored, outcome
+        end_offsets.append(length)
+    outcome = _write_records(log, prefix, b"".join(lines), records)
+    stored_seqs = [
+        first if outcome.covers(end) else 0
+        for first, end in zip(first_seqs, end_offsets, strict=True)
+    ]
+    return stored_seqs, outcome
 
 
-def _write(log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]) -> Outcome:
+def _write_records(
+    log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]
+) -> Outcome:
     """Write and sync `text`, which starts with the prefix, and add its records to the log."""
     outcome = write_and_sync(log, prefix.offset, text)
     if outcome.error is None:
@@ -286,11 +292,11 @@ def append_change(log: Log, change: Change, payloads: Sequence[bytes] = ()) -> t
     lines = [prefix.text, control_line("change", seq, at, change, joined=joined, part=part)]
     records: list[Record] = [ChangeRecord(seq=seq, at=at, joined=joined, part=part, body=change)]
     for index, payload in enumerate(payloads):
-        place = (index + 2, count)
-        lines.append(message_line(seq + index, at, payload, joined=True, part=place))
+        message_part = (index + 2, count)
+        lines.append(message_line(seq + index, at, payload, joined=True, part=message_part))
         records.append(
-            Message(seq=seq + index, _at=at, _body=Raw(payload), _joined=True, _part=place)
+            Message(seq=seq + index, _at=at, _body=Raw(payload), _joined=True, _part=message_part)
         )
     text = b"".join(lines)
-    outcome = _write(log, prefix, text, records)
+    outcome = _write_records(log, prefix, text, records)
     return outcome.covers(len(text)), outcome

@@ -1,7 +1,7 @@
 """A pool of connections to one server, opened on demand, up to a maximum number.
 
-Each caller opens the connection that it needs, and gets the error if connecting fails. After a
-failover, no caller waits until another caller tries to connect.
+Each caller opens the connection that it needs, and gets the error if connecting fails. So after a
+failover, no caller waits for the attempt of another caller.
 """
 
 import select
@@ -29,7 +29,7 @@ from stenolog.stores.sql.dialect import Row
 
 T = TypeVar("T")
 
-_CHECK_AFTER: Final = 0.2
+_CHECK_AFTER_SECONDS: Final = 0.2
 """Seconds after which an idle connection is checked before it is used again."""
 
 _RETRY_SECONDS: Final = 0.05
@@ -50,8 +50,8 @@ _SERVER_QUERY: Final = (
     "SELECT pg_backend_pid(), current_setting('synchronous_commit'), "
     "current_setting('server_encoding'), current_setting('server_version_num')::int8"
 )
-_MIN_VERSION: Final = 140000
-_INVALID_URL: Final = (
+_MIN_SERVER_VERSION: Final = 140000
+_INVALID_URL_TEXT: Final = (
     "postgresql: the URL is invalid; in user and password write %40 for @, %2F for / and %25 for %"
 )
 
@@ -81,7 +81,7 @@ class Connection(psycopg.Connection[Row]):
         """Run `gen`, which waits for an answer of the server. Raises NoAnswer after the timeout."""
         try:
             # The call passes no `timeout`, because psycopg 3.2 does not have that keyword.
-            return super().wait(_with_timeout(gen, self.answer_timeout), *options, **named)
+            return super().wait(_run_with_timeout(gen, self.answer_timeout), *options, **named)
         except NoAnswer:
             # The answer may still arrive, and the next caller must not receive this answer.
             self.pgconn.finish()
@@ -90,15 +90,15 @@ class Connection(psycopg.Connection[Row]):
     @contextmanager
     def maintenance(self) -> Iterator[None]:
         """Give the server more time, for statements that rewrite tables."""
-        normal = self.answer_timeout
-        self.answer_timeout = normal * _MAINTENANCE_FACTOR
+        normal_timeout = self.answer_timeout
+        self.answer_timeout = normal_timeout * _MAINTENANCE_FACTOR
         try:
             yield
         finally:
-            self.answer_timeout = normal
+            self.answer_timeout = normal_timeout
 
 
-def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+def _run_with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
     """Run `gen`, and raise NoAnswer if no data was ready for `seconds`."""
     deadline = time.monotonic() + seconds
     try:
@@ -165,9 +165,11 @@ class ConnectionPool:
                 slot = self._new_slot()
                 if slot is not None:
                     return self._connect_in_slot(slot, deadline)
-                self._wait(deadline)
+                self._wait_for_connection(deadline)
                 continue
-            if time.monotonic() - idle.returned_at < _CHECK_AFTER or not _has_data(idle.connection):
+            if time.monotonic() - idle.returned_at < _CHECK_AFTER_SECONDS or not _has_unread_data(
+                idle.connection
+            ):
                 return idle
             # An idle connection has unread data only if the server closes the connection.
             self._close_connection(idle)
@@ -179,7 +181,7 @@ class ConnectionPool:
             return
         transaction.returned_at = time.monotonic()
         self._idle.append(transaction)
-        self._wake()
+        self._wake_waiting_caller()
         if self._closed:
             self.close_idle()
 
@@ -194,7 +196,7 @@ class ConnectionPool:
             slots.append(weakref.ref(slot))
             return slot
 
-    def _wait(self, deadline: float) -> None:
+    def _wait_for_connection(self, deadline: float) -> None:
         """Wait until a connection may be free. Raises StoreBusy."""
         remaining = deadline - time.monotonic()
         if remaining <= 0:
@@ -211,7 +213,7 @@ class ConnectionPool:
             with suppress(IndexError):
                 self._waiting.pop()
 
-    def _wake(self) -> None:
+    def _wake_waiting_caller(self) -> None:
         if self._waiting and self._freed.qsize() < len(self._waiting):
             self._freed.put(None)
 
@@ -221,7 +223,7 @@ class ConnectionPool:
         except BaseException:
             # Free the slot now, because the exception may keep this frame and its slot alive.
             slot.is_free = True
-            self._wake()
+            self._wake_waiting_caller()
             raise
         transaction.slot = slot
         return transaction
@@ -230,7 +232,7 @@ class ConnectionPool:
         close(transaction.connection)
         if transaction.slot is not None:
             transaction.slot.is_free = True
-        self._wake()
+        self._wake_waiting_caller()
 
     def connect(self, deadline: float) -> Transaction:
         """Open a new connection, which stays outside the pool unless `acquire` gives it a slot.
@@ -270,22 +272,22 @@ class ConnectionPool:
         return Transaction(connection, self._sql, server)
 
     def _configure(self, connection: Connection) -> ServerProperties:
-        [(process, commit, encoding, version)] = connection.execute(_SERVER_QUERY)
+        [(server_pid, synchronous_commit, encoding, version)] = connection.execute(_SERVER_QUERY)
         if encoding != "UTF8":
             raise UsageError(
                 f"the database has the encoding {encoding}, but UTF8 is required; create another "
                 "one with createdb --encoding=UTF8 --template=template0"
             )
-        if version < _MIN_VERSION:
+        if version < _MIN_SERVER_VERSION:
             raise UsageError(f"the server has version {version // 10000}; 14 or newer is required")
-        asynchronous_commit = commit == "off"
-        has_pooler = process != connection.pgconn.backend_pid
+        asynchronous_commit = synchronous_commit == "off"
+        has_pooler = server_pid != connection.pgconn.backend_pid
         server = ServerProperties(has_pooler=has_pooler, asynchronous_commit=asynchronous_commit)
         if has_pooler:
             return server
         connection.prepare_threshold = 1
-        milliseconds = max(1, int(self._settings.busy_timeout * 1000))
-        connection.execute(f"SET lock_timeout = {milliseconds}")
+        timeout_ms = max(1, int(self._settings.busy_timeout * 1000))
+        connection.execute(f"SET lock_timeout = {timeout_ms}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
         if asynchronous_commit:
             # guard: postgres-synchronous-commit-on
@@ -321,14 +323,14 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
         message = " ".join(str(error).split())
         if "query parameter" in message:
             raise UsageError(f"postgresql: {message}") from None
-        raise UsageError(_INVALID_URL) from None
+        raise UsageError(_INVALID_URL_TEXT) from None
     if "@" in str(parameters.get("host") or ""):
         raise UsageError("postgresql: there is an @ in the host; in the password write %40 for it")
     ports = str(parameters.get("port") or "").split(",")
-    in_database = "@" in str(parameters.get("dbname") or "") and "%40" not in conninfo
-    if in_database or not all(port.isdigit() for port in ports if port):
+    has_at_in_database = "@" in str(parameters.get("dbname") or "") and "%40" not in conninfo
+    if has_at_in_database or not all(port.isdigit() for port in ports if port):
         # If the password contains a /, the driver reads parts of it as port and database name.
-        raise UsageError(_INVALID_URL)
+        raise UsageError(_INVALID_URL_TEXT)
     defaults = {name: value for name, value in _PG_DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")
     if "," in hosts and not read_only and parameters.get("target_session_attrs") is None:
@@ -337,7 +339,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     return defaults
 
 
-def _has_data(connection: Connection) -> bool:
+def _has_unread_data(connection: Connection) -> bool:
     if connection.closed:
         return True
     poll = select.poll()

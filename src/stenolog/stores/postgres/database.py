@@ -1,4 +1,4 @@
-"""One database: runs calls, and retries them if the server refuses them or is unreachable.
+"""One database: runs calls, and repeats a call if the server refuses the call or is unreachable.
 
 A call that only reads is retried on another connection. A write is retried only if it was certainly
 not stored, or if it has an idempotency key.
@@ -33,7 +33,7 @@ from stenolog.stores.postgres.postgres_errors import (
 )
 from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
-from stenolog.stores.sql.dialect import not_stored
+from stenolog.stores.sql.dialect import to_not_stored
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ _DRIVER_ERRORS: Final = (psycopg.Error, OSError)
 
 
 class Database:
-    """A database with a connection pool. Its methods raise the errors of `Store`.
+    """A database with a connection pool. Every method raises the errors of `Store`.
 
     Several threads and stores may share a Database. After a fork the child opens its own
     connections.
@@ -88,14 +88,14 @@ class Database:
                     return work(transaction)
             except _DRIVER_ERRORS as error:
                 if not is_connection_lost(error) or not self._pause_before_retry(deadline):
-                    raise read_failure(error, self._action_text()) from error
+                    raise read_failure(error, self._error_prefix()) from error
             finally:
                 self._connections.release(transaction)
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
         """Open a transaction that reads the data of one moment."""
-        with self._converted_errors(read_failure), self._borrowed_connection() as transaction:
+        with self._convert_errors(read_failure), self._borrow_connection() as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
             transaction.execute(b"COMMIT")
@@ -136,24 +136,24 @@ class Database:
     def _run_with_retries(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         self.check_writable()
         deadline = self._deadline()
-        loss: Exception | None = None
+        loss_error: Exception | None = None
         """First error that left it unknown whether the work was stored."""
         while True:
             try:
                 transaction = self._acquire_connection(deadline)
             except StenologError as error:
-                raise self._final_error(not_stored(error), loss) from error
+                raise self._final_error(to_not_stored(error), loss_error) from error
             try:
                 with transaction.mark_in_use():
                     return work(transaction)
             except FailedBeforeCommit as error:
                 can_retry, cause = True, error.cause
-                failure = write_failure(cause, self._action_text())
+                failure = write_failure(cause, self._error_prefix())
             except _DRIVER_ERRORS as error:
                 can_retry, cause = safe, error
-                failure = commit_failure(error, self._action_text())
+                failure = commit_failure(error, self._error_prefix())
                 if is_connection_lost(error):
-                    loss = loss or error
+                    loss_error = loss_error or error
             finally:
                 self._return_connection(transaction)
             if is_read_only_server(cause):
@@ -165,12 +165,12 @@ class Database:
                 or (can_retry and is_connection_lost(cause))
             )
             if not should_retry or not self._pause_before_retry(deadline):
-                raise self._final_error(failure, loss) from cause
+                raise self._final_error(failure, loss_error) from cause
 
-    def _final_error(self, failure: StenologError, loss: Exception | None) -> StenologError:
+    def _final_error(self, failure: StenologError, loss_error: Exception | None) -> StenologError:
         """Return the error of a call: MaybeStored if the outcome of any attempt is unknown."""
         # guard: postgres-unknown-outcome
-        return failure if loss is None else commit_failure(loss, self._action_text())
+        return failure if loss_error is None else commit_failure(loss_error, self._error_prefix())
 
     def _return_connection(self, transaction: Transaction) -> None:
         """Return a connection to the pool, and roll back a transaction that an error left open."""
@@ -185,19 +185,19 @@ class Database:
     def write_transaction(self) -> Iterator[Transaction]:
         """Open a write transaction, committed at the end or rolled back after any error."""
         self.check_writable()
-        with self._converted_errors(write_failure), self._borrowed_connection() as transaction:
+        with self._convert_errors(write_failure), self._borrow_connection() as transaction:
             self._begin_write(transaction)
             yield transaction
             try:
                 transaction.commit()
             except _DRIVER_ERRORS as error:
-                raise commit_failure(error, self._action_text()) from error
+                raise commit_failure(error, self._error_prefix()) from error
 
     def _begin_write(self, transaction: Transaction) -> None:
         transaction.execute(b"BEGIN ISOLATION LEVEL READ COMMITTED")
         if transaction.server.has_pooler:
-            milliseconds = max(1, int(self.settings.busy_timeout * 1000))
-            transaction.execute(f"SET LOCAL lock_timeout = {milliseconds}")
+            timeout_ms = max(1, int(self.settings.busy_timeout * 1000))
+            transaction.execute(f"SET LOCAL lock_timeout = {timeout_ms}")
             if transaction.server.asynchronous_commit:
                 transaction.execute(b"SET LOCAL synchronous_commit = on")
 
@@ -237,10 +237,10 @@ class Database:
             return self._connections.acquire(deadline)
         except _DRIVER_ERRORS as error:
             # The pool retried until the deadline, or a retry cannot help.
-            raise read_failure(error, self._action_text()) from error
+            raise read_failure(error, self._error_prefix()) from error
 
     @contextmanager
-    def _borrowed_connection(self) -> Iterator[Transaction]:
+    def _borrow_connection(self) -> Iterator[Transaction]:
         transaction = self._acquire_connection(self._deadline())
         try:
             with transaction.mark_in_use():
@@ -249,14 +249,14 @@ class Database:
             self._return_connection(transaction)
 
     @contextmanager
-    def _converted_errors(
-        self, failure: Callable[[Exception, str], StenologError]
+    def _convert_errors(
+        self, to_failure: Callable[[Exception, str], StenologError]
     ) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:
             # Convert only driver errors: the code inside the `with` may raise other errors.
-            raise failure(error, self._action_text()) from error
+            raise to_failure(error, self._error_prefix()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
@@ -276,7 +276,7 @@ class Database:
         port = f":{parameters['port']}" if parameters.get("port") else ""
         return f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}"
 
-    def _action_text(self) -> str:
+    def _error_prefix(self) -> str:
         return f"PostgreSQL at {self.address}"
 
     def check_open(self) -> None:
@@ -304,8 +304,8 @@ class Database:
         elif is_read_only:
             errors = ["the server accepts no writes: check its default_transaction_read_only"]
         if fsync != "on":
-            problem = "the server runs with fsync = off: a power cut may lose acknowledged messages"
-            warnings = [problem]
+            warning = "the server runs with fsync = off: a power cut may lose acknowledged messages"
+            warnings = [warning]
         return errors, warnings
 
     def release(self) -> None:
@@ -326,10 +326,10 @@ class Database:
 
     def after_fork(self) -> None:
         """In a forked child: use new connections instead of the parent's connections."""
-        closed = self.closed
+        was_closed = self.closed
         self._connections.abandon_in_child(self.notifications.abandon_in_child())
         self._create_pool()
-        if closed:
+        if was_closed:
             self.close()
 
 
@@ -342,16 +342,16 @@ _sharing_lock = threading.Lock()
 
 
 def open_database(settings: Settings) -> Database:
-    """Return the database for these settings, shared by the stores of a process."""
+    """Return the database for these settings, which all stores of this process share."""
     with _sharing_lock:
         opening_lock = _opening_locks.setdefault(settings, threading.Lock())
     # While a database is opened, only callers with the same settings wait.
     with opening_lock:
         with _sharing_lock:
-            shared = _shared_databases.get(settings)
-            if shared is not None and not shared.closed:
-                shared.store_count += 1
-                return shared
+            shared_database = _shared_databases.get(settings)
+            if shared_database is not None and not shared_database.closed:
+                shared_database.store_count += 1
+                return shared_database
         database = Database(settings)
         database.store_count = 1
         with _sharing_lock:
@@ -389,7 +389,7 @@ def examine(database: Database) -> Report:
         with database.read_transaction() as transaction:
             sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
             findings += damage_findings
-            findings += _stray_rows(transaction)
+            findings += _stray_row_findings(transaction)
     except DamagedStore as error:
         kind, advice = "damaged database", _RESTORE_ADVICE
         if isinstance(error, NewerFormat):
@@ -407,7 +407,7 @@ def repair(database: Database) -> list[RepairResult]:
     return repair_sessions(database.run_write, examine(database).findings)
 
 
-def _stray_rows(transaction: Transaction) -> Iterator[Finding]:
+def _stray_row_findings(transaction: Transaction) -> Iterator[Finding]:
     for table, count in transaction.run("stray_rows"):
         if count:
             yield Finding(

@@ -24,9 +24,9 @@ from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.schema import quote_name
 from stenolog.stores.postgres.transactions import Transaction
 
-SLOW_POLL: Final = 2.0
+SLOW_POLL_SECONDS: Final = 2.0
 """Poll interval of a follower that receives notifications, in seconds."""
-FAST_POLL: Final = 0.1
+FAST_POLL_SECONDS: Final = 0.1
 """Poll interval of a follower that cannot receive notifications, in seconds."""
 _COLLECT_SECONDS: Final = 0.01
 _TIMEOUT_SECONDS: Final = 2.0
@@ -101,7 +101,7 @@ class Notifications:
                     target=self._send_loop, name="stenolog-notify", daemon=True
                 )
                 thread.start()
-                self._register(thread)
+                self._register_sender(thread)
         except BaseException as error:
             # The next call of `notify` tries again to start the thread.
             self._will_collect = False
@@ -111,7 +111,7 @@ class Notifications:
             log_reports.info("other processes are not notified of changes: %s", error)
         self._work.set()
 
-    def _register(self, thread: threading.Thread) -> bool:
+    def _register_sender(self, thread: threading.Thread) -> bool:
         """Return whether the thread is, or has now become, the sending thread."""
         with self._mutex:
             if self._sender_thread is None:
@@ -119,12 +119,12 @@ class Notifications:
             return self._sender_thread is thread
 
     def _send_loop(self) -> None:
-        if not self._register(threading.current_thread()):
+        if not self._register_sender(threading.current_thread()):
             return
         while True:
-            idle = not self._work.wait(_IDLE_SECONDS)
+            is_idle = not self._work.wait(_IDLE_SECONDS)
             with self._mutex:
-                if idle and not self._unsent:
+                if is_idle and not self._unsent:
                     self._sender_thread, self._will_collect = None, False
                     self._close_sender()
                     return
@@ -180,9 +180,13 @@ class Notifications:
     def poll_interval(self) -> float:
         """Maximum time that a follower waits for its signal before it polls, in seconds."""
         listener = self._listener
-        return SLOW_POLL if listener is not None and listener.is_listening else FAST_POLL
+        return (
+            SLOW_POLL_SECONDS
+            if listener is not None and listener.is_listening
+            else FAST_POLL_SECONDS
+        )
 
-    max_poll_interval = SLOW_POLL
+    max_poll_interval = SLOW_POLL_SECONDS
     """Upper bound of `poll_interval`."""
 
     def wake(self, name: str | None) -> None:
@@ -240,7 +244,7 @@ class _Listener:
                 # From now on, followers poll more often.
                 self._notifications.wake(None)
                 if not self._closed:
-                    _wait_readable([self._wake_reader], FAST_POLL)
+                    _wait_readable([self._wake_reader], FAST_POLL_SECONDS)
         finally:
             os.close(self._wake_reader)
 
@@ -268,9 +272,9 @@ class _Listener:
             self._thread.join(_TIMEOUT_SECONDS)
 
 
-def _wait_readable(files: list[int], seconds: float | None) -> None:
+def _wait_readable(descriptors: list[int], seconds: float | None) -> None:
     """Wait until a file is readable, with `poll`: `select` is limited to 1,024 descriptors."""
     poll = select.poll()
-    for file in files:
-        poll.register(file, select.POLLIN)
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
     poll.poll(None if seconds is None else 1000 * seconds)

@@ -13,7 +13,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.stores.sql.dialect import RETRY_ADVICE, not_stored
+from stenolog.stores.sql.dialect import RETRY_ADVICE, to_not_stored
 
 _CONFLICT_ERRORS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 _READ_ONLY_SERVER: Final = "the server accepts only reads: it is a standby, or read-only"
@@ -114,7 +114,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a write that failed before its commit, so that nothing was stored."""
-    return not_stored(read_failure(error, action))
+    return to_not_stored(read_failure(error, action))
 
 
 def commit_failure(error: Exception, action: str) -> StenologError:
@@ -124,17 +124,17 @@ def commit_failure(error: Exception, action: str) -> StenologError:
     return write_failure(error, action)
 
 
-def read_only_error(where: str) -> ReadOnly:
+def read_only_error(address: str) -> ReadOnly:
     """Return the error for a write to a store that was opened read-only."""
-    return ReadOnly(f"{where} was opened read-only")
+    return ReadOnly(f"{address} was opened read-only")
 
 
 def describe_error(error: Exception) -> str:
     """Return one line with the problem and advice."""
-    state = getattr(error, "sqlstate", None) or ""
+    sqlstate = getattr(error, "sqlstate", None) or ""
     text = str(error)
     line = _first_line(error)
-    advice = _SQLSTATE_ADVICE.get(state) or _SQLSTATE_ADVICE.get(state[:2])
+    advice = _SQLSTATE_ADVICE.get(sqlstate) or _SQLSTATE_ADVICE.get(sqlstate[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
         advice = next((hint for phrase, hint in _REFUSAL_ADVICE.items() if phrase in text), None)
     if advice is None and "failed to resolve host" in text:
@@ -146,6 +146,6 @@ def describe_error(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     """Return the error message of the driver or server, without the address and hints."""
-    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    line = (primary or str(error)).strip().split("\n")[0].strip()
+    server_message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    line = (server_message or str(error)).strip().split("\n")[0].strip()
     return line.rpartition(" failed: ")[2] or line or type(error).__name__

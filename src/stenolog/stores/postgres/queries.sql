@@ -280,8 +280,8 @@ SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 
 -- --- notifications -----------------------------------------------------------------------------
 
--- Not run in a transaction that stores messages: commits with a notification wait for each other,
--- in the whole database.
+-- This never runs in a transaction that stores messages: commits with a notification wait for each
+-- other, in the whole database.
 -- name: notify
 SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.snapshots import EmptyStore
-from stenolog.stores.sql.scripts import named_statements, numbered_scripts
+from stenolog.stores.sql.dialect import named_statements, numbered_scripts
 
 if TYPE_CHECKING:
     import psycopg
@@ -20,8 +20,8 @@ _FOLDER: Final = Path(__file__).parent
 def statements(schema: str) -> dict[str, bytes]:
     """Return the statements of queries.sql by name, as bytes, because the driver sends bytes."""
     text = (_FOLDER / "queries.sql").read_text(encoding="utf-8")
-    named = named_statements(text.replace("{schema}", quote_name(schema)))
-    return {name: parts[0].encode() for name, parts in named.items()}
+    statements_by_name = named_statements(text.replace("{schema}", quote_name(schema)))
+    return {name: sql_statements[0].encode() for name, sql_statements in statements_by_name.items()}
 
 
 def quote_name(name: str) -> str:
@@ -61,7 +61,7 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     Return True if the tables keep an older version, because the store is read-only. The call waits
     while another process changes the tables. Raises NewerFormat, DamagedStore, EmptyStore.
     """
-    version = version_of(connection, settings.schema)
+    version = table_version(connection, settings.schema)
     if version is not None and version == newest_version():
         return False
     if settings.read_only:
@@ -75,7 +75,7 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-        version = version_of(connection, settings.schema)
+        version = table_version(connection, settings.schema)
         if version == newest_version():
             return False
         if version is None and not list(connection.execute(_HAS_SCHEMA_QUERY, (settings.schema,))):
@@ -89,14 +89,14 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     return False
 
 
-def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
+def set_version(connection: "psycopg.Connection[Any]", schema: str, version: int) -> None:
     """Set the version of the tables and of each session, so that an older stenolog rejects both."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quote_name(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
-        connection.execute(statement.encode(), (number,))
+        connection.execute(statement.encode(), (version,))
 
 
-def version_of(connection: "Connection", schema: str) -> int | None:
+def table_version(connection: "Connection", schema: str) -> int | None:
     """Return the version of the tables; None if the tables do not exist.
 
     Raises NewerFormat, ForeignLog, DamagedStore.

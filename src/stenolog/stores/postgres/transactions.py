@@ -26,9 +26,9 @@ _STATUS_OPEN: Final = psycopg.pq.ConnStatus.OK
 _STATUS_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY_ROWS: Final = 100  # with this many rows, COPY is faster than one statement
+_MANY_ROWS: Final = 100  # for so many rows or more, COPY is faster than one statement
 _PAGE_SIZE: Final = 2_000
-"""Number of messages per fetch. A session is read in pages, because it may not fit in memory."""
+"""Number of messages per fetch. A whole session may not fit in memory."""
 _RETRYABLE_CONSTRAINTS: Final = (
     "token_pkey",
     "session_live",
@@ -99,7 +99,7 @@ class Transaction:
     ) -> bytes | None:
         """Execute the statement of this name with encoded values and return its single value.
 
-        The most frequent statement avoids a cursor, which takes as long as half a round trip.
+        This method uses no cursor, because a cursor takes as long as half a round trip.
         Raises FailedBeforeCommit if the statement could not be prepared.
         """
         if name in self._prepared:
@@ -110,7 +110,7 @@ class Transaction:
                 self._prepared.clear()
         try:
             self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
-            self._result(_COMMAND_OK)
+            self._fetch_result(_COMMAND_OK)
         except psycopg.Error as error:
             raise FailedBeforeCommit(error) from error
         self._prepared.add(name)
@@ -120,15 +120,15 @@ class Transaction:
         formats = [Format.BINARY] * len(values)
         pgconn = self.connection.pgconn
         pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
-        result = self._result(_TUPLES_OK)
+        result = self._fetch_result(_TUPLES_OK)
         value: bytes | None = result.get_value(0, 0) if result.ntuples else None
         return value
 
-    def _result(self, expected: ExecStatus) -> Any:
+    def _fetch_result(self, expected_status: ExecStatus) -> Any:
         # A server that closes the connection may send a result first, then the error.
         results = self.connection.wait(generators.execute(self.connection.pgconn))
         for result in results:
-            if result.status != expected:
+            if result.status != expected_status:
                 raise psycopg.errors.error_from_result(result, "utf-8")
         return results[0]
 
@@ -178,17 +178,17 @@ class Transaction:
         self.in_use = False
 
     @property
-    def format(self) -> int:
+    def table_version(self) -> int:
         """Newest version of the tables that this code knows. Every session row has a version."""
         return schema.newest_version()
 
-    def key(self, key: str) -> bytes:
+    def key_parameter(self, key: str) -> bytes:
         """Return the key as bytes, because a text column cannot contain a zero byte."""
         return key.encode()
 
-    def body(self, body: bytes) -> str:
-        """Return the body as str: JSON is stored as text."""
-        return body.decode()
+    def json_parameter(self, encoded: bytes) -> str:
+        """Return the JSON as str, because PostgreSQL stores JSON as text."""
+        return encoded.decode()
 
     def check_format(self) -> None:
         """Raise NewerFormat if a newer stenolog has changed the tables."""
@@ -202,7 +202,7 @@ class Transaction:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session_id: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, with `hidden` set according to `state`."""
         floor, hidden = (0, []) if state is None else (state.floor, state.hidden)
         return [
@@ -212,44 +212,44 @@ class Transaction:
                 Raw(body.encode()),
                 hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
             )
-            for first, end in seqs
-            for seq, at, body in self.run("messages", session, first, end)
+            for first, last in seqs
+            for seq, at, body in self.run("messages", session_id, first, last)
             if is_intact(at, body)
         ]
 
     def intact_messages(
-        self, session: int, first: int, last: int
+        self, session_id: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message."""
-        for start in range(first, last + 1, _PAGE_SIZE):
-            end = min(start + _PAGE_SIZE - 1, last)
-            for seq, at, body in self.run("messages", session, start, end):
+        for first_in_page in range(first, last + 1, _PAGE_SIZE):
+            last_in_page = min(first_in_page + _PAGE_SIZE - 1, last)
+            for seq, at, body in self.run("messages", session_id, first_in_page, last_in_page):
                 if is_intact(at, body):
                     yield seq, at, body.encode()
 
-    def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
+    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether the message is intact."""
-        after = -MAX_SEQ
-        while rows := self.run("some_messages", session, after, _PAGE_SIZE):
-            after = rows[-1][0]
+        last_read_seq = -MAX_SEQ
+        while rows := self.run("some_messages", session_id, last_read_seq, _PAGE_SIZE):
+            last_read_seq = rows[-1][0]
             for seq, at, body in rows:
                 yield seq, is_intact(at, body)
 
-    def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
+    def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body. Raises UniqueConflict."""
-        remaining = iter(rows)
-        first_rows = list(islice(remaining, _MANY_ROWS))
+        remaining_rows = iter(rows)
+        first_rows = list(islice(remaining_rows, _MANY_ROWS))
         if len(first_rows) < _MANY_ROWS:
             # This statement needs one round trip; COPY needs two.
             if first_rows:
                 seqs, times, bodies = zip(*first_rows, strict=True)
                 texts = [body.decode() for body in bodies]
-                self.run("add_messages", session, list(seqs), list(times), texts)
+                self.run("add_messages", session_id, list(seqs), list(times), texts)
             return
         try:
-            with self.connection.cursor() as cursor, cursor.copy(self.sql["copy_in"]) as copying:
-                for seq, at, body in chain(first_rows, remaining):
-                    copying.write_row((session, seq, at, body.decode()))
+            with self.connection.cursor() as cursor, cursor.copy(self.sql["copy_in"]) as copy:
+                for seq, at, body in chain(first_rows, remaining_rows):
+                    copy.write_row((session_id, seq, at, body.decode()))
         except psycopg.errors.UniqueViolation as error:
             raise _conflict_error(error) from error
 
@@ -259,7 +259,7 @@ class Transaction:
         """Roll back only the statements inside the `with` if an error is raised."""
         return self.connection.transaction()
 
-    def erasing(self) -> AbstractContextManager[object]:
+    def erase_on_delete(self) -> AbstractContextManager[object]:
         """Do nothing: rows are deleted normally, and vacuumed afterwards."""
         return nullcontext()
 

@@ -2,11 +2,13 @@
 
 Each engine has a file `queries.sql`. Both files define statements with the same names, parameters
 and result columns. The protocols in this module declare the operations that need more than one
-named statement.
+named statement. `named_statements` and `numbered_scripts` load the SQL files of an engine.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from stenolog.errors import NotStored, StenologError, StoreUnavailable
@@ -23,11 +25,11 @@ T = TypeVar("T")
 RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
 
 
-def not_stored(failure: StenologError) -> StenologError:
-    """Convert a StoreUnavailable from before the commit to NotStored; return other errors as is."""
-    if type(failure) is StoreUnavailable:
-        return NotStored(f"{failure}. Nothing of it was stored")
-    return failure
+def to_not_stored(error: StenologError) -> StenologError:
+    """Return NotStored for a StoreUnavailable before the commit; any other error unchanged."""
+    if type(error) is StoreUnavailable:
+        return NotStored(f"{error}. Nothing of it was stored")
+    return error
 
 
 class UniqueConflict(Exception):
@@ -38,7 +40,7 @@ class Transaction(Protocol):
     """Statements on one connection. A write transaction commits its statements together."""
 
     @property
-    def format(self) -> int:
+    def table_version(self) -> int:
         """Newest version of the tables that this code knows; 0 if rows contain no version."""
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
@@ -50,11 +52,11 @@ class Transaction(Protocol):
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
 
-    def key(self, key: str) -> Any:
+    def key_parameter(self, key: str) -> Any:
         """Convert a session key to a parameter of a statement."""
 
-    def body(self, body: bytes) -> Any:
-        """Convert a JSON body to a parameter of a statement."""
+    def json_parameter(self, encoded: bytes) -> Any:
+        """Convert encoded JSON to a parameter of a statement."""
 
     def check_format(self) -> None:
         """Raise NewerFormat if a newer stenolog has changed the tables."""
@@ -62,7 +64,7 @@ class Transaction(Protocol):
     def check_row_format(self, version: int | None) -> None:
         """Raise NewerFormat if this code does not know the version of a row."""
 
-    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session_id: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
         `state`: set `hidden` on the messages that this state hides. Without `state`, no message
@@ -70,28 +72,31 @@ class Transaction(Protocol):
         """
 
     def intact_messages(
-        self, session: int, first: int, last: int
+        self, session_id: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message, without loading all into memory."""
 
-    def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
+    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether time and body are intact."""
 
-    def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
+    def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
 
     def savepoint(self) -> AbstractContextManager[object]:
         """Return a context manager that, after an error, rolls back only the statements inside."""
 
-    def erasing(self) -> AbstractContextManager[object]:
-        """Return a context manager for purges; `Dialect.erase_purged_bytes` erases bytes later."""
+    def erase_on_delete(self) -> AbstractContextManager[object]:
+        """Return a context manager for the statements that delete rows in a purge.
+
+        `Dialect.erase_purged_bytes` erases the bytes that these statements leave.
+        """
 
     def unfinished_purges(self) -> list[str | bytes]:
         """Return the start times of purges whose bytes are not yet erased."""
 
 
 class Settings(Protocol):
-    """Options that every database has."""
+    """Options that the databases of both engines have."""
 
     @property
     def read_only(self) -> bool:
@@ -171,7 +176,7 @@ class Dialect(Protocol):
     ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
         """Listen for changes of a session.
 
-        Yields a function that waits for a change, and the maximum wait in seconds.
+        Yields a function that waits for a change, and the maximum seconds to pass to it.
         """
 
     # --- leases ------------------------------------------------------------------------------
@@ -196,10 +201,38 @@ class Dialect(Protocol):
     # --- purge, health, close ----------------------------------------------------------------
 
     def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Erase the bytes of purged rows; return sentences about the places where bytes remain."""
+        """Erase the bytes of purged rows; return a sentence about each place where bytes remain."""
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""
 
     def close(self) -> None:
         """Release the database; a second call does nothing."""
+
+
+# --- SQL files -------------------------------------------------------------------------------
+
+_NAME_COMMENT_PATTERN: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
+
+
+def named_statements(text: str) -> dict[str, list[str]]:
+    """Return the statements of a file `queries.sql` by name. Names may share statements.
+
+    A comment after the last statement must not contain a semicolon: it would become a statement.
+    """
+    _, *sections = _NAME_COMMENT_PATTERN.split(text)
+    return {
+        name: [statement.strip() for statement in statements.split(";")[:-1]]
+        for names, statements in zip(sections[::2], sections[1::2], strict=True)
+        for name in names.split(", ")
+    }
+
+
+def numbered_scripts(folder: Path, *, first: int = 1) -> dict[int, str]:
+    """Return the scripts in a folder by the number in their file names; `first` is the lowest."""
+    scripts = {
+        int(path.name.partition("_")[0]): path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("*.sql"))
+    }
+    assert list(scripts) == list(range(first, first + len(scripts))), "a script number is missing"
+    return scripts

@@ -1,4 +1,4 @@
-"""Leases as rows: one row per session. Each new holder gets a new epoch."""
+"""Leases, stored as one row per session key. Each new holder gets a new epoch."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from stenolog.errors import LeaseLost, NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.session_rows import find_current, printable_text
+from stenolog.stores.sql.session_rows import printable_text, uid_and_last_seq
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.store import SQLStore
@@ -52,7 +52,7 @@ class StoreLeases:
         with self._mutex:
             if epoch in self._abandoned:
                 return False
-            # Another thread that tried to take over the lease may have replaced this entry.
+            # Another thread that tried to take over the lease may have replaced the epoch.
             self.add_lease(key, epoch)
             return True
 
@@ -78,10 +78,10 @@ class StoreLeases:
             self._abandoned.discard(epoch)
 
     def close(self) -> list[int]:
-        """Accept no new leases, and return the epochs of this process's unreleased leases."""
+        """Stop accepting leases, and return the epochs of this process's unreleased leases."""
         with self._mutex:
             self.is_closed = True
-            epochs = [epoch for epoch, process in self._epochs.values() if process == os.getpid()]
+            epochs = [epoch for epoch, pid in self._epochs.values() if pid == os.getpid()]
             self._epochs.clear()
         return epochs
 
@@ -100,7 +100,7 @@ def acquire_lease(
 ) -> int:
     """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
     deadline = time.monotonic() + wait
-    read_holder = partial(find_holder, dialect=dialect, namespace=namespace, key=key)
+    read_holder = partial(describe_holder, dialect=dialect, namespace=namespace, key=key)
     with dialect.waiting_for_lease(namespace, key) as wait_for_change:
         while True:
             if leases.is_closed:
@@ -118,16 +118,18 @@ def acquire_lease(
             wait_for_change(remaining)
 
 
-def find_holder(transaction: Transaction, dialect: Dialect, namespace: str, key: str) -> str | None:
+def describe_holder(
+    transaction: Transaction, dialect: Dialect, namespace: str, key: str
+) -> str | None:
     """Return a description of the lease's holder; None if the lease is free.
 
     Raises NoSuchSession.
     """
-    if find_current(transaction, namespace, key) is None:
+    if uid_and_last_seq(transaction, namespace, key) is None:
         raise NoSuchSession(key)
-    rows = transaction.run("find_lease", namespace, transaction.key(key))
-    for holder, since, *lease in rows:
-        if dialect.is_lease_held(tuple(lease)):
+    rows = transaction.run("find_lease", namespace, transaction.key_parameter(key))
+    for holder, since, *lease_row in rows:
+        if dialect.is_lease_held(tuple(lease_row)):
             return f"{printable_text(holder)}, since {printable_text(since)}"
     return None
 
@@ -180,25 +182,25 @@ class SQLLease(Generic[S]):
         An expired lease still allows writes.
         """
         self.check_ownership()
-        self._run_check(transaction, "find_epoch")  # guard: sql-lease-fence
+        self._require_lease_row(transaction, "find_epoch")  # guard: sql-lease-fence
 
     @contextmanager
-    def fenced(self, transaction: Transaction) -> Iterator[None]:
+    def fence(self, transaction: Transaction) -> Iterator[None]:
         """Check the lease before the statements inside the `with`, and lock the lease after them.
 
-        The lock prevents a takeover before the transaction ends. As in a purge, the sessions are
-        locked before the lease: the opposite order could deadlock with a purge.
+        The lock prevents a takeover before the transaction ends. Sessions are locked before leases,
+        as in a purge: the opposite order could deadlock.
         """
         self.check_held(transaction)
         try:
             yield
         except NoSuchSession:
             # A purge of the session removes its lease, too.
-            self._run_check(transaction, "check_lease")
+            self._require_lease_row(transaction, "check_lease")
             raise
-        self._run_check(transaction, "check_lease")
+        self._require_lease_row(transaction, "check_lease")
 
-    def _run_check(self, transaction: Transaction, statement: str) -> None:
+    def _require_lease_row(self, transaction: Transaction, statement: str) -> None:
         if not transaction.run(statement, self.epoch):
             raise LeaseLost(self.key, self.epoch)
 

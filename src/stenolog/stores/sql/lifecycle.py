@@ -1,41 +1,54 @@
-"""Lifecycle of sessions: fork, delete, restore and purge."""
+"""Lifecycle of sessions: fork, delete, restore and purge, and snapshots for copies.
+
+See stores/snapshots.py for the protocols of snapshots.
+"""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Raw, Struct
+from msgspec.structs import astuple, replace
 
-from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists
-from stenolog.records import Trashed
+from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists, StoreBusy
+from stenolog.records import Archive, Message, Token, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.arguments import token_bytes, token_text
 from stenolog.stores.base import DeletedSession
 from stenolog.stores.log_reports import DamageReports
-from stenolog.stores.sql.changes import add_change, complete_undo_step, save_state
+from stenolog.stores.snapshots import (
+    Snapshot,
+    SnapshotMark,
+    SnapshotReading,
+    snapshot_of,
+    state_of,
+    token_of,
+)
 from stenolog.stores.sql.dialect import Row, Transaction, UniqueConflict
 from stenolog.stores.sql.rows import (
     MAX_SEQ,
     Session,
+    damage_error,
     deletion_time,
+    encode,
     message_count,
     now,
     parse_time,
     readable_undo_steps,
 )
 from stenolog.stores.sql.session_rows import (
+    add_change,
+    complete_undo_step,
     create_session,
     decode_text,
-    find_current,
     find_session,
     printable_text,
+    save_state,
+    session_from_row,
     session_state,
+    uid_and_last_seq,
 )
-
-
-def copy_marker(uid: str) -> str:
-    """Return the name of the marker with the version that a session had right after its copy."""
-    return f"copied:{uid}"
 
 
 def fork(
@@ -47,21 +60,21 @@ def fork(
     """
     source = require_session(transaction, namespace, key, lock=True)
     _check_key_is_free(transaction, namespace, new_key)
-    forked = states.decide_fork(
+    new_fork = states.decide_fork(
         source.state, source.last_seq, new_key=new_key, at=at, uid=os.urandom(8).hex(), now=now()
     )
     size = sum(
         size_in_bytes
-        for first, last in forked.copied
+        for first, last in new_fork.copied
         for *_, size_in_bytes in transaction.run("extent", source.id, first, last)
     )
-    number = create_session(transaction, namespace, forked.state, forked.next_seq - 1, size)
-    if not number:
+    session_id = create_session(transaction, namespace, new_fork.state, new_fork.next_seq - 1, size)
+    if not session_id:
         raise SessionExists(new_key)
-    for first, last in forked.copied:
-        transaction.run("copy_messages", number, source.id, first, last)
-    for change in states.changes_for_state(forked.state, []):
-        add_change(transaction, Session(number, "", 0, 0, forked.state), change)
+    for first, last in new_fork.copied:
+        transaction.run("copy_messages", session_id, source.id, first, last)
+    for change in states.changes_for_state(new_fork.state, []):
+        add_change(transaction, Session(session_id, "", 0, 0, new_fork.state), change)
 
 
 def require_session(
@@ -75,21 +88,23 @@ def require_session(
 
 
 def _check_key_is_free(transaction: Transaction, namespace: str, key: str) -> None:
-    if find_current(transaction, namespace, key) is not None:
+    if uid_and_last_seq(transaction, namespace, key) is not None:
         raise SessionExists(key)
 
 
 # --- trash -----------------------------------------------------------------------------------
 
 
-def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
+def delete(transaction: Transaction, namespace: str, key: str) -> TrashedSession:
     """Mark a session as deleted. Raises NoSuchSession."""
     session = require_session(transaction, namespace, key, lock=True)
-    rows = transaction.run("deletion_times", namespace, transaction.key(key))
-    at = deletion_time([deleted for (deleted,) in rows])
-    transaction.run("delete_session", session.id, at)
-    messages = message_count(session.state, session.last_seq)
-    return Trashed(key=key, uid=session.state.uid, deleted=parse_time(at), count=messages)
+    rows = transaction.run("deletion_times", namespace, transaction.key_parameter(key))
+    deleted_at = deletion_time([deleted for (deleted,) in rows])
+    transaction.run("delete_session", session.id, deleted_at)
+    count = message_count(session.state, session.last_seq)
+    return TrashedSession(
+        key=key, uid=session.state.uid, deleted=parse_time(deleted_at), count=count
+    )
 
 
 def restore(
@@ -97,11 +112,13 @@ def restore(
 ) -> None:
     """Restore a deleted session. Raises NoSuchSession, SessionExists."""
     transaction.check_format()
-    for session, stored_uid in transaction.run("find_deleted", namespace, transaction.key(key)):
+    for session_id, stored_uid in transaction.run(
+        "find_deleted", namespace, transaction.key_parameter(key)
+    ):
         if uid in (None, printable_text(stored_uid)):
             _check_key_is_free(transaction, namespace, as_key)
             try:
-                transaction.run("restore_session", session, transaction.key(as_key))
+                transaction.run("restore_session", session_id, transaction.key_parameter(as_key))
             except UniqueConflict:
                 raise SessionExists(as_key) from None
             return
@@ -110,17 +127,19 @@ def restore(
 
 def list_trash(
     transaction: Transaction, namespace: str, damage: DamageReports | None = None
-) -> list[Trashed]:
+) -> list[TrashedSession]:
     """Return the deleted sessions, the most recent first. Report and skip damaged rows."""
     trashed = []
-    for raw_key, raw_uid, deleted, last_seq, body, number in transaction.run(
+    for raw_key, raw_uid, deleted, last_seq, encoded, session_id in transaction.run(
         "list_deleted", namespace
     ):
         try:
             key, uid = decode_text(raw_key), decode_text(raw_uid)
-            state = session_state(transaction, number, key, uid=uid, body=body)
-            messages = message_count(state, last_seq)
-            trashed.append(Trashed(key=key, uid=uid, deleted=parse_time(deleted), count=messages))
+            state = session_state(transaction, session_id, key, uid=uid, encoded=encoded)
+            count = message_count(state, last_seq)
+            trashed.append(
+                TrashedSession(key=key, uid=uid, deleted=parse_time(deleted), count=count)
+            )
         except (ValueError, TypeError):
             if damage is not None:
                 damage.report_once(f"the deleted session with the key {raw_key!r}")
@@ -131,7 +150,7 @@ def list_trash(
 
 
 class RemovedMessages(Struct, frozen=True):
-    """Result of a purge."""
+    """Result of a purge: number of messages, and their first and last seq."""
 
     messages: int
     first: int
@@ -142,14 +161,14 @@ class RemovedMessages(Struct, frozen=True):
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
     """Remove all sessions of a key and the key's lease; return None if no session has the key."""
-    rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
+    rows = transaction.run("sessions_of_key", namespace, transaction.key_parameter(key))
     if not rows:
         return None
-    import_notes = _imported_from(transaction, namespace, key)
+    import_notes = _describe_import_sources(transaction, namespace, key)
     return _remove_sessions(transaction, namespace, key, rows, import_notes)
 
 
-def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
+def _describe_import_sources(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
     """Return a sentence about each file that the session was imported from.
 
     The result is empty if the session is damaged.
@@ -168,7 +187,7 @@ def purge_trash(
 ) -> RemovedMessages | None:
     """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
     # Lock the sessions first, so that they stay in the trash until the transaction ends.
-    rows = transaction.run("find_deleted", namespace, transaction.key(key))
+    rows = transaction.run("find_deleted", namespace, transaction.key_parameter(key))
     trashed = list_trash(transaction, namespace)
     deleted_sessions = {(session.uid, session.deleted) for session in trashed if session.key == key}
     if not expected or not deleted_sessions.issuperset(expected):
@@ -185,22 +204,22 @@ def _remove_sessions(
     rows: Sequence[Row],
     import_notes: tuple[str, ...],
 ) -> RemovedMessages:
-    numbers = [number for number, _ in rows]
-    extents = [_message_range(transaction, number, MAX_SEQ) for number in numbers]
-    with transaction.erasing():
-        for number, uid in rows:
-            transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
-            transaction.run("remove_messages", number, MAX_SEQ)
-            transaction.run("remove_tokens", number, MAX_SEQ)
-            transaction.run("remove_changes", number)
-            transaction.run("remove_session", number)
-        if not transaction.run("find_current", namespace, transaction.key(key)):
-            transaction.run("end_lease_of", namespace, transaction.key(key))
-    not_reached = states.describe_remaining(key, forks=_fork_keys(transaction, namespace, key))
+    session_ids = [session_id for session_id, _ in rows]
+    ranges = [_message_range(transaction, session_id, MAX_SEQ) for session_id in session_ids]
+    with transaction.erase_on_delete():
+        for session_id, uid in rows:
+            transaction.run("remove_mark", namespace, copy_marker_name(printable_text(uid)))
+            transaction.run("remove_messages", session_id, MAX_SEQ)
+            transaction.run("remove_tokens", session_id, MAX_SEQ)
+            transaction.run("remove_changes", session_id)
+            transaction.run("remove_session", session_id)
+        if not transaction.run("find_current", namespace, transaction.key_parameter(key)):
+            transaction.run("end_lease_of", namespace, transaction.key_parameter(key))
+    not_reached = states.describe_remaining(key, forks=_find_fork_keys(transaction, namespace, key))
     return RemovedMessages(
-        sum(messages for messages, *_ in extents),
-        min((first for messages, first, _ in extents if messages), default=0),
-        max(last for _, _, last in extents),
+        sum(messages for messages, *_ in ranges),
+        min((first for messages, first, _ in ranges if messages), default=0),
+        max(last for _, _, last in ranges),
         not_reached + import_notes,
     )
 
@@ -208,7 +227,7 @@ def _remove_sessions(
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
 ) -> RemovedMessages | None:
-    """Remove the messages with seqs below `before`, and their undo steps.
+    """Remove the messages with seqs below `before`, and the undo steps that `decide_purge` drops.
 
     Return None if the session does not exist.
     """
@@ -217,46 +236,246 @@ def purge_before(
         return None
     not_reached = states.describe_remaining(
         key,
-        forks=_fork_keys(transaction, namespace, key),
+        forks=_find_fork_keys(transaction, namespace, key),
         summary=session.state.summary,
-        trashed=len(transaction.run("deletion_times", namespace, transaction.key(key))),
+        trashed=len(transaction.run("deletion_times", namespace, transaction.key_parameter(key))),
     )
     import_notes = states.import_sources(session.state.meta)
-    upto = min(before - 1, session.last_seq)
-    messages, first, last = _message_range(transaction, session.id, max(upto, 0))
+    last_purged_seq = min(before - 1, session.last_seq)
+    messages, first, last = _message_range(transaction, session.id, max(last_purged_seq, 0))
     steps = readable_undo_steps(
-        session.state, lambda entry: complete_undo_step(transaction, session, entry)
+        session.state, lambda step: complete_undo_step(transaction, session, step)
     )
-    by_number = {entry.number: entry for entry in steps}
-    readable = replace(session.state, undo=[e for e in session.state.undo if e.number in by_number])
+    steps_by_number = {step.number: step for step in steps}
+    readable_state = replace(
+        session.state, undo=[step for step in session.state.undo if step.number in steps_by_number]
+    )
     state = states.decide_purge(
-        readable, session.last_seq, before, lambda entry: by_number[entry.number]
+        readable_state, session.last_seq, before, lambda step: steps_by_number[step.number]
     )
     if messages or state != session.state:
-        with transaction.erasing():
-            transaction.run("remove_messages", session.id, upto)
-            transaction.run("remove_tokens", session.id, upto)
+        with transaction.erase_on_delete():
+            transaction.run("remove_messages", session.id, last_purged_seq)
+            transaction.run("remove_tokens", session.id, last_purged_seq)
             # Summaries in older changes may describe removed messages: keep only what undo needs.
             transaction.run("remove_changes", session.id)
             for change in states.changes_for_state(
-                state, [by_number[entry.number] for entry in state.undo]
+                state, [steps_by_number[step.number] for step in state.undo]
             ):
                 add_change(transaction, session, change)
             state.generation += 1
             if spans.contains(state.purged, states.archived_upto(state)):
                 state.archive = None
-            first_live = states.archived_upto(state) + 1
-            [(*_, size)] = transaction.run("extent", session.id, first_live, MAX_SEQ)
+            first_unarchived_seq = states.archived_upto(state) + 1
+            [(*_, size)] = transaction.run("extent", session.id, first_unarchived_seq, MAX_SEQ)
             save_state(transaction, session, state, size=size)
     return RemovedMessages(messages, first, last, not_reached + import_notes)
 
 
-def _message_range(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:
-    """Return the number of messages up to a seq, the first seq and the last seq."""
-    [(messages, first, last, _)] = transaction.run("extent", session, 1, upto)
-    return messages, first, last
+def _message_range(transaction: Transaction, session_id: int, upto: int) -> tuple[int, int, int]:
+    """Return the number of messages with seqs up to `upto`, and their first and last seq."""
+    [(count, first, last, _)] = transaction.run("extent", session_id, 1, upto)
+    return count, first, last
 
 
-def _fork_keys(transaction: Transaction, namespace: str, key: str) -> list[str]:
-    rows = transaction.run("forks", namespace, transaction.key(key))
-    return [name.decode(errors="replace") for (name,) in rows]
+def _find_fork_keys(transaction: Transaction, namespace: str, key: str) -> list[str]:
+    rows = transaction.run("forks", namespace, transaction.key_parameter(key))
+    return [fork_key.decode(errors="replace") for (fork_key,) in rows]
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+def copy_marker_name(uid: str) -> str:
+    """Return the name of the marker with the version that a session had right after its copy."""
+    return f"copied:{uid}"
+
+
+class _SnapshotRow(Session):
+    """A session with all columns of its row."""
+
+    namespace: str
+    version: int
+    deleted: str | None
+    stamp: str
+
+
+def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
+    """Return the SnapshotMark of every session in a namespace, deleted sessions first."""
+    marks = []
+    for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
+        mark = SnapshotMark(
+            key=printable_text(key), uid="", stamp=printable_text(stamp), last_seq=last_seq
+        )
+        # If a text in the row is damaged, the uid stays empty.
+        with suppress(UnicodeDecodeError):
+            deleted_at = None if deleted is None else decode_text(deleted)
+            mark = replace(mark, key=decode_text(key), uid=decode_text(uid), deleted=deleted_at)
+        marks.append(mark)
+    return marks
+
+
+def read_snapshot(
+    transaction: Transaction,
+    namespace: str,
+    mark: SnapshotMark,
+    *,
+    after: int = 0,
+    lock: bool = False,
+) -> SnapshotReading:
+    """Read one session. The result is valid until the transaction ends. Raises NoSuchSession.
+
+    `lock`: prevent other writers from changing the session until the transaction ends.
+    """
+    session = _find_by_uid(transaction, namespace, mark, lock=lock)
+    if session is None or session.namespace != namespace:
+        raise NoSuchSession(mark.key, "it was purged")
+    tokens_by_seq = {
+        first: (token_text(token), count)
+        for token, first, count in transaction.run("tokens", session.id)
+    }
+    tokens_without_message = [
+        Token(token_text(token), first, count, "")
+        for token, first, count in transaction.run("missing_tokens", session.id)
+    ]
+    state = session.state
+    marker_versions = transaction.run("find_mark", namespace, copy_marker_name(state.uid))
+    return SnapshotReading(
+        snapshot=snapshot_of(
+            state,
+            last_seq=session.last_seq,
+            updated=session.updated,
+            undo=readable_undo_steps(
+                state, lambda step: complete_undo_step(transaction, session, step)
+            ),
+            deleted=session.deleted,
+            tokens=tokens_without_message,
+        ),
+        messages=_read_snapshot_messages(transaction, session, tokens_by_seq, after),
+        stamp=session.stamp,
+        untouched=[version for (version,) in marker_versions] == [session.version],
+    )
+
+
+def _find_by_uid(
+    transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
+) -> _SnapshotRow | None:
+    """Return the session with the uid of `mark`, in any namespace. Raises DamagedStore."""
+    try:
+        for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
+            key = decode_text(row[1])
+            session = session_from_row(transaction, row, key=key, uid=mark.uid)
+            return _SnapshotRow(*astuple(session), *row[9:])
+    except (UnicodeDecodeError, TypeError) as error:
+        raise damage_error(mark.key, error) from error
+    if not mark.uid:
+        raise damage_error(mark.key, ValueError("its row is damaged"))
+    return None
+
+
+def _read_snapshot_messages(
+    transaction: Transaction,
+    session: Session,
+    tokens_by_seq: dict[int, tuple[str, int]],
+    after: int,
+) -> Iterator[Message]:
+    missing_seqs = states.missing_seqs(session.state)
+    for seq, at, body in transaction.intact_messages(session.id, after + 1, session.last_seq):
+        if missing_seqs and spans.contains(missing_seqs, seq):
+            continue
+        once, count = tokens_by_seq.get(seq, (None, 1))
+        batch_position = (1, count) if count > 1 else None
+        yield Message(seq, at, Raw(body), _part=batch_position, _once=once)
+
+
+class SQLSnapshotWriter:
+    """Writer of complete sessions in one transaction."""
+
+    def __init__(self, transaction: Transaction, namespace: str) -> None:
+        self._transaction = transaction
+        self._namespace = namespace
+
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        """Write a session as `SnapshotWriter.write` describes. Raises SessionExists, StoreBusy."""
+        try:
+            with self._transaction.savepoint():
+                self._write(snapshot, messages, instead_of)
+        except UniqueConflict:
+            raise SessionExists(snapshot.key) from None
+
+    def _write(self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
+        transaction, run = self._transaction, self._transaction.run
+        mark = SnapshotMark(key=snapshot.key, uid=snapshot.uid, stamp="")
+        old_row = _find_by_uid(transaction, self._namespace, mark, lock=True)
+        self._check_replacement(snapshot, old_row, instead_of)
+        key, fork_of = transaction.key_parameter(snapshot.key), snapshot.forked_from
+        source = None if fork_of is None else transaction.key_parameter(fork_of)
+        columns = (snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, source)
+        if old_row is None:
+            rows = run(
+                "add_snapshot",
+                self._namespace,
+                key,
+                snapshot.uid,
+                *columns,
+                transaction.table_version,
+            )
+            if not rows:
+                transaction.check_format()
+            [(session_id,)] = rows
+        else:
+            session_id = old_row.id
+            run("set_snapshot", session_id, key, *columns)
+            run("remove_messages", session_id, MAX_SEQ)
+            run("remove_tokens", session_id, MAX_SEQ)
+            run("remove_changes", session_id)
+        self._put_messages(session_id, messages)
+        self._put_state(session_id, snapshot, old_row)
+        run("put_mark", session_id, copy_marker_name(snapshot.uid))
+
+    def _check_replacement(
+        self, snapshot: Snapshot, old_row: _SnapshotRow | None, instead_of: str
+    ) -> None:
+        """Raise SessionExists or StoreBusy if the session cannot be added or replaced."""
+        if old_row is None and instead_of:
+            raise StoreBusy(f"{snapshot.key!r}: it was removed meanwhile; try again")
+        if old_row is not None and (not instead_of or old_row.namespace != self._namespace):
+            raise SessionExists(snapshot.key, f"another session has its uid, {snapshot.uid}")
+        if old_row is not None and old_row.stamp != instead_of:
+            raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
+        if snapshot.deleted is None:
+            key = self._transaction.key_parameter(snapshot.key)
+            rows = self._transaction.run("find_current", self._namespace, key)
+            if any(uid != snapshot.uid for uid, *_ in rows):
+                raise SessionExists(snapshot.key)
+
+    def _put_messages(self, session_id: int, messages: Iterable[Message]) -> None:
+        tokens: list[tuple[int, bytes, int, int]] = []
+
+        def message_rows() -> Iterator[tuple[int, str, bytes]]:
+            for message in messages:
+                if message._once is not None and (token := token_of(message)) is not None:
+                    tokens.append((session_id, token_bytes(token[0]), message.seq, token[1]))
+                yield message.seq, message._at, message.to_json()
+
+        self._transaction.add_messages(session_id, message_rows())
+        self._transaction.run_many("put_token", tokens)
+
+    def _put_state(self, session_id: int, snapshot: Snapshot, old_row: _SnapshotRow | None) -> None:
+        transaction = self._transaction
+        generation = 1 if old_row is None else old_row.state.generation + 1
+        state, _ = state_of(snapshot, generation=generation)
+        if snapshot.archived:
+            state.archive = Archive("", 1, snapshot.archived)
+        session = Session(session_id, snapshot.updated, snapshot.last_seq, 0, state)
+        for change in states.changes_for_state(state, snapshot.undo):
+            add_change(transaction, session, change)
+        tokens = [
+            (session_id, token_bytes(token.token), token.first, token.count)
+            for token in snapshot.tokens
+        ]
+        transaction.run_many("put_token", tokens)
+        [(*_, size)] = transaction.run("extent", session_id, snapshot.archived + 1, MAX_SEQ)
+        transaction.run("set_state", session_id, size, transaction.json_parameter(encode(state)))

@@ -39,18 +39,18 @@ class Session(Struct):
     state: State
 
 
-_last_second = 0, ""  # cached: the next append is usually in the same second
+_cached_second = 0, ""  # the last second and its text: the next append is usually in that second
 
 
 def now() -> str:
     """Return the current time as the text that is stored in rows."""
-    global _last_second
+    global _cached_second
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    cached_seconds, text = _last_second
+    cached_seconds, date_and_time = _cached_second
     if cached_seconds != seconds:
-        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
-        _last_second = (seconds, text)
-    return f"{text}.{micros:06d}Z"
+        date_and_time = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
+        _cached_second = (seconds, date_and_time)
+    return f"{date_and_time}.{micros:06d}Z"
 
 
 # --- states and changes ----------------------------------------------------------------------
@@ -68,13 +68,13 @@ def encode(value: State | Change) -> bytes:
 
 
 def read_state(
-    body: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
+    encoded: bytes | None, key: str, *, uid: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> State:
     """Return the state of a session; rebuild a damaged state from the session's changes.
 
-    `changes` returns number and body of each recorded change, in order of the numbers.
+    `changes` returns number and JSON of each recorded change, in order of the numbers.
     """
-    stored_state = _intact_state(body, key)
+    stored_state = _intact_state(encoded, key)
     if stored_state is not None:
         return stored_state
     state = rebuilt_state(key, changes())
@@ -88,60 +88,60 @@ def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
     """Return the state that results from the recorded changes; damaged changes are skipped."""
     state = states.blank_state(key, "", 1, "")
     readable_changes, newest_number = [], 0
-    for number, body in changes:
+    for number, encoded_change in changes:
         newest_number = max(newest_number, number)
         with suppress(DamagedStore):
-            readable_changes.append(_decode(body, Change, key))
+            readable_changes.append(_decode(encoded_change, Change, key))
     states.replay_changes(state, readable_changes)  # guard: rebuild-damaged-state
     state.number = max(state.number, newest_number)
     return state
 
 
-def _intact_state(body: bytes | None, key: str) -> State | None:
-    """Return the decoded state; None if the body is missing or damaged.
+def _intact_state(encoded: bytes | None, key: str) -> State | None:
+    """Return the decoded state; None if `encoded` is missing or damaged.
 
-    Values that have their own columns are not set, except the key.
+    Of the values that have their own columns, only the key is set.
     """
-    if body is not None:
+    if encoded is not None:
         with suppress(DamagedStore):
-            state = _decode(body, State, key)
+            state = _decode(encoded, State, key)
             state.key = key
             return state
     return None
 
 
 class StateCheck(Struct, frozen=True):
-    """Result of examining a state and the changes that undo needs."""
+    """Result of `check_state`."""
 
     state: State
     """The stored state, or the rebuilt state if the stored state is damaged."""
     is_rebuilt: bool
-    damaged_steps: list[int]
+    damaged_change_numbers: list[int]
     """Numbers of unreadable changes that undo needs."""
 
 
 def check_state(
-    body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
+    encoded: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
-    """Examine the state of a session. `read_state` describes the argument `changes`."""
-    stored_state = _intact_state(body, key)
-    bodies_by_number: dict[int, bytes] = {}
-    if stored_state is None or any(entry.elsewhere for entry in stored_state.undo):
-        bodies_by_number = dict(changes())
-    state = rebuilt_state(key, bodies_by_number.items()) if stored_state is None else stored_state
-    damaged_steps = []
-    for entry in state.undo:
-        bodies = [bodies_by_number[entry.number]] if entry.number in bodies_by_number else []
+    """Examine a state and the changes that undo needs. `changes`: see `read_state`."""
+    stored_state = _intact_state(encoded, key)
+    encoded_changes: dict[int, bytes] = {}
+    if stored_state is None or any(step.elsewhere for step in stored_state.undo):
+        encoded_changes = dict(changes())
+    state = rebuilt_state(key, encoded_changes.items()) if stored_state is None else stored_state
+    damaged_change_numbers = []
+    for step in state.undo:
+        candidates = [encoded_changes[step.number]] if step.number in encoded_changes else []
         try:
-            if entry.elsewhere:
-                undo_step_from(bodies, key, entry)
+            if step.elsewhere:
+                undo_step_from_changes(candidates, key, step)
         except DamagedStore:
-            damaged_steps.append(entry.number)
-    return StateCheck(state, stored_state is None, damaged_steps)
+            damaged_change_numbers.append(step.number)
+    return StateCheck(state, stored_state is None, damaged_change_numbers)
 
 
 def repaired_state(
-    check: StateCheck, body: bytes | None, *, last_seq: int, seqs: Iterable[int]
+    check: StateCheck, encoded: bytes | None, *, last_seq: int, present_seqs: Iterable[int]
 ) -> tuple[State, Change]:
     """Return the state without damaged undo steps, and a change that records the repair.
 
@@ -150,12 +150,14 @@ def repaired_state(
     """
     state = states.copy_state(check.state)
     if check.is_rebuilt:
-        present_spans = spans.union((seq, seq) for seq in seqs)
+        present_spans = spans.union((seq, seq) for seq in present_seqs)
         state.purged = spans.minus([(1, last_seq)], present_spans) if last_seq > 0 else []
-    last_damaged = max(check.damaged_steps, default=0)
-    state.undo = [entry for entry in state.undo if entry.number > last_damaged]
-    damaged_body = (
-        body.decode(errors="backslashreplace") if check.is_rebuilt and body is not None else None
+    last_damaged_number = max(check.damaged_change_numbers, default=0)
+    state.undo = [step for step in state.undo if step.number > last_damaged_number]
+    damaged_text = (
+        encoded.decode(errors="backslashreplace")
+        if check.is_rebuilt and encoded is not None
+        else None
     )
     change = Change(
         op="repair",
@@ -164,7 +166,7 @@ def repaired_state(
         hidden=state.hidden,
         summary=state.summary,
         meta=state.meta,
-        was=damaged_body,
+        was=damaged_text,
     )
     states.apply_change(state, change)
     return state, change
@@ -176,39 +178,39 @@ def readable_undo_steps(state: State, complete_step: Callable[[Undo], Undo]) -> 
     Steps are undone newest first, so no step before a damaged step can be undone.
     """
     steps: list[Undo] = []
-    for entry in state.undo:
+    for step in state.undo:
         try:
-            steps.append(complete_step(entry))
+            steps.append(complete_step(step))
         except DamagedStore:
             steps = []
     return steps
 
 
-def undo_step_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
-    """Complete an undo step from its change. Raises DamagedStore."""
-    for body in bodies:
+def undo_step_from_changes(encoded_changes: Iterable[bytes], key: str, step: Undo) -> Undo:
+    """Return the undo step of the first readable change. Raises DamagedStore."""
+    for encoded_change in encoded_changes:
         with suppress(DamagedStore):
-            return states.undo_step_of(_decode(body, Change, key))
+            return states.undo_step_of(_decode(encoded_change, Change, key))
     raise DamagedStore(
-        f"{key!r}: change {entry.number} is damaged and cannot be undone; run `steno doctor`"
+        f"{key!r}: change {step.number} is damaged and cannot be undone; run `steno doctor`"
     )
 
 
-def _decode(body: bytes, kind: type[T], key: str) -> T:
+def _decode(encoded: bytes, record_type: type[T], key: str) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(encoded, type=record_type)
     except msgspec.ValidationError as error:
-        raise damaged_session(key, error) from error
+        raise damage_error(key, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
         # A lone surrogate is stored as an escape, which only the slower decoder accepts.
-        return msgspec.convert(json.loads(body), kind)
+        return msgspec.convert(json.loads(encoded), record_type)
     except (ValueError, msgspec.ValidationError) as error:
-        raise damaged_session(key, error) from error
+        raise damage_error(key, error) from error
 
 
-def damaged_session(key: str, error: Exception) -> DamagedStore:
+def damage_error(key: str, error: Exception) -> DamagedStore:
     """Return the error for a session that cannot be read."""
     return DamagedStore(
         f"{key!r}: its state cannot be read ({error}); run `steno doctor` for details"
@@ -230,10 +232,10 @@ parse_iso = datetime.fromisoformat
 
 def parse_time(text: str | bytes) -> datetime:
     """Parse a stored time. Raises ValueError, which includes UnicodeDecodeError."""
-    moment = parse_iso(text if isinstance(text, str) else text.decode())
-    if moment.tzinfo is None:
+    parsed_time = parse_iso(text if isinstance(text, str) else text.decode())
+    if parsed_time.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
-    return moment
+    return parsed_time
 
 
 def deletion_time(earlier_times: Iterable[str | bytes]) -> str:
@@ -241,12 +243,12 @@ def deletion_time(earlier_times: Iterable[str | bytes]) -> str:
 
     The last deleted session of a key thus has the latest time, even if the clock was set back.
     """
-    at = now()
+    current_time = now()
     with suppress(ValueError, OverflowError):
-        newest = max(_parsed_times(earlier_times), default=None)
-        if newest is not None and newest >= parse_time(at):
-            return timestamp(newest + timedelta(microseconds=1))
-    return at
+        latest_time = max(_parsed_times(earlier_times), default=None)
+        if latest_time is not None and latest_time >= parse_time(current_time):
+            return timestamp(latest_time + timedelta(microseconds=1))
+    return current_time
 
 
 def _parsed_times(times: Iterable[str | bytes]) -> Iterator[datetime]:
@@ -258,37 +260,37 @@ def _parsed_times(times: Iterable[str | bytes]) -> Iterator[datetime]:
 def prefix_end(prefix: str) -> str | None:
     """Return the smallest text above all texts with this prefix; None if no text is greater."""
     while prefix:
-        code = ord(prefix[-1])
-        if code < 0x10FFFF:
+        code_point = ord(prefix[-1])
+        if code_point < 0x10FFFF:
             # Skip surrogates, which are not characters.
-            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
+            return prefix[:-1] + chr(0xE000 if code_point == 0xD7FF else code_point + 1)
         prefix = prefix[:-1]
     return None
 
 
 def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
     """Return the SessionInfo of a session with these damaged messages. Raises DamagedStore."""
-    end = session.last_seq
+    last_seq = session.last_seq
     # A message counts as lost if it was lost before a copy, or is damaged in this database.
     lost = spans.union(session.state.lost, damaged_seqs)
     state = session.state if not damaged_seqs else msgspec.structs.replace(session.state, lost=lost)
     try:
         stored_times = parse_time(state.created), parse_time(session.updated)
     except ValueError as error:
-        raise damaged_session(state.key, error) from error
+        raise damage_error(state.key, error) from error
     created, updated = conversation_times(
-        *stored_times, meta={} if state.forked_from is not None else state.meta, last_seq=end
+        *stored_times, meta={} if state.forked_from is not None else state.meta, last_seq=last_seq
     )
-    visible = states.visible_seqs(state, end)
+    visible_spans = states.visible_seqs(state, last_seq)
     return SessionInfo(
         key=state.key,
         uid=state.uid,
         created=created,
         updated=updated,
-        last_seq=end,
+        last_seq=last_seq,
         floor=state.floor,
-        visible=spans.size(visible),
-        count=message_count(state, end),
+        visible=spans.size(visible_spans),
+        count=message_count(state, last_seq),
         lost=spans.size(lost),
         damaged=spans.size(damaged_seqs),
         void_bytes=0,
@@ -299,6 +301,6 @@ def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
         summary=state.summary,
         meta=state.meta,
         forked_from=state.forked_from,
-        in_sight=tuple(visible),
+        visible_spans=tuple(visible_spans),
         change=state.number,
     )

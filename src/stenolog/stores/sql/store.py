@@ -9,7 +9,14 @@ from typing import Any, Concatenate, ParamSpec, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, StenologError, UsageError
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed
+from stenolog.records import (
+    CompactionResult,
+    Health,
+    Message,
+    PurgeResult,
+    SessionInfo,
+    TrashedSession,
+)
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
     Batch,
@@ -25,7 +32,7 @@ from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, SessionOperations, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
-from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
+from stenolog.stores.sql import lifecycle, session_rows
 from stenolog.stores.sql.dialect import Dialect, Transaction
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease
 from stenolog.stores.sql.lifecycle import RemovedMessages
@@ -111,12 +118,12 @@ class SQLStore(SessionOperations):
     def _change(self, key: str, decide: Decide[T]) -> T:
         """Call `decide` and store the change in one transaction, which may be retried."""
         check_key(key)
-        decision = self._run_write(changes.apply_operation, key, decide, self._dialect.damage)
+        decision = self._run_write(session_rows.apply_operation, key, decide, self._dialect.damage)
         if decision.change is not None:
             self._dialect.notify(self._namespace, key)
         return decision.result
 
-    def compact(self, key: str) -> Compacted:
+    def compact(self, key: str) -> CompactionResult:
         """Mark the messages up to the floor as archived.
 
         No row is moved: a query for the rows above the floor does not read the rows below the
@@ -124,13 +131,13 @@ class SQLStore(SessionOperations):
         """
         check_key(key)
 
-        def work(transaction: Transaction, namespace: str) -> Compacted:
+        def work(transaction: Transaction, namespace: str) -> CompactionResult:
             session = session_rows.find_session(transaction, namespace, key, lock=True)
             if session is None:
-                return Compacted(archived=0, bytes_before=0, bytes_after=0)
-            messages, size = changes.compact(transaction, session)
-            return Compacted(
-                archived=messages, bytes_before=session.bytes, bytes_after=session.bytes - size
+                return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
+            count, size = session_rows.compact(transaction, session)
+            return CompactionResult(
+                archived=count, bytes_before=session.bytes, bytes_after=session.bytes - size
             )
 
         return self._run_write(work)
@@ -145,7 +152,7 @@ class SQLStore(SessionOperations):
         self._run_write(lifecycle.fork, key, new_key, at=at)
         self._dialect.notify(self._namespace, new_key)
 
-    def delete(self, key: str) -> Trashed:
+    def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash."""
         check_key(key)
         trashed = self._run_write(lifecycle.delete, key)
@@ -155,17 +162,17 @@ class SQLStore(SessionOperations):
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
         check_key(key)
-        target = key if as_key is None else as_key
-        check_key(target)
-        self._run_write(lifecycle.restore, key, uid=uid, as_key=target)
-        self._dialect.notify(self._namespace, target)
+        target_key = key if as_key is None else as_key
+        check_key(target_key)
+        self._run_write(lifecycle.restore, key, uid=uid, as_key=target_key)
+        self._dialect.notify(self._namespace, target_key)
 
-    def list_trash(self) -> list[Trashed]:
+    def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, the last deleted first."""
         return self._run_read(lifecycle.list_trash, self._dialect.damage)
 
-    def purge(self, key: str, *, before: int | None = None) -> Purged:
-        """Delete a session or its messages permanently, and erase their bytes.
+    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
+        """Delete a session or its older messages permanently, and erase their bytes.
 
         SQLite rewrites the whole file, so the time depends on the file size. Another writer that
         waits longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
@@ -184,31 +191,33 @@ class SQLStore(SessionOperations):
         if removed is None and not has_unfinished:
             raise NoSuchSession(key)
         self._dialect.notify(self._namespace, key)
-        return self._purge_result(removed or RemovedMessages(0, 0, 0, ()))
+        return self._erase_purged_bytes(removed or RemovedMessages(0, 0, 0, ()))
 
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key."""
         check_key(key)
         removed = self._run_write(lifecycle.purge_trash, key, entries)
         if removed is None:
             raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
-        return self._purge_result(removed)
+        return self._erase_purged_bytes(removed)
 
-    def unfinished_purges(self) -> list[Trashed]:
+    def unfinished_purges(self) -> list[TrashedSession]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
         start_times = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in start_times]
+        return [
+            TrashedSession(key="", uid="", deleted=parse_time(at), count=0) for at in start_times
+        ]
 
-    def finish_purge(self, uid: str) -> Purged:
+    def finish_purge(self, uid: str) -> PurgeResult:
         """Finish all interrupted purges of this database. `uid` must be empty."""
         if uid or not self._run_write(lambda transaction, _: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "it has no interrupted purge")
-        return self._purge_result(RemovedMessages(0, 0, 0, ()))
+        return self._erase_purged_bytes(RemovedMessages(0, 0, 0, ()))
 
-    def _purge_result(self, removed: RemovedMessages) -> Purged:
+    def _erase_purged_bytes(self, removed: RemovedMessages) -> PurgeResult:
         """Erase the bytes of a purge and return its result."""
-        return Purged(
+        return PurgeResult(
             messages=removed.messages,
             first=removed.first,
             last=removed.last,
@@ -231,16 +240,16 @@ class SQLStore(SessionOperations):
         return self._dialect.run_read(
             lambda transaction: {
                 decode_text(key)
-                for key, *lease in transaction.run("leases", self._namespace)
-                if self._dialect.is_lease_held(tuple(lease))
+                for key, *lease_row in transaction.run("leases", self._namespace)
+                if self._dialect.is_lease_held(tuple(lease_row))
             }
         ).intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
-        """Return a copy of this store that rejects writes once this lease is lost."""
-        fenced = copy.copy(self)
-        fenced._lease = lease
-        return fenced
+        """Return a copy of this store that rejects writes after the lease is lost."""
+        fenced_store = copy.copy(self)
+        fenced_store._lease = lease
+        return fenced_store
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -280,21 +289,23 @@ class SQLStore(SessionOperations):
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
-        return self._view(key, last, None)
+        return self._read_view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
         """Return a view with only the messages after `view`, or a full view after other changes."""
-        return self._view(view.key, view.last, view)
+        return self._read_view(view.key, view.last, view)
 
-    def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
+    def _read_view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
         check_key(key)
         check_count(last=last)
 
         def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
             session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
-            unchanged = old is not None and old.matches(state.uid, state.generation, state.number)
-            after = old.upto if old is not None and unchanged else None
+            is_unchanged = old_view is not None and old_view.matches(
+                state.uid, state.generation, state.number
+            )
+            after = old_view.upto if old_view is not None and is_unchanged else None
             messages = session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
@@ -327,7 +338,7 @@ class SQLStore(SessionOperations):
     def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
         rows = self._run_read(lambda tx, namespace: tx.run("find_mark", namespace, name))
-        return "".join(str(number) for (number,) in rows)
+        return "".join(str(value) for (value,) in rows)
 
     def update_marker(self, name: str) -> None:
         """Give the change marker `name` a new value."""
@@ -347,20 +358,20 @@ class SQLStore(SessionOperations):
     ) -> Iterator[Message]:
         def read_new(last_seq: int) -> NewMessages | None:
             return self._dialect.run_message_read(
-                partial(self._new_messages, key=key, after=last_seq)
+                partial(self._read_new_messages, key=key, after=last_seq)
             )
 
-        with self._dialect.listen_for_changes(self._namespace, key) as (wait, poll):
+        with self._dialect.listen_for_changes(self._namespace, key) as (wait, max_wait):
             yield from poll_messages(
-                read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=poll
+                read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=max_wait
             )
 
-    def _new_messages(
+    def _read_new_messages(
         self, transaction: Transaction, damage: DamageReports | None, key: str, after: int
     ) -> NewMessages | None:
-        current = session_rows.find_current(transaction, self._namespace, key)
-        if current is None or current[1] <= after:
-            return None if current is None else (*current, [])
+        uid_and_seq = session_rows.uid_and_last_seq(transaction, self._namespace, key)
+        if uid_and_seq is None or uid_and_seq[1] <= after:
+            return None if uid_and_seq is None else (*uid_and_seq, [])
         session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
@@ -372,18 +383,18 @@ class SQLStore(SessionOperations):
     def namespaces(self) -> list[str]:
         """Return the namespaces that have a session, even if only in the trash."""
         return self._dialect.run_read(
-            lambda transaction: [name for (name,) in transaction.run("namespaces")]
+            lambda transaction: [namespace for (namespace,) in transaction.run("namespaces")]
         )
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return the SnapshotMark of every session of this namespace, deleted sessions first."""
-        return self._run_read(snapshots.list_snapshots)
+        return self._run_read(lifecycle.list_snapshots)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session."""
         with self._dialect.read_transaction() as transaction:
-            yield snapshots.read_snapshot(transaction, self._namespace, mark, after=after)
+            yield lifecycle.read_snapshot(transaction, self._namespace, mark, after=after)
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
@@ -393,16 +404,16 @@ class SQLStore(SessionOperations):
                 yield reading
             return
         with self._dialect.write_transaction() as transaction:
-            yield snapshots.read_snapshot(transaction, self._namespace, mark, lock=True)
+            yield lifecycle.read_snapshot(transaction, self._namespace, mark, lock=True)
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Return a writer for several sessions in one transaction."""
+        """Open a writer that stores several sessions in one transaction."""
         with (
             self._dialect.write_transaction() as transaction,
-            nullcontext() if self._lease is None else self._lease.fenced(transaction),
+            nullcontext() if self._lease is None else self._lease.fence(transaction),
         ):
-            yield snapshots.SQLSnapshotWriter(transaction, self._namespace)
+            yield lifecycle.SQLSnapshotWriter(transaction, self._namespace)
 
     # --- health and close --------------------------------------------------------------------
 
@@ -437,8 +448,8 @@ class SQLStore(SessionOperations):
             self._dialect.check_open()
             lease.check_ownership()
 
-        def fenced(transaction: Transaction) -> T:
-            with nullcontext() if lease is None else lease.fenced(transaction):
+        def fenced_work(transaction: Transaction) -> T:
+            with nullcontext() if lease is None else lease.fence(transaction):
                 return work(transaction, self._namespace, *args, **options)
 
-        return self._dialect.run_write(fenced)
+        return self._dialect.run_write(fenced_work)

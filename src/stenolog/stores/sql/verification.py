@@ -17,7 +17,6 @@ from stenolog.stores.findings import (
     stray_rows_finding,
     unreadable_findings,
 )
-from stenolog.stores.sql.changes import add_change
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import (
     Session,
@@ -27,39 +26,45 @@ from stenolog.stores.sql.rows import (
     parse_time,
     repaired_state,
 )
-from stenolog.stores.sql.session_rows import decode_text, printable_text, recorded_changes, to_bytes
+from stenolog.stores.sql.session_rows import (
+    add_change,
+    decode_text,
+    printable_text,
+    recorded_changes,
+    to_bytes,
+)
 
 _TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
 _TIME_COLUMNS: Final = ("created", "updated", "deleted")
-"""Text columns that the statement `every_session` returns, in order; times come last."""
+"""Columns with a time, which the statement `every_session` returns after `_TEXT_COLUMNS`."""
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
-    """Return the number of sessions and the findings. `advice`: how to recover lost data."""
+    """Return the number of sessions and the findings. `advice`: how to recover damaged data."""
     findings: list[Finding] = []
     sessions = transaction.run("every_session")
-    for number, last_seq, body, *columns in sessions:
+    for session_id, last_seq, encoded_state, *columns in sessions:
         texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
-        key, where = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
-        findings += _examine_texts(key, where, texts, advice)
-        state = _check_state(transaction, number, key, body)
-        findings += _examine_session(transaction, number, where, state, last_seq, advice)
+        key, place = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
+        findings += _examine_texts(key, place, texts, advice)
+        check = _check_state(transaction, session_id, key, encoded_state)
+        findings += _examine_session(transaction, session_id, place, check, last_seq, advice)
     return len(sessions), findings
 
 
 def _check_state(
-    transaction: Transaction, number: int, key: str, body: str | bytes | None
+    transaction: Transaction, session_id: int, key: str, encoded_state: str | bytes | None
 ) -> StateCheck:
-    stored = None if body is None else to_bytes(body)
-    return check_state(stored, key, partial(recorded_changes, transaction, number))
+    state_bytes = None if encoded_state is None else to_bytes(encoded_state)
+    return check_state(state_bytes, key, partial(recorded_changes, transaction, session_id))
 
 
 def _examine_texts(
     key: str, place: str, texts: Mapping[str, str | bytes | None], advice: str
 ) -> Iterator[Finding]:
-    for name, value in texts.items():
+    for column, value in texts.items():
         try:
-            if value is not None and name in _TIME_COLUMNS:
+            if value is not None and column in _TIME_COLUMNS:
                 parse_time(value)
             elif value is not None:
                 decode_text(value)
@@ -68,48 +73,55 @@ def _examine_texts(
                 kind="damaged session",
                 key=key,
                 where=place,
-                meaning=f"Its {name} cannot be read: {printable_text(value)!r}.",
+                meaning=f"Its {column} cannot be read: {printable_text(value)!r}.",
                 advice=advice,
             )
 
 
 def _examine_session(
-    transaction: Transaction, number: int, place: str, check: StateCheck, last_seq: int, advice: str
+    transaction: Transaction,
+    session_id: int,
+    place: str,
+    check: StateCheck,
+    last_seq: int,
+    advice: str,
 ) -> Iterator[Finding]:
     state, key = check.state, check.state.key
     if check.is_rebuilt:
         yield damaged_state_finding(key, place)
-    if check.damaged_steps:
-        yield damaged_changes_finding(key, place, check.damaged_steps)
+    if check.damaged_change_numbers:
+        yield damaged_changes_finding(key, place, check.damaged_change_numbers)
     intact_seqs: list[Span] = []
     damaged_seqs: list[Span] = []
     stray_count = 0
-    for seq, is_intact in transaction.examine_messages(number):
+    for seq, is_intact in transaction.examine_messages(session_id):
         if not 1 <= seq <= last_seq:
             stray_count += 1
         else:
             (intact_seqs if is_intact else damaged_seqs).append((seq, seq))
-    missing = spans.minus(
+    missing_seqs = spans.minus(
         states.present_seqs(state, last_seq), spans.union(intact_seqs, damaged_seqs)
     )
     if check.is_rebuilt:
-        missing = []  # messages without a row may have been purged
+        missing_seqs = []  # messages without a row may have been purged
     if state.lost:
         yield lost_messages_finding(key, place, state.lost)
-    yield from unreadable_findings(key, place, missing, spans.union(damaged_seqs), advice=advice)
+    yield from unreadable_findings(
+        key, place, missing_seqs, spans.union(damaged_seqs), advice=advice
+    )
     if stray_count:
         yield stray_rows_finding(key, place, stray_count, last_seq, advice=advice)
 
 
 def repair_sessions(
-    change: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
+    run_write: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
 ) -> list[RepairResult]:
-    """Store rebuilt states and remove damaged undo steps; `change` runs each repair."""
+    """Store rebuilt states and remove damaged undo steps, each in a call of `run_write`."""
     results = []
     for finding in findings:
         if finding.repairable:
             try:
-                repair_text = change(partial(_repair_session, finding=finding))
+                repair_text = run_write(partial(_repair_session, finding=finding))
                 results.append(RepairResult(finding=finding, done=True, words=repair_text))
             except StenologError as error:
                 results.append(RepairResult(finding=finding, done=False, words=str(error)))
@@ -118,12 +130,12 @@ def repair_sessions(
 
 def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
     key, uid = finding.key or "", finding.where.removeprefix("session ")
-    for number, last_seq, stored_body in transaction.run("lock_states", uid):
-        check = _check_state(transaction, number, key, stored_body)
-        if check.is_rebuilt or check.damaged_steps:
-            body = None if stored_body is None else to_bytes(stored_body)
-            seqs = [seq for (seq,) in transaction.run("seqs", number)]
-            state, change = repaired_state(check, body, last_seq=last_seq, seqs=seqs)
-            add_change(transaction, Session(number, "", 0, 0, state), change)
-            transaction.run("repair_state", number, transaction.body(encode(state)))
+    for session_id, last_seq, encoded_state in transaction.run("lock_states", uid):
+        check = _check_state(transaction, session_id, key, encoded_state)
+        if check.is_rebuilt or check.damaged_change_numbers:
+            stored = None if encoded_state is None else to_bytes(encoded_state)
+            seqs = [seq for (seq,) in transaction.run("seqs", session_id)]
+            state, change = repaired_state(check, stored, last_seq=last_seq, present_seqs=seqs)
+            add_change(transaction, Session(session_id, "", 0, 0, state), change)
+            transaction.run("repair_state", session_id, transaction.json_parameter(encode(state)))
     return "the session has a readable state again"

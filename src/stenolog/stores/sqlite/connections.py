@@ -21,13 +21,18 @@ from stenolog.errors import StenologError, StoreBusy, StoreUnavailable
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.locks import keep_forever
-from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import (
     DatabasePath,
     check_version,
+    create_compatibility_views,
     create_file,
+    drop_catalog,
+    empty_database,
+    migrate,
+    newest_version,
     read_header,
     rename_orphaned_log,
+    run_script,
 )
 from stenolog.stores.sqlite.gate import ProcessLock
 from stenolog.stores.sqlite.sqlite_errors import (
@@ -41,8 +46,8 @@ SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlit
 """SQLite's levels. With NORMAL, a power cut may lose the last commits, but no other data."""
 
 _CHECKPOINT_PAGES: Final = 1_000
-_LOG_RESTART_PAGES: Final = 16_000
-_CHECKPOINT_SECONDS: Final = 0.25
+_LOG_RESTART_PAGES: Final = 16_000  # for a longer log, a checkpoint waits for readers
+_CHECKPOINT_WAIT_SECONDS: Final = 0.25
 _BUSY_POLL_SECONDS: Final = 0.002
 
 
@@ -88,13 +93,13 @@ class WriteConnection:
                 rename_orphaned_log(self._file)  # guard: sqlite-foreign-log-set-aside
                 # Delete the catalogs of a removed database, because they quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
-                create_file(self._file, schema.empty_database())
+                create_file(self._file, empty_database())
             connection = self.enter(deadline)
             version = connection.pragma("user_version")
-            if version < schema.newest_version():
-                schema.drop_catalog(connection, version)
+            if version < newest_version():
+                drop_catalog(connection, version)
                 connection.execute("BEGIN IMMEDIATE")
-                schema.migrate(connection, version)
+                migrate(connection, version)
                 connection.execute("COMMIT")
         finally:
             self.leave()
@@ -169,7 +174,7 @@ class WriteConnection:
         if pages >= _LOG_RESTART_PAGES:
             # Overlapping readers prevent a restart of the log: wait for these readers.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
-        self.deadline = time.monotonic() + _CHECKPOINT_SECONDS
+        self.deadline = time.monotonic() + _CHECKPOINT_WAIT_SECONDS
         try:
             connection.wal_checkpoint(mode=mode)
         except apsw.BusyError:
@@ -184,8 +189,8 @@ class WriteConnection:
             connection.set_busy_handler(self._on_busy)
             connection.set_wal_hook(self._on_log_growth)
             level = SYNCHRONOUS_LEVELS[self._settings.synchronous]
-            schema.run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
-            schema.run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
+            run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
+            run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
             read_version(connection, self._file)
             # A killed writer may have left unsynced transactions in the log.
             # The first connection that opens the log treats these transactions as committed.
@@ -215,7 +220,7 @@ class WriteConnection:
         return apsw.SQLITE_OK
 
     def _close_connection(self) -> None:
-        """Close the connection; the next turn opens a new connection."""
+        """Close the connection; the next write opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             close_quietly(connection)
@@ -237,7 +242,7 @@ def connect(file: Path | str, settings: Settings, flags: int) -> apsw.Connection
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
     # Set the timeout before the first read: another process may be recovering the log.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
-    schema.run_script(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
+    run_script(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
     return connection
 
 
@@ -248,10 +253,10 @@ def close_quietly(connection: apsw.Connection) -> None:
 
 
 def read_version(connection: apsw.Connection, file: Path) -> int:
-    """Return the number of the schema. Raises NewerFormat."""
+    """Return the version of the schema. Raises NewerFormat."""
     # `connection.pragma` takes twice as long, and every read calls this function.
     [(version,)] = connection.execute("PRAGMA user_version")
-    check_version(version, file, schema.newest_version())
+    check_version(version, file, newest_version())
     return int(version)
 
 
@@ -264,11 +269,11 @@ _PERMIT_POLL_SECONDS: Final = 0.001
 
 
 class ReadConnection:
-    """A read connection."""
+    """A connection for one read transaction at a time."""
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self._file = file
-        self._version = schema.newest_version()
+        self._version = newest_version()
         self._opened_state: _FileState | None = None
         """Inode, size and mtime of a file opened as immutable; None if SQLite notices changes."""
         if settings.read_only:
@@ -278,10 +283,10 @@ class ReadConnection:
             self.connection = connect(file, settings, apsw.SQLITE_OPEN_READWRITE)
         # Only writers checkpoint the log.
         self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        schema.run_script(self.connection, "PRAGMA query_only = 1")
+        run_script(self.connection, "PRAGMA query_only = 1")
 
     def _connect_read_only(self, settings: Settings) -> apsw.Connection:
-        opened_state = _file_state(self._file)
+        opened_state = _read_file_state(self._file)
         try:
             if not settings.leave_no_files:
                 return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
@@ -310,7 +315,7 @@ class ReadConnection:
         while (version := read_version(connection, self._file)) != self._version:
             # The schema is older, or was migrated since the connection was opened.
             connection.execute("ROLLBACK")
-            schema.show_as_newest(connection, version)
+            create_compatibility_views(connection, version)
             self._version = version
             connection.execute("BEGIN")
         return Transaction(connection)
@@ -325,7 +330,7 @@ class ReadConnection:
             raise StoreUnavailable(f"{self._file} was changed while it was read; try again")
 
     def _has_changed(self) -> bool:
-        return _file_state(self._file) != self._opened_state
+        return _read_file_state(self._file) != self._opened_state
 
     def end_transaction(self) -> None:
         """End the transaction. Raises apsw.Error."""
@@ -336,7 +341,7 @@ class ReadConnection:
 _FileState = tuple[int, int, int]
 
 
-def _file_state(file: Path) -> _FileState:
+def _read_file_state(file: Path) -> _FileState:
     status = os.lstat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -353,8 +358,8 @@ class _Permit:
     """The right to use one connection. The right ends with `release`, or when the object is freed.
 
     Ctrl-C may raise an exception between any two steps of a caller, even between acquiring a lock
-    and the `try` that follows. A permit that is lost after Ctrl-C is freed, so it no
-    longer counts. A Python lock could stay locked, so permits use no lock.
+    and the `try` that follows. A permit that Ctrl-C makes unreachable is freed, so it no longer
+    counts. A Python lock could stay locked, so permits use no lock.
     """
 
     __slots__ = ("__weakref__", "_active")
@@ -385,11 +390,11 @@ class ReadPool:
         permit = self._acquire_permit()
         try:
             self._path.check_same_file()
-            reader = self._idle_reader() or ReadConnection(self._path.path, self._settings)
+            reader = self._take_idle_reader() or ReadConnection(self._path.path, self._settings)
             try:
                 yield reader
             finally:
-                self._take_back(reader)
+                self._return_reader(reader)
         finally:
             permit.release()
             if self._closed:
@@ -407,7 +412,7 @@ class ReadPool:
                 raise StoreBusy(f"{self._path.path}: too many reads at once")
             time.sleep(_PERMIT_POLL_SECONDS)
 
-    def _idle_reader(self) -> ReadConnection | None:
+    def _take_idle_reader(self) -> ReadConnection | None:
         with suppress(IndexError):  # no idle connection
             while True:
                 reader = self._idle.pop()
@@ -416,7 +421,7 @@ class ReadPool:
                 close_quietly(reader.connection)
         return None
 
-    def _take_back(self, reader: ReadConnection) -> None:
+    def _return_reader(self, reader: ReadConnection) -> None:
         try:
             reader.end_transaction()
             self._idle.append(reader)

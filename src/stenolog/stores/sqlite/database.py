@@ -1,4 +1,4 @@
-"""One database file: turns of writers, read connections, and the outcome of transactions.
+"""One database file: gives each writer its turn, lends read connections, converts errors.
 
 One connection writes and a few connections read (connections.py). No connection survives a fork.
 Writers queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers
@@ -28,9 +28,9 @@ from stenolog.errors import (
 from stenolog.stores import log_reports
 from stenolog.stores.disk import create_private_folder, write_problem
 from stenolog.stores.log_reports import DamageReports
-from stenolog.stores.sqlite import database_file, schema
+from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
-from stenolog.stores.sqlite.database_file import known_bugs
+from stenolog.stores.sqlite.database_file import known_bugs, newest_version
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Database:
-    """An open database file. Its methods raise the errors of `Store`, never driver errors."""
+    """An open database file. Every method raises the errors of `Store`, never driver errors."""
 
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
         self.file = database_file.resolve_path(file)
@@ -62,7 +62,7 @@ class Database:
         _databases.add(self)
 
     def _create_connections(self) -> None:
-        """Create the locks and connections of this process, and again in a forked child."""
+        """Create the locks and connections. A forked child calls this method again."""
         self.commit_events: list[threading.Event] = []
         """Events that are set after every commit of this process, and on close."""
         self._queue = WriteQueue()
@@ -74,7 +74,7 @@ class Database:
         # Check the header first, so that no file is created next to another program's file.
         header = database_file.read_header(self.file)
         if header:
-            database_file.header_version(header, self.file, schema.newest_version())
+            database_file.header_version(header, self.file, newest_version())
         elif self.settings.read_only:
             raise StoreUnavailable(f"{action}: there is no such file")
         try:
@@ -143,12 +143,12 @@ class Database:
                 finally:
                     self._writer.leave()
         finally:
-            self._after_turn()
+            self._finish_turn()
 
     def run_shared(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction that other threads of this process may share.
 
-        `work` must either raise before it writes anything, or not raise. Raises the errors of
+        If `work` raises an error, `work` must not have written anything. Raises the errors of
         `write_transaction`.
         """
         if self.closed or self.settings.read_only:
@@ -179,7 +179,7 @@ class Database:
                         queue.waiting.remove(caller)
                     except ValueError:
                         pass
-                self._after_turn()
+                self._finish_turn()
 
     def _run_alone(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in its own transaction: the fast path, with the fewest steps."""
@@ -226,7 +226,7 @@ class Database:
         finally:
             if self._writer.commit_attempted:
                 # A caller is unfinished only after an interruption, and its outcome is unknown.
-                _finish_group(group, MaybeStored("its transaction was interrupted"))
+                _finish_group(group, MaybeStored("the transaction was interrupted"))
 
     def _run_transaction(self, group: list[QueuedWrite]) -> bool:
         writer = self._writer
@@ -262,10 +262,10 @@ class Database:
             raise interruption
         return True
 
-    def _after_turn(self) -> None:
+    def _finish_turn(self) -> None:
         self._queue.wake_next()
-        for signal in self.commit_events:
-            signal.set()
+        for event in self.commit_events:
+            event.set()
         if self.closed:
             self._close_connections()
 
@@ -280,14 +280,14 @@ class Database:
     def disk_space(self) -> tuple[int | None, list[str]]:
         """Return the free bytes, and the reasons why writes will fail."""
         try:
-            free = database_file.free_bytes(self.file)
+            free_bytes = database_file.free_bytes(self.file)
             reason = None if self.settings.read_only else write_problem(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         problems = [] if reason is None else [reason]
-        if free < database_file.LOW_DISK_BYTES:
-            problems.append(f"only {free:,} bytes are free at {self.file}; free some space")
-        return free, problems
+        if free_bytes < database_file.LOW_DISK_BYTES:
+            problems.append(f"only {free_bytes:,} bytes are free at {self.file}; free some space")
+        return free_bytes, problems
 
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""
@@ -325,7 +325,7 @@ class Database:
         """Whether the tables have an older schema, which only a writable store migrates."""
         with self.read_transaction() as transaction:
             [(version,)] = transaction.execute("PRAGMA user_version")
-            return bool(version < schema.newest_version())
+            return bool(version < newest_version())
 
     # --- close and fork ----------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Database:
         if not self.closed:
             self.closed = True
             _databases.discard(self)
-            self._after_turn()
+            self._finish_turn()
 
     def _close_connections(self) -> None:
         self._readers.close()
@@ -346,7 +346,7 @@ class Database:
                 self._queue.lock.release()
 
     def before_fork(self) -> bool:
-        """Wait until no thread is inside SQLite: its locks would stay locked in the child.
+        """Wait until no thread is inside SQLite, whose locks would stay locked in the child.
 
         Return whether the writers' queue was stopped. If a thread forks inside its own transaction,
         the queue is not stopped, because the thread would wait for itself.
@@ -381,26 +381,26 @@ def _finish_group(group: list[QueuedWrite], failure: StenologError | None) -> No
 # --- forks -----------------------------------------------------------------------------------
 
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
-_forking: list[tuple[Database, bool]] = []
+_paused_databases: list[tuple[Database, bool]] = []
 _fork_lock = threading.Lock()
 """Lock held during a fork: a second fork must not resume writers that the first fork paused."""
 
 
 def _before_fork() -> None:
     _fork_lock.acquire()
-    _forking[:] = [(database, database.before_fork()) for database in list(_databases)]
+    _paused_databases[:] = [(database, database.before_fork()) for database in list(_databases)]
 
 
 def _after_fork_in_parent() -> None:
-    while _forking:
-        database, stopped = _forking.pop()
+    while _paused_databases:
+        database, stopped = _paused_databases.pop()
         database.after_fork_in_parent(stopped=stopped)
     _fork_lock.release()
 
 
 def _after_fork_in_child() -> None:
-    while _forking:
-        database, _ = _forking.pop()
+    while _paused_databases:
+        database, _ = _paused_databases.pop()
         database.after_fork_in_child()
     _fork_lock.release()
 

@@ -1,13 +1,19 @@
-"""Location of a database: its folder, its file modes, and whether stenolog created the file.
+"""The database file: its path, its header, its tables and their migrations, its file modes.
 
-This module reads the database only through SQLite's file layer. Closing another descriptor of the
+This module reads the header only through SQLite's file layer. Closing another descriptor of the
 file would release the locks that SQLite holds in this process.
+
+schema.sql creates the tables, and the files in schema/ migrate older tables. A read-only connection
+migrates nothing. Instead, the files in older/ with the same numbers define temporary views that
+show older tables in the newest form. Only the read-only connection sees the views.
 """
 
 import os
 import stat
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +23,7 @@ from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavaila
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import find_catalogs
 from stenolog.stores.disk import network_filesystem, open_descriptor, replace_file
+from stenolog.stores.sql.dialect import numbered_scripts
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # the bytes "STNO"
@@ -26,6 +33,13 @@ COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
 """Suffixes of the files next to the database."""
 
 _MAGIC: Final = b"SQLite format 3\0"
+_FOLDER: Final = Path(__file__).parent
+_WAL_FORMAT: Final = b"\2\2"
+_FORMAT_BYTES: Final = slice(18, 20)
+"""Position of two bytes in the file header. Both bytes are 2 if the file has a write-ahead log."""
+_CATALOG_FILE_VERSION: Final = 6
+"""Schema version that moved the catalog to a file; its migration returns DROP statements."""
+_LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 def resolve_path(file: str | os.PathLike[str]) -> Path:
@@ -46,24 +60,24 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
     return resolved
 
 
-def header_version(header: bytes, file: Path, newest: int) -> int:
-    """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
+def header_version(header: bytes, file: Path, newest_version: int) -> int:
+    """Return the schema version in a file header. Raises ForeignLog, NewerFormat."""
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
             f"{file} was not written by stenolog and was not changed; name another file, and run "
             "`steno import` if that program kept sessions there"
         )
     version = int.from_bytes(header[60:64], "big")
-    check_version(version, file, newest)
+    check_version(version, file, newest_version)
     return version
 
 
-def check_version(version: int, file: Path, newest: int) -> None:
-    """Raise NewerFormat if this code does not know the schema."""
-    if version > newest:
+def check_version(version: int, file: Path, newest_version: int) -> None:
+    """Raise NewerFormat if this code does not know the schema version."""
+    if version > newest_version:
         raise NewerFormat(
             f"{file} has schema {version}, written by a newer stenolog; this one supports up to "
-            f"{newest}: upgrade stenolog"
+            f"{newest_version}: upgrade stenolog"
         )
 
 
@@ -102,28 +116,28 @@ def rename_orphaned_log(file: Path) -> None:
     """
     log = file.with_name(f"{file.name}-wal")
     if log.exists():
-        new_name = file.with_name(f"{log.name}.left-{time.time_ns()}")
-        log.rename(new_name)
+        new_path = file.with_name(f"{log.name}.left-{time.time_ns()}")
+        log.rename(new_path)
         log_reports.warning(
-            "%s belongs to a database that no longer exists; it was renamed to %s", log, new_name
+            "%s belongs to a database that no longer exists; it was renamed to %s", log, new_path
         )
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
-def create_file(file: Path, image: bytes) -> None:
-    """Create a complete, synced database if the file is missing or empty.
+def create_file(file: Path, content: bytes) -> None:
+    """Replace a missing or empty file by a database with this content, and sync it.
 
     The caller must hold the gate, the lock between processes. Raises OSError.
     """
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        replace_file(folder, file.name, image)
+        replace_file(folder, file.name, content)
     finally:
         folder.close()
 
 
 class DatabasePath:
-    """A path, and the identity of the first file that was found at the path."""
+    """The path of a database, and the identity of the file that was first found there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,14 +150,101 @@ class DatabasePath:
         Writes to the removed file would be lost, and the log next to the new file belongs to the
         old file.
         """
-        now = os.lstat(self._name)
+        status = os.lstat(self._name)
         if self._identity is None:
-            self._identity = now.st_dev, now.st_ino
-        elif self._identity != (now.st_dev, now.st_ino):
+            self._identity = status.st_dev, status.st_ino
+        elif self._identity != (status.st_dev, status.st_ino):
             raise StoreUnavailable(
                 f"{self.path}: the file was replaced; close the store, remove "
                 f"{self.path.name}-wal and {self.path.name}-shm, and open it again"
             )
+
+
+# --- tables and migrations -------------------------------------------------------------------
+
+
+@cache
+def migrations() -> Sequence[str]:
+    """Return the migration scripts in order. The last script makes the newest schema version."""
+    return list(numbered_scripts(_FOLDER / "schema").values())
+
+
+@cache
+def view_scripts() -> Mapping[int, str]:
+    """Return the scripts with the views for older tables, by schema version (2 or higher)."""
+    scripts = numbered_scripts(_FOLDER / "older", first=2)
+    assert max(scripts) == newest_version(), "a script number is missing"
+    return scripts
+
+
+def newest_version() -> int:
+    """Return the newest schema version that this code knows."""
+    return len(migrations())
+
+
+@cache
+def empty_database() -> bytes:
+    """Return the bytes of a new, empty database.
+
+    The database is built in memory, so that the disk never has an incomplete database: every
+    database file has stenolog's application id in its header.
+    """
+    connection = apsw.Connection(":memory:")
+    try:
+        run_script(connection, (_FOLDER / "schema.sql").read_text(encoding="utf-8"))
+        run_script(connection, f"PRAGMA user_version = {newest_version()}")
+        run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+        database_image = bytearray(connection.serialize("main"))
+    finally:
+        connection.close()
+    database_image[_FORMAT_BYTES] = _WAL_FORMAT
+    return bytes(database_image)
+
+
+def migrate(connection: apsw.Connection, version: int) -> None:
+    """Migrate tables of this older schema version inside the open transaction."""
+    for script in migrations()[version:]:  # guard: sqlite-migrations
+        run_script(connection, script)
+    run_script(connection, f"PRAGMA user_version = {newest_version()}")
+
+
+def drop_catalog(connection: apsw.Connection, version: int) -> None:
+    """Drop the catalog tables of an older database, each in its own transaction.
+
+    A damaged table stays, and does not prevent opening the store or dropping the other tables.
+    """
+    if version >= _CATALOG_FILE_VERSION:
+        return
+    for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE_VERSION - 1])):
+        try:
+            run_script(connection, statement)
+        except (apsw.CorruptError, apsw.SQLError) as error:
+            log_reports.warning(
+                "the old catalog is damaged; part of it was not removed: %s: %s", statement, error
+            )
+
+
+def create_compatibility_views(connection: apsw.Connection, version: int) -> None:
+    """Create temporary views that show older tables in the newest schema.
+
+    No transaction may be open. The file itself does not change, because an older program may still
+    use it.
+    """
+    run_script(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
+    for (view,) in list(connection.execute(_LIST_VIEWS_SQL)):
+        run_script(connection, f"DROP VIEW temp.{view}")
+    for view_version in range(version + 1, newest_version() + 1):
+        run_script(connection, view_scripts()[view_version])
+    run_script(connection, "PRAGMA query_only = 1")
+
+
+def run_script(connection: apsw.Connection, script: str) -> None:
+    """Execute all statements of a script.
+
+    apsw runs a statement only while its rows are read, so all rows are read.
+    """
+    for _ in connection.execute(script):
+        pass
 
 
 # --- warnings --------------------------------------------------------------------------------
@@ -154,7 +255,7 @@ def find_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder.
     # Only the database files must be private.
     problems = []
-    companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
+    companions = [file.with_name(file.name + suffix) for suffix in COMPANION_SUFFIXES]
     for path in (file, *companions, *find_catalogs(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -163,10 +264,10 @@ def find_problems(file: Path) -> list[str]:
                     f"{path} has mode {mode:04o}, so other users can read your sessions; "
                     f"run: chmod 600 {path}"
                 )
-    kind = network_filesystem(file.parent)
-    if kind:
+    network_type = network_filesystem(file.parent)
+    if network_type:
         problems.append(
-            f"{file} is on a network file system ({kind}): SQLite's write-ahead log does "
+            f"{file} is on a network file system ({network_type}): SQLite's write-ahead log does "
             "not work there; use a local disk, or PostgreSQL for many machines"
         )
     return problems
@@ -186,10 +287,10 @@ _WAL_RESET_WARNING: Final = (
 
 def known_bugs(version: str) -> list[str]:
     """Return the known bugs of this version of SQLite, as sentences."""
-    number = (*map(int, version.split(".")), 0, 0)[:3]
+    version_numbers = (*map(int, version.split(".")), 0, 0)[:3]
     is_fixed = (
-        number >= (3, 51, 3)
-        or (3, 50, 7) <= number < (3, 51, 0)
-        or (3, 44, 6) <= number < (3, 45, 0)
+        version_numbers >= (3, 51, 3)
+        or (3, 50, 7) <= version_numbers < (3, 51, 0)
+        or (3, 44, 6) <= version_numbers < (3, 45, 0)
     )
-    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET_WARNING.format(version)]
+    return [] if is_fixed or version_numbers < (3, 7, 0) else [_WAL_RESET_WARNING.format(version)]

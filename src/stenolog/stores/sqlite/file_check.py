@@ -15,10 +15,10 @@ from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.database_file import known_bugs
-from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.store import SQLiteDialect
 from stenolog.stores.sqlite.transactions import Transaction
 
-_MAX_COMPLAINTS: Final = 20
+_MAX_INTEGRITY_PROBLEMS: Final = 20
 _RESTORE_ADVICE: Final = (
     "Restore the file from a backup, or save the readable messages with `steno export`."
 )
@@ -33,14 +33,14 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
     try:
         database = Database(file, Settings(read_only=True, sqlite_version=version))
     except DamagedStore as error:
-        return Report(sessions=0, findings=(_opening_finding(error),))
+        return Report(sessions=0, findings=(_finding_for_open_error(error),))
     try:
         with database.read_transaction() as transaction:
-            findings = list(_file_findings(database.file, transaction, version))
+            findings = list(_examine_file(database.file, transaction, version))
             sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
         return Report(sessions=sessions, findings=(*findings, *damage_findings))
     except DamagedStore as error:
-        return Report(sessions=0, findings=(_damage_finding(str(error)),))
+        return Report(sessions=0, findings=(_finding_for_damage(str(error)),))
     finally:
         database.close()
 
@@ -60,16 +60,16 @@ def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
         database.close()
 
 
-def _opening_finding(error: DamagedStore) -> Finding:
+def _finding_for_open_error(error: DamagedStore) -> Finding:
     if isinstance(error, ForeignLog):
         return Finding(kind="foreign file", meaning=str(error), advice="Name another file.")
     if isinstance(error, NewerFormat):
         return Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
-    return _damage_finding(str(error))
+    return _finding_for_damage(str(error))
 
 
-def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterator[Finding]:
-    for meaning in known_bugs(version):
+def _examine_file(file: Path, transaction: Transaction, sqlite_version: str) -> Iterator[Finding]:
+    for meaning in known_bugs(sqlite_version):
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in database_file.find_problems(file):
         yield Finding(
@@ -77,13 +77,13 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
             meaning=meaning,
             advice="Change its mode, or move it to a local disk.",
         )
-    reason = write_problem(file)
-    if reason is not None:
+    write_obstacle = write_problem(file)
+    if write_obstacle is not None:
         meaning = "Stored messages can be read, but new messages cannot be stored."
-        yield Finding(kind="not writable", meaning=meaning, advice=f"{reason}.")
-    for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MAX_COMPLAINTS})"):
-        if complaint != "ok":
-            yield _damage_finding(complaint)
+        yield Finding(kind="not writable", meaning=meaning, advice=f"{write_obstacle}.")
+    for (problem,) in transaction.execute(f"PRAGMA integrity_check({_MAX_INTEGRITY_PROBLEMS})"):
+        if problem != "ok":
+            yield _finding_for_damage(problem)
     for table, row, parent, _ in transaction.execute("PRAGMA foreign_key_check"):
         yield Finding(
             kind="stray row",
@@ -99,7 +99,7 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
         )
 
 
-def _damage_finding(complaint: str) -> Finding:
+def _finding_for_damage(problem: str) -> Finding:
     return Finding(
-        kind="damaged database", meaning=f"SQLite reports: {complaint}", advice=_RESTORE_ADVICE
+        kind="damaged database", meaning=f"SQLite reports: {problem}", advice=_RESTORE_ADVICE
     )

@@ -6,7 +6,7 @@ form a queue, and the first thread polls for a file lock at short intervals. The
 it is executes the waiting appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
-hold the lock for long. A thread acquires the lock by `(taken,) = map(lock.acquire, (False,))`
+hold the lock for long. A thread acquires the lock by `(acquired,) = map(lock.acquire, (False,))`
 inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
 `lock.acquire` could lose its result. The interpreter does not check between a call that `map` makes
 and the assignment. Every wait in the queue is bounded, and after each wait the thread checks again
@@ -27,10 +27,10 @@ from stenolog.errors import MaybeStored, StenologError, StoreBusy
 from stenolog.stores.disk import CLOSED, open_descriptor
 
 _RECHECK_SECONDS: Final = 0.02
-_MAX_COMMIT_SECONDS: Final = 30.0
+_MAX_COMMIT_SECONDS: Final = 30.0  # after its deadline, a caller waits so long for a commit
 _MAX_GROUP_SIZE: Final = 256
 _GATE_POLL_SECONDS: Final = 0.0001
-_NEXT_POLL_SECONDS: Final = 0.001
+_NEXT_LOCK_POLL_SECONDS: Final = 0.001
 _OVERTAKE_SECONDS: Final = 0.2
 """Seconds after which a process overtakes the first waiting process, which may be suspended."""
 
@@ -52,7 +52,7 @@ class QueuedWrite:
         self._wakeup.acquire()
 
     def run_work(self, transaction: Any) -> None:
-        """Do the work of this caller, and keep a StenologError for this caller only."""
+        """Run `work`, and keep its result or its StenologError for this caller."""
         self.error = None
         if self.work is not None:
             try:
@@ -182,11 +182,11 @@ class WriteQueue:
         self._group = [caller]
         self.withdraw(caller)
         while self.waiting and len(self._group) < _MAX_GROUP_SIZE:
-            following = self.waiting[0]
-            if following.work is None:
+            next_caller = self.waiting[0]
+            if next_caller.work is None:
                 break
-            self._group.append(following)
-            if not self.withdraw(following):
+            self._group.append(next_caller)
+            if not self.withdraw(next_caller):
                 self._group.pop()  # the caller has given up
 
     def withdraw(self, caller: QueuedWrite) -> bool:
@@ -204,7 +204,7 @@ class WriteQueue:
         if self.withdraw(caller):
             raise StoreBusy("other writers of this process held the database too long")
         if late_seconds > _MAX_COMMIT_SECONDS and not caller.done:
-            raise MaybeStored("its transaction has not finished")
+            raise MaybeStored("the transaction has not finished")
 
 
 class ProcessLock:
@@ -241,14 +241,14 @@ class ProcessLock:
         Return False if this process has overtaken the others and already holds the gate.
         """
         start_time = time.monotonic()
-        overtake_at = start_time + min(_OVERTAKE_SECONDS, (deadline - start_time) / 2)
+        overtake_time = start_time + min(_OVERTAKE_SECONDS, (deadline - start_time) / 2)
         while not self._next.try_acquire():
             now = time.monotonic()
             if now >= deadline:
                 raise self._next.timeout_error()
-            if now >= overtake_at and self._gate.try_acquire():
+            if now >= overtake_time and self._gate.try_acquire():
                 return False
-            time.sleep(_NEXT_POLL_SECONDS)
+            time.sleep(_NEXT_LOCK_POLL_SECONDS)
         return True
 
     def unlock(self) -> None:
@@ -269,12 +269,12 @@ class _FileLock:
         self._path = path
         self._descriptor = CLOSED
 
-    def acquire(self, pause: float, deadline: float) -> None:
+    def acquire(self, poll_seconds: float, deadline: float) -> None:
         """Poll until the lock is acquired. Raises StoreBusy, OSError."""
         while not self.try_acquire():
             if time.monotonic() >= deadline:
                 raise self.timeout_error()
-            time.sleep(pause)
+            time.sleep(poll_seconds)
 
     def try_acquire(self) -> bool:
         """Try once to acquire the lock; return whether the lock was acquired. Raises OSError."""

@@ -69,7 +69,7 @@ CREATE TABLE purge (
 -- Leases. A lease belongs to a key, because a turn may outlast a session that is deleted and created
 -- again. An epoch is never used twice in the database: a holder has lost its lease exactly if the row
 -- of its epoch is gone. `process` identifies the holder's process, so that other processes notice its
--- end (processes.py); empty if it is unknown.
+-- end (lease_holders.py); empty if it is unknown.
 CREATE TABLE lease (
     epoch     INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT NOT NULL,

@@ -8,9 +8,9 @@ import apsw
 
 from stenolog.errors import DamagedStore, MaybeStored, StenologError, StoreBusy, StoreUnavailable
 from stenolog.stores.disk import READ_ONLY_DISK
-from stenolog.stores.sql.dialect import RETRY_ADVICE, not_stored
+from stenolog.stores.sql.dialect import RETRY_ADVICE, to_not_stored
 
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DISK_FULL_REASON: Final = "the disk is full; free some space, then try again"
 
 
@@ -35,7 +35,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
 
 def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a write that failed before its commit, so that nothing was stored."""
-    return not_stored(read_failure(error, action))
+    return to_not_stored(read_failure(error, action))
 
 
 def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> StenologError:
@@ -46,7 +46,10 @@ def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> S
     """
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
         return write_failure(error, action)
-    if system_errno in _NO_SPACE and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
+    if (
+        system_errno in _NO_SPACE_ERRNOS
+        and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
+    ):
         return write_failure(OSError(system_errno, os.strerror(system_errno)), action)
     # guard: sqlite-failed-commit-unknown
     return MaybeStored(f"{action}: {_reason_text(error)}. {RETRY_ADVICE}")
@@ -77,8 +80,8 @@ def _reason_text(error: Exception) -> str:
 
 def _error_code(error: apsw.Error) -> str:
     """Return the name of SQLite's extended error code, which identifies the kind of I/O error."""
-    number = getattr(error, "extendedresult", 0)
-    return str(apsw.mapping_extended_result_codes.get(number, number))
+    code = getattr(error, "extendedresult", 0)
+    return str(apsw.mapping_extended_result_codes.get(code, code))
 
 
 def _os_reason(error: OSError) -> str:
@@ -86,7 +89,7 @@ def _os_reason(error: OSError) -> str:
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
             return "it is a symbolic link, which is not followed"
-        case number if number in _NO_SPACE:
+        case number if number in _NO_SPACE_ERRNOS:
             return f"{reason}; free some space, then try again"
         case errno.EROFS:
             return READ_ONLY_DISK

@@ -4,22 +4,54 @@ The driver, apsw, is imported when a store is opened, so `import stenolog` works
 """
 
 import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from stenolog.errors import UsageError, install_command
-from stenolog.stores.arguments import check_namespace, check_optional_int
-from stenolog.stores.catalog_file import catalog_path
+from stenolog.errors import (
+    LeaseLost,
+    OnceConflict,
+    StenologError,
+    StoreBusy,
+    UsageError,
+    copy_error,
+    install_command,
+)
+from stenolog.records import Health
+from stenolog.stores.arguments import (
+    AppendResult,
+    Batch,
+    check_namespace,
+    check_optional_int,
+    token_bytes,
+)
+from stenolog.stores.catalog_file import catalog_path, delete_catalogs
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.dialect import Row
+from stenolog.stores.sql.leases import SQLLease, StoreLeases, describe_holder, holder_name
+from stenolog.stores.sql.rows import now
+from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sql.store import SQLStore
-from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.lease_holders import format_holder, is_held
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
+from stenolog.stores.state import blank_state
 
 if TYPE_CHECKING:
     from stenolog.stores.sqlite.database import Database
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
-CACHE_KB: Final = 2048
+DEFAULT_CACHE_KB: Final = 2048
 MAX_CACHE_KB: Final = 2**31 - 1
 """Largest cache size in KiB that SQLite accepts."""
+FOLLOW_POLL_SECONDS: Final = 0.03
+"""Interval at which a follower polls for commits of other processes, in seconds."""
+_LEASE_POLL_SECONDS: Final = 0.005
+_ALLOCATE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
+
+T = TypeVar("T")
 
 
 class SQLiteStore(SQLStore):
@@ -40,7 +72,7 @@ class SQLiteStore(SQLStore):
         leave_no_files: bool = False,
         busy_timeout: float = BUSY_TIMEOUT_SECONDS,
         synchronous: Literal["full", "normal"] = "full",
-        cache_kb: int = CACHE_KB,
+        cache_kb: int = DEFAULT_CACHE_KB,
     ) -> None:
         check_namespace(namespace)
         if synchronous not in ("full", "normal"):
@@ -80,14 +112,251 @@ def _open_database(file: str | os.PathLike[str], **settings: Any) -> "Database":
         from stenolog.stores.sqlite.connections import Settings
         from stenolog.stores.sqlite.database import Database
     except ImportError as error:
-        raise missing_driver(error) from error
+        raise missing_driver_error(error) from error
     return Database(file, Settings(**settings))
 
 
-def missing_driver(error: ImportError) -> Exception:
+def missing_driver_error(error: ImportError) -> Exception:
     """Return the error to raise if the driver is missing; any other ImportError unchanged."""
     if error.name != "apsw":
         return error
     return UsageError(
         f"a SQLite store needs the package apsw, which includes SQLite: {install_command('sqlite')}"
     )
+
+
+class SQLiteDialect:
+    """One database file. Implements `sql.dialect.Dialect`."""
+
+    def __init__(self, database: "Database") -> None:
+        self.database = database
+        self.settings = database.settings
+        self.damage: DamageReports = database.damage
+        self.check_open = database.check_open
+        self.check_writable = database.check_writable
+        self.read_transaction = database.read_transaction
+        self.write_transaction = database.write_transaction
+        self.close = database.close
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def run_read(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work`, which only reads, on the data of one moment."""
+        with self.read_transaction() as transaction:
+            return work(transaction)
+
+    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
+        """Run `work`, which reads a session and its messages, on the data of one moment."""
+        with self.read_transaction() as transaction:
+            return work(transaction, self.damage)
+
+    def run_write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a write transaction."""
+        with self.write_transaction() as transaction:
+            return work(transaction)
+
+    # --- appends -----------------------------------------------------------------------------
+
+    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
+        """Append one message on the fast path and return its seq."""
+
+        def work(transaction: Transaction) -> int:
+            at = now()
+            rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
+            if not rows:
+                return _append(transaction, namespace, key, Batch((payload,)))
+            [(session_id, seq)] = rows
+            transaction.execute(
+                _ADD_MESSAGE, (session_id, seq, at, payload, checksum(payload, seq))
+            )
+            return int(seq)
+
+        return self.database.run_shared(work)
+
+    def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
+        """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
+
+        def work(transaction: Transaction) -> int:
+            if lease is not None:
+                lease.check_held(transaction)
+            return _append(transaction, namespace, key, batch)
+
+        return self.database.run_shared(work)
+
+    def append_group(
+        self,
+        namespace: str,
+        key: str,
+        group: Sequence[tuple[int, Batch]],
+        results: list[AppendResult],
+        lease: SQLLease[Any] | None,
+    ) -> None:
+        """Append batches in one transaction; put each outcome at its index in `results`."""
+
+        def work(transaction: Transaction) -> None:
+            if lease is not None:
+                lease.check_held(transaction)
+            for index, batch in group:
+                try:
+                    first_seq = _append(transaction, namespace, key, batch)
+                    results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
+                except StenologError as error:
+                    results[index] = error
+
+        try:
+            self.database.run_shared(work)
+        except StenologError as error:
+            for index, _ in group:
+                results[index] = copy_error(error)
+
+    # --- notification ------------------------------------------------------------------------
+
+    def notify(self, _namespace: str, _key: str, /) -> None:
+        """Do nothing: each commit wakes the followers of this process; other processes poll."""
+
+    @contextmanager
+    def listen_for_changes(
+        self, _namespace: str, _key: str, /
+    ) -> Iterator[tuple[Callable[[float], object], float]]:
+        """Listen for commits of this process.
+
+        Yields a function that waits for a commit, and the maximum seconds to pass to it.
+
+        By default, a commit is on the disk before readers see it. So a power cut cannot remove
+        messages that a follower has received.
+        """
+        signal, events = threading.Event(), self.database.commit_events
+        events.append(signal)
+
+        def wait(seconds: float) -> None:
+            signal.wait(seconds)
+            # The next read sees every commit that was signalled until now.
+            signal.clear()
+
+        try:
+            yield wait, FOLLOW_POLL_SECONDS
+        finally:
+            events.remove(signal)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting_for_lease(
+        self, _namespace: str, _key: str, /
+    ) -> Iterator[Callable[[float], object]]:
+        """Yield a function that waits for a few milliseconds."""
+        yield lambda seconds: time.sleep(min(_LEASE_POLL_SECONDS, seconds))
+
+    def is_lease_held(self, row: Row) -> bool:
+        """Return whether the lease of this row is held."""
+        return is_held(*row)
+
+    def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
+        """Acquire the lease and return its epoch; 0 if another holder was faster."""
+        epoch = 0
+        try:
+            with self.database.write_transaction() as transaction:
+                # guard: sqlite-one-lease-holder
+                if describe_holder(transaction, self, namespace, key) is not None:
+                    return 0
+                transaction.run("end_lease_of", namespace, key)
+                [(epoch,)] = transaction.run(
+                    "add_lease",
+                    namespace,
+                    key,
+                    holder_name(),
+                    now(),
+                    time.time() + ttl,
+                    format_holder(leases.name, ttl),
+                )
+                leases.add_lease(key, epoch)
+        except BaseException:
+            # The lease was not committed, and another lease may get the same epoch.
+            leases.forget_lease(key, epoch)
+            raise
+        return int(epoch)
+
+    def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
+        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
+        with self.database.write_transaction() as transaction:
+            expires_at, holder = time.time() + ttl, format_holder(leases.name, ttl)
+            renewed_rows = transaction.run("renew_lease", epoch, now(), expires_at, holder)
+            if not renewed_rows or not leases.confirm_renewal(key, epoch):
+                raise LeaseLost(key, epoch)
+
+    def release_leases(self, epochs: Sequence[int]) -> None:
+        """Release these leases."""
+        with self.database.write_transaction() as transaction:
+            transaction.run_many("end_leases", ((epoch,) for epoch in epochs))
+
+    # --- purge and health --------------------------------------------------------------------
+
+    def erase_purged_bytes(self) -> tuple[str, ...]:
+        """Rewrite the file and empty its log after a purge; return where purged bytes remain."""
+        database = self.database
+        try:
+            with database.read_transaction() as transaction:
+                [(last_purge,)] = transaction.run("last_purge")
+            if last_purge is None:
+                return ()
+            try:
+                # Keep the row of the purge: after a failure, a later purge repeats all steps.
+                delete_catalogs(database.file, seconds=database.settings.busy_timeout)
+            except (OSError, StoreBusy) as error:
+                return (f"the catalog of {database.file} still contains it: {error}; purge again",)
+            database.rewrite()
+            with database.write_transaction() as transaction:
+                # Keep the rows of purges that other processes started after `last_purge`.
+                transaction.run("end_purge", last_purge)
+        except StoreBusy:
+            return (f"the log of {database.file}, in use by readers, contains it; purge again",)
+        except StenologError as error:
+            return (f"free pages of {database.file} still contain it: {error}; purge again",)
+        return ()
+
+    def health(self) -> Health:
+        """Return whether writes are expected to work."""
+        problems = self.database.problems()
+        with self.database.read_transaction() as transaction:
+            if transaction.unfinished_purges():
+                problems.append("a purge was interrupted; purge again to finish it")
+        free_bytes, errors = self.database.disk_space()
+        return Health(ok=not errors, free_bytes=free_bytes, problems=(*errors, *problems))
+
+
+def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
+    """Append a batch and return its first seq. Raises OnceConflict before anything is written."""
+    once, payloads = batch.once, batch.payloads
+    if once is not None:
+        stored_seq = _find_stored_seq(transaction, namespace, key, once, payloads)
+        if stored_seq:
+            return stored_seq
+    stored_at, count, size = now(), len(payloads), sum(map(len, payloads))
+    rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, stored_at, count, size)))
+    if rows:
+        [(session_id, last_seq)] = rows
+    else:
+        state = blank_state(key, os.urandom(8).hex(), 1, stored_at)
+        session_id, last_seq = create_session(transaction, namespace, state, count, size), count
+    first_seq: int = last_seq - count + 1
+    times = batch.times or [stored_at] * count
+    transaction.add_messages(
+        session_id, zip(range(first_seq, last_seq + 1), times, payloads, strict=True)
+    )
+    if once is not None:
+        transaction.execute(SQL["add_token"], (session_id, token_bytes(once), first_seq, count))
+    return first_seq
+
+
+def _find_stored_seq(
+    transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
+) -> int:
+    """Return the first seq stored with this idempotency key; 0 for an unknown key."""
+    for session_id, first_seq, count in transaction.execute(
+        SQL["find_token"], (namespace, key, token_bytes(once))
+    ):
+        bodies = transaction.execute(SQL["bodies"], (session_id, first_seq, first_seq + count - 1))
+        if [body for (body,) in bodies] != list(payloads):
+            raise OnceConflict(key, once, first_seq)
+        return int(first_seq)
+    return 0

@@ -20,13 +20,13 @@ from msgspec import Raw
 
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
+from stenolog.stores.sql.dialect import named_statements
 from stenolog.stores.sql.rows import MAX_SEQ, now, parse_iso, parse_time
-from stenolog.stores.sql.scripts import named_statements
 
 if TYPE_CHECKING:
     import apsw
 
-_PARAMETER: Final = re.compile(r"\?(\d+)")
+_PARAMETER_PATTERN: Final = re.compile(r"\?(\d+)")
 
 
 _STATEMENTS: Final = named_statements(
@@ -37,7 +37,7 @@ SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
 FURTHER_SQL: Final = {name: sql[1:] for name, sql in _STATEMENTS.items() if sql[1:]}
 """Statements after the first, for each name in queries.sql that has several statements."""
 PARAMETER_COUNTS: Final = {
-    statement: max(map(int, _PARAMETER.findall(statement)), default=0)
+    statement: max(map(int, _PARAMETER_PATTERN.findall(statement)), default=0)
     for statements in _STATEMENTS.values()
     for statement in statements
 }
@@ -59,7 +59,7 @@ class Transaction:
 
     __slots__ = ("_connection", "execute")
 
-    format = 0
+    table_version = 0
     """Always 0, because rows contain no version. Each transaction checks the file's version."""
 
     def __init__(self, connection: "apsw.Connection") -> None:
@@ -83,21 +83,21 @@ class Transaction:
         sql = SQL[name]
         rows = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
         if name in FURTHER_SQL:
-            for other in FURTHER_SQL[name]:
-                list(self.execute(other, values[: PARAMETER_COUNTS[other]]))
+            for statement in FURTHER_SQL[name]:
+                list(self.execute(statement, values[: PARAMETER_COUNTS[statement]]))
         return rows
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
         self.executemany(SQL[name], rows)
 
-    def key(self, key: str) -> str:
+    def key_parameter(self, key: str) -> str:
         """Return the key unchanged, because SQLite stores keys as text."""
         return key
 
-    def body(self, body: bytes) -> bytes:
-        """Return the body unchanged: JSON is stored as a blob."""
-        return body
+    def json_parameter(self, encoded: bytes) -> bytes:
+        """Return the JSON unchanged, because SQLite stores JSON as a blob."""
+        return encoded
 
     def check_format(self) -> None:
         """Do nothing: the version was checked at the start of the transaction."""
@@ -107,37 +107,40 @@ class Transaction:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session_id: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, with `hidden` set according to `state`."""
-        build = _visible_messages if state is None else partial(_messages_with_hidden, state=state)
+        make = _make_messages if state is None else partial(_make_messages_with_hidden, state=state)
         try:
-            return build(self._message_rows(_MESSAGES, session, seqs))
+            return make(self._read_message_rows(_MESSAGES, session_id, seqs))
         except (ValueError, TypeError):
             # A row is damaged: read the columns as bytes, and skip damaged rows.
-            return build(readable_rows(self._message_rows(_RAW_MESSAGES, session, seqs)))
+            return make(readable_rows(self._read_message_rows(_RAW_MESSAGES, session_id, seqs)))
 
-    def _message_rows(self, sql: str, session: int, seqs: Sequence[Span]) -> Iterable[Row]:
-        return chain.from_iterable(self.execute(sql, (session, first, end)) for first, end in seqs)
+    def _read_message_rows(self, sql: str, session_id: int, seqs: Sequence[Span]) -> Iterable[Row]:
+        return chain.from_iterable(
+            self.execute(sql, (session_id, first, last)) for first, last in seqs
+        )
 
     def intact_messages(
-        self, session: int, first: int, last: int
+        self, session_id: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message."""
         for seq, at, body, crc in readable_rows(
-            self.execute(_RAW_MESSAGES, (session, first, last))
+            self.execute(_RAW_MESSAGES, (session_id, first, last))
         ):
             if crc is None or crc == checksum(body, seq):
                 yield seq, at, body
 
-    def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
+    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether the message is intact."""
-        for row in self.execute(_RAW_MESSAGES, (session, -MAX_SEQ, MAX_SEQ)):
+        for row in self.execute(_RAW_MESSAGES, (session_id, -MAX_SEQ, MAX_SEQ)):
             yield row[0], _is_intact(row)
 
-    def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
+    def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
         self.executemany(
-            _ADD_MESSAGE, ((session, seq, at, body, checksum(body, seq)) for seq, at, body in rows)
+            _ADD_MESSAGE,
+            ((session_id, seq, at, body, checksum(body, seq)) for seq, at, body in rows),
         )
 
     # --- savepoints and purges ---------------------------------------------------------------
@@ -157,7 +160,7 @@ class Transaction:
         self.execute("RELEASE snapshot")
 
     @contextmanager
-    def erasing(self) -> Iterator[None]:
+    def erase_on_delete(self) -> Iterator[None]:
         """Overwrite deleted rows with zeros, and record that the file must be rewritten.
 
         Until the rewrite, the deleted bytes stay in free pages, in unused parts of other pages, and
@@ -184,7 +187,7 @@ def readable_rows(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | 
                 yield seq, at.decode(), body, crc
 
 
-def _visible_messages(rows: Iterable[Row]) -> list[Message]:
+def _make_messages(rows: Iterable[Row]) -> list[Message]:
     return [  # guard: sqlite-row-crc
         Message(seq, at, Raw(body))
         for seq, at, body, crc in rows
@@ -192,7 +195,7 @@ def _visible_messages(rows: Iterable[Row]) -> list[Message]:
     ]
 
 
-def _messages_with_hidden(rows: Iterable[Row], state: State) -> list[Message]:
+def _make_messages_with_hidden(rows: Iterable[Row], state: State) -> list[Message]:
     floor, hidden = state.floor, state.hidden
     return [
         Message(

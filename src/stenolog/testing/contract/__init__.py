@@ -5,17 +5,25 @@ crash contract and the tests of each engine cover them. Promise P3 (damage) has 
 because only the engine knows how to damage a record.
 """
 
-from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys, UnknownKeys
+from stenolog.testing.contract.append_contract import (
+    Appends,
+    IdempotencyKeys,
+    Lossless,
+    UnknownKeys,
+)
 from stenolog.testing.contract.concurrency_contract import Following, Writers
 from stenolog.testing.contract.damage_contract import DamageContract, DamagedRecord
-from stenolog.testing.contract.history_contract import Checkpoints, Hiding, Reading, Replacing
+from stenolog.testing.contract.history_contract import (
+    Checkpoints,
+    Hiding,
+    Reading,
+    Replacing,
+    Undoing,
+)
 from stenolog.testing.contract.lease_contract import Leases
 from stenolog.testing.contract.lifecycle_contract import Forks, Trash
-from stenolog.testing.contract.lossless_contract import Lossless
 from stenolog.testing.contract.purge_contract import Purging
-from stenolog.testing.contract.session_contract import Closing, Keys, Sessions, Stamps
-from stenolog.testing.contract.undo_contract import Undoing
-from stenolog.testing.contract.view_contract import Views
+from stenolog.testing.contract.session_contract import Closing, Keys, Sessions, Stamps, Views
 
 __all__ = ["DamageContract", "DamagedRecord", "StoreContract"]
 

@@ -1,12 +1,20 @@
-"""Tests of appends, unknown keys (promises P1, P2, P8) and idempotency keys (P12)."""
+"""Tests of appends, unknown keys (promises P1, P2, P8) and idempotency keys (P12).
 
+Stored messages are returned unchanged, and errors name the invalid field (P10).
+"""
 # ruff: noqa: D102 - tests have names instead of docstrings
 
+import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from msgspec import Raw
 
 from stenolog.errors import NoSuchSession, NothingToUndo, OnceConflict, RefusedMessage, UsageError
 from stenolog.stores.base import Store
@@ -20,11 +28,13 @@ from stenolog.testing.contract.open_store_base import (
     visible_texts,
 )
 from stenolog.testing.store_calls import Call
-from stenolog.testing.strategies import NASTY_TEXTS
+from stenolog.testing.strategies import NASTY_TEXTS, messages
+
+_NEW_YEAR = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class Appends(ContractPart):
-    """Appending messages."""
+    """Tests of appending messages."""
 
     def test_p1_seqs_count_up_from_one_in_each_session(self, store: Store) -> None:
         assert append(store, "a", "one", "two") == [1, 2]
@@ -36,7 +46,7 @@ class Appends(ContractPart):
     def test_p1_stored_message_has_the_given_fields_with_seq_and_time(self, store: Store) -> None:
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         fields = {"role": "assistant", "content": None, "tool_calls": [call], "seq": "mine"}
-        before = datetime.now(UTC) - timedelta(seconds=1)
+        earliest_time = datetime.now(UTC) - timedelta(seconds=1)
         store.add_full_message("a", fields)
         [message] = store.get_history("a")
         assert message.to_dict() == fields
@@ -44,7 +54,7 @@ class Appends(ContractPart):
         assert message.content is None
         assert message.tool_calls == [call]
         assert message.at.utcoffset() == timedelta(0)
-        assert before <= message.at <= datetime.now(UTC) + timedelta(seconds=1)
+        assert earliest_time <= message.at <= datetime.now(UTC) + timedelta(seconds=1)
         with pytest.raises(AttributeError, match="name"):
             _ = message.name
 
@@ -89,16 +99,17 @@ class Appends(ContractPart):
         assert visible_texts(store, "a") == ["x"]
 
     def test_messages_keep_the_given_times(self, store: Store) -> None:
-        early = datetime(2019, 12, 31, 23, 59, 59, 123456, tzinfo=timezone(timedelta(hours=-7)))
-        times = [early, datetime(1, 2, 3, tzinfo=UTC), datetime(9999, 12, 31, 23, tzinfo=UTC)]
+        zone = timezone(timedelta(hours=-7))
+        first_time = datetime(2019, 12, 31, 23, 59, 59, 123456, tzinfo=zone)
+        times = [first_time, datetime(1, 2, 3, tzinfo=UTC), datetime(9999, 12, 31, 23, tzinfo=UTC)]
         assert store.add_messages("a", user_messages("x", "y", "z"), at=times) == [1, 2, 3]
         stored_times = [message.at for message in store.get_history("a")]
         assert stored_times == times
         assert {moment.utcoffset() for moment in stored_times} == {timedelta(0)}
-        before = datetime.now(UTC) - timedelta(seconds=1)
+        earliest_time = datetime.now(UTC) - timedelta(seconds=1)
         store.add_messages("a", user_messages("now"))
         [newest] = store.get_history("a", last=1)
-        assert before <= newest.at <= datetime.now(UTC) + timedelta(seconds=1)
+        assert earliest_time <= newest.at <= datetime.now(UTC) + timedelta(seconds=1)
         info = store.info("a")
         assert info.created <= info.updated
 
@@ -112,21 +123,17 @@ class Appends(ContractPart):
         "times",
         [
             [],
-            [datetime(2020, 1, 1, tzinfo=UTC)],
-            [datetime(2020, 1, 1, tzinfo=UTC)] * 3,
-            [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)],  # noqa: DTZ001 - rejected
-            [datetime(2020, 1, 1, tzinfo=UTC), "2020-01-01T00:00:00Z"],
-            [datetime(2020, 1, 1, tzinfo=UTC), None],
-            [
-                datetime(2020, 1, 1, tzinfo=UTC),
-                datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
-            ],
+            [_NEW_YEAR],
+            [_NEW_YEAR] * 3,
+            [_NEW_YEAR, datetime(2020, 1, 1)],  # noqa: DTZ001 - rejected
+            [_NEW_YEAR, "2020-01-01T00:00:00Z"],
+            [_NEW_YEAR, None],
+            [_NEW_YEAR, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1)))],
         ],
         ids=str,
     )
     def test_p8_number_and_type_of_given_times_are_checked(self, store: Store, times: Any) -> None:
-        with pytest.raises(UsageError):
-            store.add_messages("a", user_messages("x", "y"), at=times)
+        assert_raises(UsageError, store.add_messages, "a", user_messages("x", "y"), at=times)
         assert store.list_sessions() == []
 
 
@@ -155,7 +162,7 @@ _CREATING_CALLS = [
 
 
 class UnknownKeys(ContractPart):
-    """Calls on a key that was never used."""
+    """Tests of calls on a key that was never used."""
 
     def test_reads_of_an_unknown_key_return_empty_results(self, store: Store) -> None:
         assert store.get_history("nobody") == []
@@ -179,15 +186,13 @@ class UnknownKeys(ContractPart):
     def test_p8_lifecycle_calls_on_an_unknown_key_raise_no_such_session(
         self, store: Store, call: Call
     ) -> None:
-        with pytest.raises(NoSuchSession) as raised:
-            call.make(store, "nobody")
-        assert raised.value.key == "nobody"
+        error = assert_raises(NoSuchSession, call.make, store, "nobody")
+        assert error.key == "nobody"
         assert (store.list_sessions(), store.list_trash(), store.stamps()) == ([], [], {})
 
     def test_p8_info_and_undo_of_an_unknown_key_raise(self, store: Store) -> None:
-        with pytest.raises(NoSuchSession) as raised:
-            store.info("nobody")
-        assert raised.value.key == "nobody"
+        error = assert_raises(NoSuchSession, store.info, "nobody")
+        assert error.key == "nobody"
         assert_raises(NothingToUndo, store.undo, "nobody")
         assert store.list_sessions() == []
 
@@ -213,7 +218,7 @@ class UnknownKeys(ContractPart):
 
 
 class IdempotencyKeys(ContractPart):
-    """`once=`."""
+    """Tests of idempotency keys (`once=`)."""
 
     def test_p12_repeated_idempotency_key_returns_the_first_seq(self, store: Store) -> None:
         assert store.add_message("a", "user", "x", once="t1") == 1
@@ -241,9 +246,7 @@ class IdempotencyKeys(ContractPart):
         store.add_messages("a", user_messages("x", "y"), once="t1")
         other_batches = [user_messages("x"), user_messages("y", "x"), user_messages("x", "y", "z")]
         for other in other_batches:
-            with pytest.raises(OnceConflict) as raised:
-                store.add_messages("a", other, once="t1")
-            error = raised.value
+            error = assert_raises(OnceConflict, store.add_messages, "a", other, once="t1")
             assert (error.key, error.token, error.seq) == ("a", "t1", 2)
         assert visible_texts(store, "a") == ["before", "x", "y"]
 
@@ -297,10 +300,166 @@ class IdempotencyKeys(ContractPart):
         assert store.add_message("a", "user", "x", once="\u00e9" * 128) == 2
 
     def test_p10_any_text_can_be_an_idempotency_key(self, store: Store) -> None:
-        tokens = [text for text in NASTY_TEXTS if text]
-        for seq, token in enumerate(tokens, start=1):
-            assert store.add_message("a", "user", "x", once=token) == seq
+        idempotency_keys = [text for text in NASTY_TEXTS if text]
+        for seq, once in enumerate(idempotency_keys, start=1):
+            assert store.add_message("a", "user", "x", once=once) == seq
         store.clear("a")
         store.compact("a")
-        for seq, token in enumerate(tokens, start=1):
-            assert store.add_message("a", "user", "x", once=token) == seq
+        for seq, once in enumerate(idempotency_keys, start=1):
+            assert store.add_message("a", "user", "x", once=once) == seq
+
+
+def exact_text(value: Any) -> str:
+    """Return the value as text that distinguishes 1, 1.0 and True, and the order of fields."""
+    return json.dumps(value)
+
+
+def _nested_list(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+class _StrSubclass(str):
+    """A subclass of str, such as frameworks define."""
+
+
+class _IntSubclass(int):
+    """A subclass of int."""
+
+
+def _cyclic_message() -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "user"}
+    message["self"] = message
+    return message
+
+
+VALID_MESSAGES: dict[str, Callable[[], Any]] = {
+    "an empty object": dict,
+    "order and unknown fields": lambda: {"z": 1, "role": "user", "a": {"y": 1, "x": 2}},
+    "record fields": lambda: {"kind": "state", "seq": 7, "at": "x", "crc": "0", "body": {}},
+    "names with a dash and a dot": lambda: {"-object": 1, "-hidden": True, "_at": 2, "a.b": 3},
+    "1 and 1.0 and true": lambda: {"a": [1, 1.0, True, 0, 0.0, -0.0, False, None]},
+    "4,300 digits": lambda: {"a": [10**4300 - 1, 1 - 10**4300]},
+    "integers past 64 bits": lambda: {"a": [2**53 + 1, 2**63, 2**64, -(2**64), 10**100]},
+    "smallest and largest floats": lambda: {"a": [5e-324, 1.7976931348623157e308, 0.1, 1e22]},
+    "a lone surrogate": lambda: {"content": "\ud800", "\udfff": "x", "c": "\udc00\ud800"},
+    "NUL": lambda: {"content": "\x00", "a\x00": "\x00b"},
+    "nasty text": lambda: {"content": list(NASTY_TEXTS), **dict.fromkeys(NASTY_TEXTS, 1)},
+    "a record as text": lambda: {"content": '{"kind":"message","seq":1}\n,"crc":"00000000"}'},
+    "200 deep": lambda: {"content": _nested_list(199)},
+    "many empty lists": lambda: {"content": [[] for _ in range(500)]},
+    "ten megabytes": lambda: {"role": "tool", "content": "0123456789\n" * 1_000_000},
+    "eleven megabytes of text past ASCII": lambda: {"content": "\u00e9\U0001f600" * 1_900_000},
+}
+
+INVALID_MESSAGES: dict[str, tuple[Callable[[], Any], str]] = {
+    "NaN": (lambda: {"content": float("nan")}, "content"),
+    "Infinity": (lambda: {"content": [{"score": float("inf")}]}, "content[0].score"),
+    "-Infinity": (lambda: {"a": {"b": [1, float("-inf")]}}, "a.b[1]"),
+    "a cycle": (_cyclic_message, "self.self"),
+    "a number as key": (lambda: {"a": {1: "x"}}, "a"),
+    "two keys with the same text": (lambda: {"a": {1: "x", "1": "y"}}, "a"),
+    "None as key": (lambda: {"content": [{None: 1}]}, "content[0]"),
+    "bytes": (lambda: {"content": b"x"}, "content"),
+    "a bytearray": (lambda: {"content": [bytearray(b"x")]}, "content[0]"),
+    "a set": (lambda: {"tags": {"x"}}, "tags"),
+    "a frozenset": (lambda: {"tags": frozenset("x")}, "tags"),
+    "a Decimal": (lambda: {"price": Decimal("1.10")}, "price"),
+    "a datetime": (lambda: {"when": datetime(2026, 1, 1, tzinfo=UTC)}, "when"),
+    "a UUID": (lambda: {"id": UUID(int=1)}, "id"),
+    "an object": (lambda: {"content": object()}, "content"),
+    "raw bytes of JSON": (lambda: {"content": Raw(b"1\n2")}, "content"),
+    "a surrogate pair as two characters": (lambda: {"content": "\ud83d\ude00"}, "content"),
+    "a surrogate pair in a field name": (lambda: {"a": {"\ud83d\ude00": 1}}, "a"),
+    "4,301 digits": (lambda: {"a": [1, 10**4300]}, "a[1]"),
+    "201 deep": (lambda: {"content": _nested_list(200)}, "content[0]"),
+    "thousands deep": (lambda: {"content": _nested_list(5_000)}, "content[0]"),
+    "more than 64 MiB": (lambda: {"content": "x" * (64 * 1024 * 1024)}, ""),
+    "a list for a message": (lambda: ["x"], ""),
+    "text for a message": (lambda: "x", ""),
+    "nothing for a message": (lambda: None, ""),
+}
+
+
+class Lossless(ContractPart):
+    """Tests of the values that a message may contain."""
+
+    @pytest.mark.parametrize("case", VALID_MESSAGES)
+    def test_p10_valid_message_is_stored_and_read_back_unchanged(
+        self, store: Store, case: str
+    ) -> None:
+        fields = VALID_MESSAGES[case]()
+        store.add_full_message("a", fields)
+        [message] = store.get_history("a")
+        assert exact_text(message.to_dict()) == exact_text(dict(message)) == exact_text(fields)
+        store.add_messages("b", [fields, message])
+        store.clear("b")
+        store.compact("b")
+        stored_texts = [exact_text(m.to_dict()) for m in store.get_history("b", full=True)]
+        assert stored_texts == [exact_text(fields)] * 2
+
+    @pytest.mark.parametrize("case", INVALID_MESSAGES)
+    def test_p10_invalid_message_is_rejected_with_its_field(self, store: Store, case: str) -> None:
+        make_message, expected_field = INVALID_MESSAGES[case]
+        append(store, "a", "before")
+        fields = make_message()
+        actual_field = assert_raises(RefusedMessage, store.add_full_message, "a", fields).field
+        is_shortened = len(actual_field) > 60 and actual_field.startswith(expected_field)
+        assert actual_field == expected_field or (expected_field and is_shortened)
+        assert_raises(RefusedMessage, store.add_messages, "a", [user_message("fine"), fields])
+        assert_raises(RefusedMessage, store.set_history, "a", [fields])
+        assert visible_texts(store, "a") == ["before"]
+        assert append(store, "a", "after") == [2]
+
+    def test_p10_tuples_are_stored_as_lists(self, store: Store) -> None:
+        store.add_message("a", "user", ({"x": (1, 2)}, ()))
+        assert visible_texts(store, "a") == [[{"x": [1, 2]}, []]]
+
+    def test_p10_subclasses_of_str_and_int_are_stored_as_plain_values(self, store: Store) -> None:
+        store.add_full_message(
+            "a", {_StrSubclass("role"): _StrSubclass("user"), "content": _IntSubclass(7)}
+        )
+        [message] = store.get_history("a")
+        assert exact_text(message.to_dict()) == '{"role": "user", "content": 7}'
+        assert type(message.content) is int
+
+    @settings(
+        max_examples=60,
+        deadline=None,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+            HealthCheck.too_slow,
+        ],
+    )
+    @given(given_message=messages())
+    def test_p10_any_json_object_is_read_back_unchanged(
+        self, store: Store, given_message: dict[str, Any]
+    ) -> None:
+        seq = store.add_full_message("a", given_message)
+        [message] = store.get_history("a", after=seq - 1)
+        assert exact_text(message.to_dict()) == exact_text(given_message)
+
+    @pytest.mark.parametrize("text", NASTY_TEXTS)
+    def test_p10_summary_and_meta_are_read_back_unchanged(self, store: Store, text: str) -> None:
+        append(store, "a", "1", "2")
+        store.set_meta("a", title=text, **{"x" + text: [text]})
+        store.checkpoint("a", summary="about " + text, upto=1)
+        store.compact("a")
+        assert store.get_summary("a") == "about " + text
+        assert store.info("a").meta == {"title": text, "x" + text: [text]}
+        store.set_summary("a", "later")
+        store.undo("a")
+        assert store.get_summary("a") == "about " + text
+
+    def test_p10_long_summary_is_stored(self, store: Store) -> None:
+        store.set_summary("a", "long \u00e9 " * 200_000)
+        assert store.get_summary("a") == "long \u00e9 " * 200_000
+
+    def test_p10_meta_that_cannot_be_encoded_is_rejected(self, store: Store) -> None:
+        store.set_meta("a", title="x")
+        for wrong in (float("nan"), b"x", {1: 2}, "\ud83d\ude00"):
+            assert_raises(UsageError, store.set_meta, "a", title=wrong)
+        assert store.info("a").meta == {"title": "x"}

@@ -15,41 +15,41 @@ from stenolog.testing.contract.open_store_base import (
     append,
     assert_session,
     hidden_seqs,
-    repeating,
+    repeat_in_threads,
     thread_pool,
     user_message,
     user_messages,
     visible_texts,
 )
 
-THREADS = 64
+THREAD_COUNT = 64
 MESSAGES_PER_THREAD = 40
 HANG_SECONDS = 20
-"""Seconds after which a follower that yields nothing counts as hanging."""
+"""Maximum seconds that a test waits for a follower."""
 
 
 class Writers(ContractPart):
-    """Many concurrent callers."""
+    """Tests with many concurrent callers."""
 
     def test_p7_messages_of_64_threads_are_stored_in_order(self, store: Store) -> None:
-        start = Barrier(THREADS)
+        start_barrier = Barrier(THREAD_COUNT)
 
-        def write(writer: int) -> list[int]:
-            start.wait()
+        def write(writer_index: int) -> list[int]:
+            start_barrier.wait()
             return [
-                store.add_message("a", "user", [writer, number])
+                store.add_message("a", "user", [writer_index, number])
                 for number in range(MESSAGES_PER_THREAD)
             ]
 
-        with thread_pool(THREADS) as pool:
-            seqs = list(pool.map(write, range(THREADS)))
+        with thread_pool(THREAD_COUNT) as pool:
+            seqs_by_writer = list(pool.map(write, range(THREAD_COUNT)))
 
-        by_seq = {message.seq: message.content for message in store.get_history("a")}
-        assert sorted(by_seq) == list(range(1, THREADS * MESSAGES_PER_THREAD + 1))
-        for writer, writer_seqs in enumerate(seqs):
+        contents_by_seq = {message.seq: message.content for message in store.get_history("a")}
+        assert sorted(contents_by_seq) == list(range(1, THREAD_COUNT * MESSAGES_PER_THREAD + 1))
+        for writer_index, writer_seqs in enumerate(seqs_by_writer):
             assert writer_seqs == sorted(writer_seqs)
-            assert [by_seq[seq] for seq in writer_seqs] == [
-                [writer, number] for number in range(MESSAGES_PER_THREAD)
+            assert [contents_by_seq[seq] for seq in writer_seqs] == [
+                [writer_index, number] for number in range(MESSAGES_PER_THREAD)
             ]
 
     def test_p7_readers_see_complete_batches_in_order_during_writes_and_compaction(
@@ -57,13 +57,13 @@ class Writers(ContractPart):
     ) -> None:
         writer_count = 8
 
-        def write(writer: int) -> None:
+        def write(writer_index: int) -> None:
             for number in range(20):
                 store.add_messages(
-                    "a", [user_message(f"{writer}.{number}.{part}") for part in "abc"]
+                    "a", [user_message(f"{writer_index}.{number}.{part}") for part in "abc"]
                 )
 
-        def read() -> None:
+        def check_batches() -> None:
             seqs = [message.seq for message in store.get_history("a", full=True)]
             assert seqs == list(range(1, len(seqs) + 1))
             assert len(seqs) % 3 == 0
@@ -73,14 +73,17 @@ class Writers(ContractPart):
             store.checkpoint("a", summary=f"up to {last_seq}", upto=last_seq)
             store.compact("a")
 
-        with repeating(read, read, summarize_and_compact), thread_pool(writer_count) as pool:
+        with (
+            repeat_in_threads(check_batches, check_batches, summarize_and_compact),
+            thread_pool(writer_count) as pool,
+        ):
             list(pool.map(write, range(writer_count)))
 
         texts = [message.content for message in store.get_history("a", full=True)]
         assert len(texts) == writer_count * 20 * 3
-        for writer in range(writer_count):
-            assert [text for text in texts if text.startswith(f"{writer}.")] == [
-                f"{writer}.{number}.{part}" for number in range(20) for part in "abc"
+        for writer_index in range(writer_count):
+            assert [text for text in texts if text.startswith(f"{writer_index}.")] == [
+                f"{writer_index}.{number}.{part}" for number in range(20) for part in "abc"
             ]
 
     def test_p5_checkpoints_during_writes_hide_only_messages_up_to_their_seq(
@@ -88,9 +91,9 @@ class Writers(ContractPart):
     ) -> None:
         floor = 0
 
-        def write(writer: int) -> None:
+        def write(writer_index: int) -> None:
             for number in range(25):
-                store.add_message("a", "user", f"{writer}.{number}")
+                store.add_message("a", "user", f"{writer_index}.{number}")
 
         def summarize() -> None:
             nonlocal floor
@@ -101,7 +104,7 @@ class Writers(ContractPart):
                 floor = upto
                 assert store.get_history("a")[:2] == visible_messages[-2:]
 
-        with repeating(summarize), thread_pool(4) as pool:
+        with repeat_in_threads(summarize), thread_pool(4) as pool:
             list(pool.map(write, range(4)))
 
         assert hidden_seqs(store, "a") == list(range(1, floor + 1))
@@ -110,10 +113,10 @@ class Writers(ContractPart):
 
     def test_p7_one_of_several_checkpoints_on_the_same_floor_succeeds(self, store: Store) -> None:
         store.add_messages("a", [user_message(str(number)) for number in range(10)])
-        start = Barrier(8)
+        start_barrier = Barrier(8)
 
-        def checkpoint(upto: int) -> bool:
-            start.wait()
+        def try_checkpoint(upto: int) -> bool:
+            start_barrier.wait()
             try:
                 store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=0)
             except StaleCheckpoint:
@@ -121,7 +124,7 @@ class Writers(ContractPart):
             return True
 
         with thread_pool(8) as pool:
-            successes = list(pool.map(checkpoint, range(1, 9)))
+            successes = list(pool.map(try_checkpoint, range(1, 9)))
         assert successes.count(True) == 1
         floor = successes.index(True) + 1
         assert_session(store, "a", floor=floor, summary=f"to {floor}")
@@ -130,25 +133,25 @@ class Writers(ContractPart):
         self, store: Store
     ) -> None:
         store.add_message("a", "user", "before")
-        start = Barrier(16)
+        start_barrier = Barrier(16)
 
-        def write(_: int) -> int:
-            start.wait()
+        def add_same_message(_: int) -> int:
+            start_barrier.wait()
             return store.add_message("a", "user", "x", once="t")
 
         with thread_pool(16) as pool:
-            assert list(pool.map(write, range(16))) == [2] * 16
+            assert list(pool.map(add_same_message, range(16))) == [2] * 16
         assert visible_texts(store, "a") == ["before", "x"]
 
     def test_p6_threads_on_different_sessions_do_not_affect_each_other(self, store: Store) -> None:
-        def write(number: int) -> None:
+        def write_session(number: int) -> None:
             key = f"user:{number}"
             for text in "abc":
                 store.add_message(key, "user", f"{text}{number}")
             store.set_summary(key, f"about {number}")
 
         with thread_pool(32) as pool:
-            list(pool.map(write, range(64)))
+            list(pool.map(write_session, range(64)))
         for number in range(64):
             assert visible_texts(store, f"user:{number}") == [f"{text}{number}" for text in "abc"]
             assert store.get_summary(f"user:{number}") == f"about {number}"
@@ -156,29 +159,29 @@ class Writers(ContractPart):
 
 
 class _Follower:
-    """A thread that follows a session until it has received `count` messages.
+    """A thread that follows a session until `count` messages were received.
 
-    The thread is a daemon: a hanging thread fails its test, but does not block the test run.
+    The thread is a daemon: a hanging thread fails the test, but does not block the test run.
     """
 
     def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:
         self._messages = store.follow(key, after=after)
         self._seqs: list[int] = []
-        self._got = Semaphore(0)
+        self._received = Semaphore(0)
         self._thread = Thread(target=self._receive, args=[count], daemon=True)
         self._thread.start()
 
     def _receive(self, count: int | None) -> None:
         for message in islice(self._messages, count):
             self._seqs.append(message.seq)
-            self._got.release()
+            self._received.release()
 
     def wait_for_messages(self, count: int) -> None:
         """Wait until the thread has received `count` messages."""
         for _ in range(count):
-            assert self._got.acquire(timeout=HANG_SECONDS), "no message arrived"
+            assert self._received.acquire(timeout=HANG_SECONDS), "no message arrived"
 
-    def seqs(self) -> list[int]:
+    def wait_for_seqs(self) -> list[int]:
         """Wait for the end of the thread, and return the received seqs."""
         self._thread.join(HANG_SECONDS)
         assert not self._thread.is_alive(), "the follower is still waiting"
@@ -186,7 +189,7 @@ class _Follower:
 
 
 class Following(ContractPart):
-    """`follow`."""
+    """Tests of `follow`."""
 
     def test_follow_starts_with_stored_messages_after_the_given_seq(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
@@ -221,19 +224,19 @@ class Following(ContractPart):
         append(store, "a", "2")
         store.add_messages("a", user_messages("3", "4"))
         store.set_history("a", user_messages("5"))
-        assert follower.seqs() == [2, 3, 4, 5]
+        assert follower.wait_for_seqs() == [2, 3, 4, 5]
 
     def test_follow_waits_for_a_missing_session(self, store: Store) -> None:
         follower = _Follower(store, "later", 1)
         append(store, "other", "not this one")
         append(store, "later", "1")
-        assert follower.seqs() == [1]
+        assert follower.wait_for_seqs() == [1]
 
     def test_follow_waits_for_the_first_message_of_an_empty_session(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
         follower = _Follower(store, "a", 1)
         append(store, "a", "1")
-        assert follower.seqs() == [1]
+        assert follower.wait_for_seqs() == [1]
 
     def test_follow_with_a_uid_follows_only_that_session(self, store: Store) -> None:
         append(store, "a", "1", "2")
@@ -250,7 +253,7 @@ class Following(ContractPart):
     def test_several_followers_receive_all_messages(self, store: Store) -> None:
         followers = [_Follower(store, "a", 3) for _ in range(3)]
         append(store, "a", "1", "2", "3")
-        assert [follower.seqs() for follower in followers] == [[1, 2, 3]] * 3
+        assert [follower.wait_for_seqs() for follower in followers] == [[1, 2, 3]] * 3
 
     def test_p7_follow_returns_each_message_once_across_compaction(self, store: Store) -> None:
         follower = _Follower(store, "a", 100)
@@ -261,7 +264,7 @@ class Following(ContractPart):
                 store.compact("a")
             if number % 25 == 0:
                 store.undo("a")
-        assert follower.seqs() == list(range(1, 101))
+        assert follower.wait_for_seqs() == list(range(1, 101))
 
     def test_close_ends_every_follow(self, store: Store) -> None:
         append(store, "a", "1")
@@ -269,8 +272,8 @@ class Following(ContractPart):
         reader = _Follower(store, "a")
         reader.wait_for_messages(1)
         store.close()
-        assert [follower.seqs() for follower in followers] == [[], []]
-        assert reader.seqs() == [1]
+        assert [follower.wait_for_seqs() for follower in followers] == [[], []]
+        assert reader.wait_for_seqs() == [1]
 
     def test_follow_can_be_continued_after_the_last_received_seq(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo
-from stenolog.records import Trashed
+from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import SnapshotStore
 from stenolog.testing.contract.open_store_base import (
@@ -16,7 +16,6 @@ from stenolog.testing.contract.open_store_base import (
     append,
     assert_raises,
     assert_session,
-    hidden_seqs,
     visible_texts,
 )
 
@@ -56,85 +55,83 @@ class DamageContract(ContractPart):
     def test_p3_session_with_damaged_state_stays_readable(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"12345"]
-            assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], summary="so far")
-            info = damaged.info("a")
+        with self._make_damaged_store(store, "state") as damaged_store:
+            assert [content for _, content, _ in all_messages(damaged_store, "a")] == [*"12345"]
+            assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3], summary="so far")
+            info = damaged_store.info("a")
             assert (info.last_seq, info.count, info.lost) == (5, 5, 0)
             assert info.meta == {"title": "A talk"}
-            assert damaged.list_sessions() == ["a", "b"]
-            assert [message.seq for message in damaged.follow("a", timeout=0)] == [1, 2, 3, 4, 5]
-            assert visible_texts(damaged, "b") == ["other"]
+            assert damaged_store.list_sessions() == ["a", "b"]
+            followed_seqs = [message.seq for message in damaged_store.follow("a", timeout=0)]
+            assert followed_seqs == [1, 2, 3, 4, 5]
+            assert visible_texts(damaged_store, "b") == ["other"]
         assert "steno doctor" in caplog.text
 
     def test_p3_append_to_session_with_damaged_state_is_readable(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            assert append(damaged, "a", "6") == [6]
-            assert damaged.add_message("a", "user", "7", once="seven") == 7
-            assert damaged.add_message("a", "user", "7", once="seven") == 7
-            assert visible_texts(damaged, "a") == [*"14567"]
+        with self._make_damaged_store(store, "state") as damaged_store:
+            assert append(damaged_store, "a", "6") == [6]
+            assert damaged_store.add_message("a", "user", "7", once="seven") == 7
+            assert damaged_store.add_message("a", "user", "7", once="seven") == 7
+            assert visible_texts(damaged_store, "a") == [*"14567"]
 
     def test_p4_session_with_damaged_state_can_be_changed(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            damaged.hide("a", 4, 4)
-            damaged.set_meta("a", tags=["x"])
-            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == (
-                ["1", "5"],
-                [2, 3, 4],
-            )
-            assert damaged.info("a").meta == {"title": "A talk", "tags": ["x"]}
-            assert damaged.undo("a").op == "hide"
-            assert visible_texts(damaged, "a") == [*"145"]
+        with self._make_damaged_store(store, "state") as damaged_store:
+            damaged_store.hide("a", 4, 4)
+            damaged_store.set_meta("a", tags=["x"])
+            assert_session(damaged_store, "a", visible=["1", "5"], hidden=[2, 3, 4])
+            assert damaged_store.info("a").meta == {"title": "A talk", "tags": ["x"]}
+            assert damaged_store.undo("a").op == "hide"
+            assert visible_texts(damaged_store, "a") == [*"145"]
 
     def test_p4_session_with_damaged_state_can_be_deleted_and_restored(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            trashed = damaged.delete("a")
+        with self._make_damaged_store(store, "state") as damaged_store:
+            trashed = damaged_store.delete("a")
             assert (trashed.key, trashed.count) == ("a", 5)
-            assert damaged.list_sessions() == ["b"]
-            assert damaged.list_trash() == [trashed]
-            damaged.restore("a")
-            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
+            assert damaged_store.list_sessions() == ["b"]
+            assert damaged_store.list_trash() == [trashed]
+            damaged_store.restore("a")
+            assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3])
 
     def test_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            assert damaged.purge("a").messages == 5
-            assert (damaged.list_sessions(), damaged.list_trash()) == (["b"], [])
-            assert all_messages(damaged, "a") == []
-            assert append(damaged, "a", "new") == [1]
+        with self._make_damaged_store(store, "state") as damaged_store:
+            assert damaged_store.purge("a").messages == 5
+            assert (damaged_store.list_sessions(), damaged_store.list_trash()) == (["b"], [])
+            assert all_messages(damaged_store, "a") == []
+            assert append(damaged_store, "a", "new") == [1]
 
     def test_messages_of_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            assert damaged.purge("a", before=4).messages == 3
-            assert [seq for seq, _, _ in all_messages(damaged, "a")] == [4, 5]
+        with self._make_damaged_store(store, "state") as damaged_store:
+            assert damaged_store.purge("a", before=4).messages == 3
+            assert [seq for seq, _, _ in all_messages(damaged_store, "a")] == [4, 5]
 
     def test_p4_damaged_state_of_a_fork_is_rebuilt(self, store: Store) -> None:
         append(store, "source", *"12345")
         store.checkpoint("source", summary="so far", upto=2)
         store.set_meta("source", title="A talk")
         store.fork("source", "a")
-        with self.damage(store, "state", "a") as damaged:
-            assert visible_texts(damaged, "a") == [*"345"]
+        with self.damage(store, "state", "a") as damaged_store:
+            assert visible_texts(damaged_store, "a") == [*"345"]
 
     def test_p4_damaged_state_after_a_purge_is_rebuilt(self, store: Store) -> None:
         append(store, "a", *"123456")
         store.set_summary("a", "so far")
         store.hide("a", 4, 4)
         store.purge("a", before=3)
-        with self.damage(store, "state", "a") as damaged:
-            assert [seq for seq, _, _ in all_messages(damaged, "a")] == [3, 4, 5, 6]
+        with self.damage(store, "state", "a") as damaged_store:
+            assert [seq for seq, _, _ in all_messages(damaged_store, "a")] == [3, 4, 5, 6]
 
     def test_session_with_damaged_state_can_be_forked(self, store: Store) -> None:
-        with self._make_damaged_store(store, "state") as damaged:
-            damaged.fork("a", "fork")
-            assert visible_texts(damaged, "fork") == [*"145"]
+        with self._make_damaged_store(store, "state") as damaged_store:
+            damaged_store.fork("a", "fork")
+            assert visible_texts(damaged_store, "fork") == [*"145"]
 
     @pytest.mark.parametrize("record", ["state", "change"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
-        with self._make_damaged_store(store, record) as damaged:
-            if not isinstance(damaged, SnapshotStore):
+        with self._make_damaged_store(store, record) as damaged_store:
+            if not isinstance(damaged_store, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
-            [mark] = [mark for mark in damaged.list_snapshots() if mark.key == "a"]
-            with damaged.read_snapshot(mark) as reading:
+            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.key == "a"]
+            with damaged_store.read_snapshot(snapshot) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
                 assert reading.snapshot.summary == "so far"
                 assert reading.snapshot.hidden == [(2, 3)]
@@ -142,62 +139,62 @@ class DamageContract(ContractPart):
     # --- changes -----------------------------------------------------------------------------
 
     def test_p8_undo_of_damaged_change_raises_damaged_store(self, store: Store) -> None:
-        with self._make_damaged_store(store, "change") as damaged:
+        with self._make_damaged_store(store, "change") as damaged_store:
             for _ in range(2):
                 with pytest.raises(DamagedStore, match=r"'a'.*steno doctor"):
-                    damaged.undo("a")
-            assert (visible_texts(damaged, "a"), hidden_seqs(damaged, "a")) == ([*"145"], [2, 3])
+                    damaged_store.undo("a")
+            assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3])
 
     def test_purge_of_messages_drops_undo_steps_that_are_damaged(self, store: Store) -> None:
-        with self._make_damaged_store(store, "change") as damaged:
-            assert damaged.purge("a", before=2).messages == 1
-            assert visible_texts(damaged, "a") == ["4", "5"]
-            assert_raises(NothingToUndo, damaged.undo, "a")
+        with self._make_damaged_store(store, "change") as damaged_store:
+            assert damaged_store.purge("a", before=2).messages == 1
+            assert visible_texts(damaged_store, "a") == ["4", "5"]
+            assert_raises(NothingToUndo, damaged_store.undo, "a")
 
     def test_p3_session_with_damaged_change_works_otherwise(self, store: Store) -> None:
-        with self._make_damaged_store(store, "change") as damaged:
-            assert append(damaged, "a", "6") == [6]
-            damaged.hide("a", 6, 6)
-            assert damaged.undo("a").op == "hide"
-            assert visible_texts(damaged, "a") == [*"1456"]
-            damaged.delete("a")
-            damaged.restore("a")
-            assert visible_texts(damaged, "a") == [*"1456"]
-            assert damaged.purge("a").messages == 6
-            assert damaged.list_sessions() == ["b"]
+        with self._make_damaged_store(store, "change") as damaged_store:
+            assert append(damaged_store, "a", "6") == [6]
+            damaged_store.hide("a", 6, 6)
+            assert damaged_store.undo("a").op == "hide"
+            assert visible_texts(damaged_store, "a") == [*"1456"]
+            damaged_store.delete("a")
+            damaged_store.restore("a")
+            assert visible_texts(damaged_store, "a") == [*"1456"]
+            assert damaged_store.purge("a").messages == 6
+            assert damaged_store.list_sessions() == ["b"]
 
     # --- trash -------------------------------------------------------------------------------
 
-    def _damaged_entry(self, damaged: Store) -> Trashed:
+    def _damaged_trash_entry(self, damaged_store: Store) -> TrashedSession:
         """Return the trash entry of the damaged session, which is listed by its key or its uid."""
-        [entry] = [trashed for trashed in damaged.list_trash() if trashed.key != "b"]
+        [entry] = [trashed for trashed in damaged_store.list_trash() if trashed.key != "b"]
         assert entry.key in ("a", entry.uid)
         assert entry.count == 5
         return entry
 
     def test_p3_damaged_trash_entry_is_listed_and_can_be_restored(self, store: Store) -> None:
-        with self._make_damaged_store(store, "trash") as damaged:
-            entry = self._damaged_entry(damaged)
-            damaged.restore(entry.key, uid=entry.uid, as_key="a")
-            assert_session(damaged, "a", visible=[*"145"], hidden=[2, 3], uid=entry.uid)
-            assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
-            damaged.restore("b")
-            assert visible_texts(damaged, "b") == ["other"]
+        with self._make_damaged_store(store, "trash") as damaged_store:
+            entry = self._damaged_trash_entry(damaged_store)
+            damaged_store.restore(entry.key, uid=entry.uid, as_key="a")
+            assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3], uid=entry.uid)
+            assert [trashed.key for trashed in damaged_store.list_trash()] == ["b"]
+            damaged_store.restore("b")
+            assert visible_texts(damaged_store, "b") == ["other"]
 
     def test_p8_damaged_trash_entry_can_be_purged(self, store: Store) -> None:
-        with self._make_damaged_store(store, "trash") as damaged:
-            assert damaged.purge(self._damaged_entry(damaged).key).messages == 5
-            assert [trashed.key for trashed in damaged.list_trash()] == ["b"]
-            assert damaged.purge("b").messages == 1
-            assert damaged.list_trash() == []
+        with self._make_damaged_store(store, "trash") as damaged_store:
+            assert damaged_store.purge(self._damaged_trash_entry(damaged_store).key).messages == 5
+            assert [trashed.key for trashed in damaged_store.list_trash()] == ["b"]
+            assert damaged_store.purge("b").messages == 1
+            assert damaged_store.list_trash() == []
 
     def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
-        with self._make_damaged_store(store, "trash") as damaged:
-            if not isinstance(damaged, SnapshotStore):
+        with self._make_damaged_store(store, "trash") as damaged_store:
+            if not isinstance(damaged_store, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
-            entry = self._damaged_entry(damaged)
-            [mark] = [mark for mark in damaged.list_snapshots() if mark.uid == entry.uid]
-            with damaged.read_snapshot(mark) as reading:
+            entry = self._damaged_trash_entry(damaged_store)
+            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.uid == entry.uid]
+            with damaged_store.read_snapshot(snapshot) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
 
     # --- messages ----------------------------------------------------------------------------
@@ -205,21 +202,21 @@ class DamageContract(ContractPart):
     def test_p3_damaged_message_hides_only_itself(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with self._make_damaged_store(store, "message") as damaged:
-            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]
-            damaged.undo("a")
-            damaged.undo("a")
-            assert visible_texts(damaged, "a") == [*"1345"]
-            info = damaged.info("a")
+        with self._make_damaged_store(store, "message") as damaged_store:
+            assert [content for _, content, _ in all_messages(damaged_store, "a")] == [*"1345"]
+            damaged_store.undo("a")
+            damaged_store.undo("a")
+            assert visible_texts(damaged_store, "a") == [*"1345"]
+            info = damaged_store.info("a")
             assert (info.last_seq, info.count, info.lost, info.damaged) == (5, 4, 1, 1)
-            assert append(damaged, "a", "6") == [6]
-            assert visible_texts(damaged, "a") == [*"13456"]
+            assert append(damaged_store, "a", "6") == [6]
+            assert visible_texts(damaged_store, "a") == [*"13456"]
         assert "steno doctor" in caplog.text
 
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
-        with self._make_damaged_store(store, "message") as damaged:
-            damaged.delete("a")
-            damaged.restore("a")
-            assert [content for _, content, _ in all_messages(damaged, "a")] == [*"1345"]
-            damaged.purge("a")
-            assert_raises(NoSuchSession, damaged.info, "a")
+        with self._make_damaged_store(store, "message") as damaged_store:
+            damaged_store.delete("a")
+            damaged_store.restore("a")
+            assert [content for _, content, _ in all_messages(damaged_store, "a")] == [*"1345"]
+            damaged_store.purge("a")
+            assert_raises(NoSuchSession, damaged_store.info, "a")

@@ -12,11 +12,11 @@ import pytest
 from stenolog.errors import InvalidKey, LeaseLost, NoSuchSession, StoreBusy, StoreClosed, UsageError
 from stenolog.stores.base import Lease, Store
 from stenolog.testing.contract.open_store_base import (
-    WRITES,
+    WRITE_CALLS,
     ContractPart,
     append,
     assert_raises,
-    repeating,
+    repeat_in_threads,
     shifted_clock,
     thread_pool,
     visible_texts,
@@ -25,6 +25,12 @@ from stenolog.testing.store_calls import Call
 
 STUCK_SECONDS = 20.0
 """Maximum seconds that a test waits until it acquires a lease, or until a lease expires."""
+
+
+def create_and_lease(store: Store, *, ttl: float = 60) -> Lease:
+    """Append a message to the session `a`, and return a lease of the session."""
+    append(store, "a", "1")
+    return store.lease("a", ttl=ttl)
 
 
 def wait_for_expiry(lease: Lease) -> bool:
@@ -36,48 +42,43 @@ def wait_for_expiry(lease: Lease) -> bool:
 
 
 class ExpiredLeases(ContractPart):
-    """Leases whose holder stalled."""
+    """Tests of leases whose holder stalled."""
 
     def test_expired_lease_can_be_acquired_by_another_caller(self, store: Store) -> None:
-        append(store, "a", "1")
-        first_lease = store.lease("a", ttl=0.01)
+        first_lease = create_and_lease(store, ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second_lease:
             assert second_lease.epoch > first_lease.epoch
             assert (first_lease.lost, second_lease.lost) == (True, False)
 
-    @pytest.mark.parametrize("call", WRITES, ids=str)
+    @pytest.mark.parametrize("call", WRITE_CALLS, ids=str)
     def test_p8_writes_through_a_lost_lease_are_rejected(self, store: Store, call: Call) -> None:
         append(store, "a", "1")
         store.set_summary("a", "so far")
         first_lease = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second:
-            with pytest.raises(LeaseLost) as raised:
-                call.make(first_lease.store, "a")
-            assert (raised.value.key, raised.value.epoch) == ("a", first_lease.epoch)
+            error = assert_raises(LeaseLost, call.make, first_lease.store, "a")
+            assert (error.key, error.epoch) == ("a", first_lease.epoch)
             assert visible_texts(store, "a") == visible_texts(first_lease.store, "a") == ["1"]
             assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
             assert second.store.add_message("a", "user", "2") == 2
         assert append(store, "a", "3") == [3]
 
     def test_p8_lost_lease_rejects_writes_to_other_sessions_too(self, store: Store) -> None:
-        append(store, "a", "1")
-        first_lease = store.lease("a", ttl=0.01)
+        first_lease = create_and_lease(store, ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS), pytest.raises(LeaseLost):
             first_lease.store.add_message("b", "user", "late")
         assert_raises(LeaseLost, first_lease.store.add_message, "b", "user", "still late")
         assert store.list_sessions() == ["a"]
 
     def test_expired_lease_works_until_another_caller_acquires_it(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=0.01)
+        lease = create_and_lease(store, ttl=0.01)
         assert wait_for_expiry(lease)
         assert lease.store.add_message("a", "user", "2") == 2
         lease.renew()
         assert lease.store.add_message("a", "user", "3") == 3
 
     def test_renewed_lease_stays_held(self, store: Store) -> None:
-        append(store, "a", "1")
-        first_lease = store.lease("a", ttl=0.01)
+        first_lease = create_and_lease(store, ttl=0.01)
         with store.lease("a", ttl=60, wait=STUCK_SECONDS) as second_lease:
             second_lease.renew()
             assert_raises(LeaseLost, first_lease.renew)
@@ -87,17 +88,16 @@ class ExpiredLeases(ContractPart):
 
 
 class Leases(ExpiredLeases):
-    """`lease`."""
+    """Tests of `lease`."""
 
     leases_expire: ClassVar[bool] = True
-    """Whether a lease expires while its process runs; otherwise it ends with the process."""
+    """Whether leases expire; otherwise a lease ends with the process that holds it."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
     def test_p7_setting_the_system_clock_does_not_end_a_lease(
         self, store: Store, seconds: int
     ) -> None:
-        append(store, "a", "1")
-        with store.lease("a", ttl=60) as lease:
+        with create_and_lease(store) as lease:
             with shifted_clock(seconds):
                 assert not lease.lost
                 assert_raises(StoreBusy, store.lease, "a", ttl=60, wait=0)
@@ -114,8 +114,7 @@ class Leases(ExpiredLeases):
                     setattr(cls, name, None)
 
     def test_a_lease_is_held_until_it_is_released(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         assert isinstance(lease, Lease)
         assert (lease.key, lease.lost) == ("a", False)
         assert_raises(StoreBusy, store.lease, "a", ttl=60, wait=0)
@@ -125,8 +124,7 @@ class Leases(ExpiredLeases):
             assert not second.lost
 
     def test_p8_store_busy_error_names_the_lease_holder(self, store: Store) -> None:
-        append(store, "a", "1")
-        with store.lease("a", ttl=60), pytest.raises(StoreBusy, match=str(os.getpid())):
+        with create_and_lease(store), pytest.raises(StoreBusy, match=str(os.getpid())):
             store.lease("a", ttl=60, wait=0.01)
 
     def test_with_block_releases_the_lease_after_an_error(self, store: Store) -> None:
@@ -137,8 +135,7 @@ class Leases(ExpiredLeases):
         store.lease("a", ttl=60, wait=0).release()
 
     def test_releasing_twice_does_nothing(self, store: Store) -> None:
-        append(store, "a", "1")
-        first_lease = store.lease("a", ttl=60)
+        first_lease = create_and_lease(store)
         first_lease.release()
         first_lease.release()
         with store.lease("a", ttl=60, wait=0) as second:
@@ -167,7 +164,7 @@ class Leases(ExpiredLeases):
             store.purge("a")
         assert epochs == sorted(set(epochs))
 
-    @pytest.mark.parametrize("write", WRITES, ids=str)
+    @pytest.mark.parametrize("write", WRITE_CALLS, ids=str)
     def test_p8_writes_through_a_released_lease_are_rejected(
         self, store: Store, write: Call
     ) -> None:
@@ -177,9 +174,8 @@ class Leases(ExpiredLeases):
         leased_store = lease.store
         assert leased_store.add_message("a", "user", "2") == 2
         lease.release()
-        with pytest.raises(LeaseLost) as raised:
-            write.make(leased_store, "a")
-        assert (raised.value.key, raised.value.epoch) == ("a", lease.epoch)
+        error = assert_raises(LeaseLost, write.make, leased_store, "a")
+        assert (error.key, error.epoch) == ("a", lease.epoch)
         assert visible_texts(store, "a") == visible_texts(leased_store, "a") == ["1", "2"]
         assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
 
@@ -190,8 +186,7 @@ class Leases(ExpiredLeases):
             assert other.key == "b"
 
     def test_calls_without_a_lease_work_while_a_lease_is_held(self, store: Store) -> None:
-        append(store, "a", "1")
-        with store.lease("a", ttl=60):
+        with create_and_lease(store):
             assert append(store, "a", "2") == [2]
             store.set_summary("a", "x")
             store.compact("a")
@@ -199,8 +194,7 @@ class Leases(ExpiredLeases):
             assert visible_texts(store, "a") == ["1", "2"]
 
     def test_store_of_a_lease_reads_and_writes_the_same_sessions(self, store: Store) -> None:
-        append(store, "a", "1")
-        with store.lease("a", ttl=60) as lease:
+        with create_and_lease(store) as lease:
             assert isinstance(lease.store, Store)
             assert lease.store.add_message("a", "user", "2") == 2
             assert lease.store.add_message("b", "user", "another session") == 1
@@ -209,9 +203,8 @@ class Leases(ExpiredLeases):
             assert store.info("a").meta == {"title": "x"}
 
     def test_p8_lease_requires_a_session_and_valid_times(self, store: Store) -> None:
-        with pytest.raises(NoSuchSession) as raised:
-            store.lease("nobody", ttl=60)
-        assert raised.value.key == "nobody"
+        error = assert_raises(NoSuchSession, store.lease, "nobody", ttl=60)
+        assert error.key == "nobody"
         assert store.list_sessions() == []
         append(store, "a", "1")
         for ttl, wait in ((0, None), (-1, None), (float("inf"), None), (60, -1)):
@@ -221,17 +214,14 @@ class Leases(ExpiredLeases):
         assert_raises(NoSuchSession, store.lease, "a", ttl=60)
 
     def test_renewing_a_released_lease_raises_lease_lost(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         lease.renew()
         lease.release()
-        with pytest.raises(LeaseLost) as raised:
-            lease.renew()
-        assert (raised.value.key, raised.value.epoch) == ("a", lease.epoch)
+        error = assert_raises(LeaseLost, lease.renew)
+        assert (error.key, error.epoch) == ("a", lease.epoch)
 
     def test_waiting_caller_gets_the_lease_after_its_release(self, store: Store) -> None:
-        append(store, "a", "1")
-        first_lease = store.lease("a", ttl=60)
+        first_lease = create_and_lease(store)
         with thread_pool(1) as pool:
             pending_lease = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
             assert not pending_lease.done()
@@ -243,7 +233,7 @@ class Leases(ExpiredLeases):
         append(store, "a", "0")
         lease_holders, other_holders, epochs = list[str](), list[str](), list[int]()
 
-        def take_turns(name: str) -> None:
+        def take_leases(name: str) -> None:
             for _ in range(5):
                 with store.lease("a", ttl=60, wait=STUCK_SECONDS) as lease:
                     lease_holders.append(name)
@@ -254,20 +244,19 @@ class Leases(ExpiredLeases):
                     lease_holders.remove(name)
 
         with thread_pool(4) as pool:
-            list(pool.map(take_turns, "wxyz"))
+            list(pool.map(take_leases, "wxyz"))
         assert other_holders == []
         assert visible_texts(store, "a") == [str(number) for number in range(21)]
         assert len(epochs) == 20
         assert epochs == sorted(set(epochs))
 
     def test_a_lease_may_be_released_by_another_thread(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         with thread_pool(1) as pool:
             pool.submit(lease.release).result()
         store.lease("a", ttl=60, wait=0).release()
 
-    @pytest.mark.parametrize("write", WRITES, ids=str)
+    @pytest.mark.parametrize("write", WRITE_CALLS, ids=str)
     def test_write_through_a_lease_does_not_recreate_a_purged_session(
         self, store: Store, write: Call
     ) -> None:
@@ -282,8 +271,7 @@ class Leases(ExpiredLeases):
         assert (store.list_sessions(), store.list_trash()) == ([], [])
 
     def test_lease_ends_if_the_session_is_deleted_and_then_purged(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         store.delete("a")
         assert not lease.lost
         store.purge("a")
@@ -294,8 +282,7 @@ class Leases(ExpiredLeases):
         assert visible_texts(store, "a") == ["another life"]
 
     def test_p8_purge_ends_the_wait_for_a_lease_with_no_such_session(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         with thread_pool(1) as pool:
             pending_lease = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
             time.sleep(0.03)
@@ -307,12 +294,12 @@ class Leases(ExpiredLeases):
     def test_p7_concurrent_leases_do_not_recreate_a_purged_session(self, store: Store) -> None:
         recreated_keys: list[str] = []
 
-        def take_turn() -> None:
+        def write_with_lease() -> None:
             with suppress(NoSuchSession, LeaseLost), store.lease("a", ttl=60) as lease:
                 for _ in range(3):
                     lease.store.add_message("a", "assistant", "late")
 
-        with repeating(take_turn, take_turn):
+        with repeat_in_threads(write_with_lease, write_with_lease):
             for number in range(12):
                 append(store, "a", str(number))
                 time.sleep(0.001 * (number % 4))
@@ -322,8 +309,7 @@ class Leases(ExpiredLeases):
         assert recreated_keys == []
 
     def test_lease_survives_delete_and_restore(self, store: Store) -> None:
-        append(store, "a", "1")
-        with store.lease("a", ttl=60) as lease:
+        with create_and_lease(store) as lease:
             store.delete("a")
             store.restore("a")
             assert not lease.lost
@@ -333,8 +319,7 @@ class Leases(ExpiredLeases):
         assert visible_texts(store, "a") == ["another life"]
 
     def test_p8_close_releases_leases_and_rejects_new_ones(self, store: Store) -> None:
-        append(store, "a", "1")
-        lease = store.lease("a", ttl=60)
+        lease = create_and_lease(store)
         store.close()
         assert_raises(StoreClosed, store.lease, "a", ttl=60)
         assert lease.lost
@@ -346,12 +331,12 @@ class Leases(ExpiredLeases):
         append(store, "a", "1")
         lease, started = store.lease("a", ttl=3600), Event()
 
-        def wait() -> Lease:
+        def wait_for_lease() -> Lease:
             started.set()
             return store.lease("a", ttl=60, wait=STUCK_SECONDS)
 
         with thread_pool(1) as pool:
-            pending_lease = pool.submit(wait)
+            pending_lease = pool.submit(wait_for_lease)
             assert started.wait(STUCK_SECONDS)
             assert not lease.lost
             store.close()

@@ -34,7 +34,7 @@ from stenolog.testing.store_calls import Call, session_content, trash_content
 
 
 class Forks(ContractPart):
-    """`fork`."""
+    """Tests of `fork`."""
 
     def test_fork_copies_visible_messages_with_seqs_and_times(self, store: Store) -> None:
         append_conversation(store, "a")
@@ -58,8 +58,11 @@ class Forks(ContractPart):
         assert before <= fork_info.created <= fork_info.updated
 
     def test_fork_copies_messages_byte_for_byte_without_delivery_state(self, store: Store) -> None:
-        mark = {"received": {"sender": "telegram:7"}, "origin": {"channel": "telegram", "chat": 7}}
-        request = {"role": "user", "content": "q", "stenolog": mark}
+        stenolog_field = {
+            "received": {"sender": "telegram:7"},
+            "origin": {"channel": "telegram", "chat": 7},
+        }
+        request = {"role": "user", "content": "q", "stenolog": stenolog_field}
         answer = {"role": "assistant", "content": "a", "stenolog": {"seen": 1, "model": "m"}}
         store.add_full_message("a", request, once="update-1")
         store.add_full_message("a", answer)
@@ -78,7 +81,7 @@ class Forks(ContractPart):
         assert [m.to_json() for m in store.get_history("b")] == [
             m.to_json() for m in store.get_history("a")
         ]
-        # A fork has no idempotency keys of its source, so this key stores a new message.
+        # A fork does not know the idempotency keys of its source, so a new message is stored.
         assert store.add_full_message("b", request, once="update-1") == 3
         store.fork("b", "c", at=2)
         assert store.info("c").meta == {**copied_meta, FORKED_AT: 2}
@@ -197,12 +200,9 @@ class Forks(ContractPart):
     def test_p8_fork_requires_a_source_and_an_unused_key(self, store: Store) -> None:
         append(store, "a", "1")
         append(store, "b", "taken")
-        with pytest.raises(NoSuchSession) as raised:
-            store.fork("nobody", "c")
-        assert raised.value.key == "nobody"
-        with pytest.raises(SessionExists) as taken:
-            store.fork("a", "b")
-        assert taken.value.key == "b"
+        missing_error = assert_raises(NoSuchSession, store.fork, "nobody", "c")
+        existing_error = assert_raises(SessionExists, store.fork, "a", "b")
+        assert (missing_error.key, existing_error.key) == ("nobody", "b")
         assert_raises(SessionExists, store.fork, "a", "a")
         assert_raises(InvalidKey, store.fork, "a", "")
         assert (visible_texts(store, "a"), visible_texts(store, "b")) == (["1"], ["taken"])
@@ -211,23 +211,23 @@ class Forks(ContractPart):
     def test_p7_one_of_many_concurrent_forks_to_a_key_succeeds(self, store: Store) -> None:
         for number in range(8):
             append(store, f"a{number}", f"from {number}")
-        start = Barrier(8)
+        start_barrier = Barrier(8)
 
-        def fork(number: int) -> bool:
-            start.wait()
+        def try_fork(source_number: int) -> bool:
+            start_barrier.wait()
             try:
-                store.fork(f"a{number}", "b")
+                store.fork(f"a{source_number}", "b")
             except SessionExists:
                 return False
             return True
 
         with thread_pool(8) as pool:
-            [winner] = [number for number, won in enumerate(pool.map(fork, range(8))) if won]
+            [winner] = [number for number, won in enumerate(pool.map(try_fork, range(8))) if won]
         assert visible_texts(store, "b") == [f"from {winner}"]
 
 
 class Trash(ContractPart):
-    """`delete`, `restore` and `list_trash`."""
+    """Tests of `delete`, `restore` and `list_trash`."""
 
     def test_deleted_session_is_not_listed_or_readable(self, store: Store) -> None:
         append_conversation(store, "a")
@@ -331,9 +331,8 @@ class Trash(ContractPart):
         append(store, "a", "old")
         store.delete("a")
         append(store, "a", "new")
-        with pytest.raises(SessionExists) as raised:
-            store.restore("a")
-        assert raised.value.key == "a"
+        error = assert_raises(SessionExists, store.restore, "a")
+        assert error.key == "a"
         assert visible_texts(store, "a") == ["new"]
         assert trash_content(store) == [("a", 1)]
         append(store, "b", "taken")
@@ -401,9 +400,8 @@ class Trash(ContractPart):
         new_messages = store.follow("a", after=1)
         assert next(new_messages).content == "2"
         store.delete("a")
-        with pytest.raises(SessionDeleted) as raised:
-            next(new_messages)
-        assert raised.value.key == "a"
+        error = assert_raises(SessionDeleted, next, new_messages)
+        assert error.key == "a"
 
     def test_follow_does_not_return_messages_of_a_recreated_session(self, store: Store) -> None:
         append(store, "a", "1")
@@ -417,16 +415,16 @@ class Trash(ContractPart):
         self, store: Store
     ) -> None:
         append(store, "a", "first")
-        start = Barrier(3)
+        start_barrier = Barrier(3)
 
         def write(name: str) -> None:
-            start.wait()
+            start_barrier.wait()
             for number in range(20):
                 append(store, "a", f"{name}{number}")
 
         with thread_pool(2) as pool:
             writers = pool.map(write, "xy")
-            start.wait()
+            start_barrier.wait()
             for _ in range(5):
                 with suppress(NoSuchSession):
                     store.delete("a")

@@ -1,4 +1,4 @@
-"""The base of all parts of the contract: an open store, and helpers to use it."""
+"""The base of all parts of the store contract: an open store, and helpers to use it."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
@@ -16,10 +16,11 @@ from stenolog.stores.base import Store
 from stenolog.testing.store_calls import Call
 
 P = ParamSpec("P")
+E = TypeVar("E", bound=Exception)
 
 
 class ContractPart(ABC):
-    """A part of the contract. `make_store` makes the store under test."""
+    """A part of the store contract. Subclasses implement `make_store`."""
 
     @abstractmethod
     def make_store(self, path: Path) -> Store:
@@ -30,8 +31,8 @@ class ContractPart(ABC):
         """Yield a new store for each test, and close it afterwards."""
         workspace = tmp_path / "workspace"
         workspace.mkdir(mode=0o700)
-        with self.make_store(workspace) as opened:
-            yield opened
+        with self.make_store(workspace) as new_store:
+            yield new_store
 
 
 @contextmanager
@@ -45,20 +46,20 @@ def shifted_clock(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(thread_count: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool, and make the interpreter switch threads very often."""
     old_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(count) as pool:
+        with ThreadPoolExecutor(thread_count) as pool:
             yield pool
     finally:
         sys.setswitchinterval(old_interval)
 
 
 @contextmanager
-def repeating(*actions: Callable[[], object]) -> Iterator[None]:
-    """Repeat each action in its own thread until the `with` ends, at least once.
+def repeat_in_threads(*actions: Callable[[], object]) -> Iterator[None]:
+    """Repeat each action in a separate thread until the `with` ends, at least once.
 
     Raises the errors of the actions.
     """
@@ -70,25 +71,26 @@ def repeating(*actions: Callable[[], object]) -> Iterator[None]:
             action()
 
     with thread_pool(len(actions)) as pool:
-        threads = [pool.submit(repeat, action) for action in actions]
+        futures = [pool.submit(repeat, action) for action in actions]
         try:
             yield
         finally:
             done.set()
-        for thread in threads:
-            thread.result()
+        for future in futures:
+            future.result()
 
 
 def assert_raises(
-    error: type[Exception] | tuple[type[Exception], ...],
+    error: type[E] | tuple[type[E], ...],
     call: Callable[P, object],
     *arguments: P.args,
     **options: P.kwargs,
-) -> None:
-    """Assert that a call raises this error, or one of these errors."""
+) -> E:
+    """Assert that a call raises this error, or one of these errors, and return the error."""
     __tracebackhide__ = True
-    with pytest.raises(error):
+    with pytest.raises(error) as raised:
         call(*arguments, **options)
+    return raised.value
 
 
 def user_message(text: str) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def user_messages(*texts: str) -> list[dict[str, Any]]:
     return [user_message(text) for text in texts]
 
 
-WRITES = [
+WRITE_CALLS = [
     Call("add_message", "user", "late"),
     Call("add_full_message", user_message("late")),
     Call("add_messages", user_messages("late", "later")),
@@ -165,7 +167,7 @@ def assert_session(store: Store, key: str, **expected: object) -> None:
         "summary": lambda store, key: store.get_summary(key),
     }
 
-    def read(name: str) -> object:
+    def read_value(name: str) -> object:
         return readers[name](store, key) if name in readers else getattr(store.info(key), name)
 
-    assert {name: read(name) for name in expected} == expected
+    assert {name: read_value(name) for name in expected} == expected

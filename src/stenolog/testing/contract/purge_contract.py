@@ -22,7 +22,7 @@ from stenolog.testing.contract.open_store_base import (
     append_conversation,
     assert_raises,
     assert_session,
-    repeating,
+    repeat_in_threads,
     thread_pool,
     user_message,
     user_messages,
@@ -32,7 +32,7 @@ from stenolog.testing.store_calls import Call, session_content, trash_content
 
 
 class Purging(ContractPart):
-    """`purge`."""
+    """Tests of `purge`."""
 
     def test_purge_removes_the_session_and_its_deleted_versions(self, store: Store) -> None:
         append_conversation(store, "a")
@@ -92,17 +92,21 @@ class Purging(ContractPart):
             pytest.skip("the store cannot purge single trash entries")
         append(store, "a", "1")
         uid = store.info("a").uid
-        first = store.delete("a")
+        first_entry = store.delete("a")
         store.restore("a")
         append(store, "a", "2")
-        second = store.delete("a")
-        assert first.uid == second.uid == uid
-        current_entry = [(second.uid, second.deleted)]
-        for entries in ([(first.uid, first.deleted)], [*current_entry, ("00", second.deleted)], []):
+        second_entry = store.delete("a")
+        assert first_entry.uid == second_entry.uid == uid
+        current_pairs = [(second_entry.uid, second_entry.deleted)]
+        for entries in (
+            [(first_entry.uid, first_entry.deleted)],
+            [*current_pairs, ("00", second_entry.deleted)],
+            [],
+        ):
             assert_raises(NoSuchSession, store.purge_trash, "a", entries)
-        assert_raises(NoSuchSession, store.purge_trash, "b", current_entry)
+        assert_raises(NoSuchSession, store.purge_trash, "b", current_pairs)
         store.restore("a")
-        assert_raises(NoSuchSession, store.purge_trash, "a", current_entry)
+        assert_raises(NoSuchSession, store.purge_trash, "a", current_pairs)
         assert_raises(NoSuchSession, store.finish_purge, uid)
         assert visible_texts(store, "a") == ["1", "2"]
 
@@ -118,15 +122,14 @@ class Purging(ContractPart):
             append(store, "a", "1")
             store.delete("a")
             append(store, "a", "2")
-            with repeating(delete_and_restore):
+            with repeat_in_threads(delete_and_restore):
                 assert store.purge("a").messages == 2
             assert (store.list_sessions(), store.list_trash()) == ([], [])
 
     def test_p8_purge_of_an_unknown_session_raises(self, store: Store) -> None:
-        for options in ({}, {"before": 3}):
-            with pytest.raises(NoSuchSession) as raised:
-                Call("purge", **options).make(store, "nobody")
-            assert raised.value.key == "nobody"
+        for call in (Call("purge"), Call("purge", before=3)):
+            error = assert_raises(NoSuchSession, call.make, store, "nobody")
+            assert error.key == "nobody"
         append_conversation(store, "a")
         store.purge("a")
         assert_raises(NoSuchSession, store.purge, "a")
@@ -320,16 +323,16 @@ class Purging(ContractPart):
 
     def test_p7_purge_during_writes_loses_no_new_messages(self, store: Store) -> None:
         append(store, "a", *"12345")
-        start = Barrier(3)
+        start_barrier = Barrier(3)
 
         def write(name: str) -> None:
-            start.wait()
+            start_barrier.wait()
             for number in range(25):
                 append(store, "a", f"{name}{number}")
 
         with thread_pool(2) as pool:
             writers = pool.map(write, "xy")
-            start.wait()
+            start_barrier.wait()
             for before in range(2, 7):
                 store.purge("a", before=before)
             list(writers)

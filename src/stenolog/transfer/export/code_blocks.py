@@ -1,4 +1,4 @@
-"""Code blocks in Markdown: find them in a text and choose the language for syntax colouring."""
+"""Code blocks in Markdown: finds them in a text and chooses the lexer for syntax colouring."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _BACKTICKS: Final = re.compile(r"`+")
 
 
 MAX_COLOURED: Final = 2_000
-"""Maximum length, in characters, of code that is coloured."""
+"""Maximum number of characters of one code block that is coloured."""
 MAX_COLOURED_IN_MESSAGE: Final = 20_000
 """Maximum number of characters of code that are coloured in one message."""
 LANGUAGES: Final = {
@@ -37,10 +37,10 @@ GIL all the time. Only lexers that pass the attacks in tests/unit/test_colouring
 """
 
 
-def colour_language(info: str, code: str) -> str:
-    """Return the name of the lexer that may colour this code; empty if no lexer may.
+def find_lexer(info: str, code: str) -> str:
+    """Return the name of the lexer for this code; empty if the code must not be coloured.
 
-    `info` is the text after the fence; its first word names the language.
+    `info` is the text after the opening fence; its first word names the language.
     """
     language, _, _ = info.strip().partition(" ")
     if len(code) > MAX_COLOURED:  # guard: colour-length
@@ -67,10 +67,10 @@ class ColourBudget:
 
 
 class Block(Struct, frozen=True):
-    """Consecutive lines of a text, either prose or code."""
+    """Consecutive lines of a text: prose, or a code block without its fences."""
 
     text: str
-    code: bool = False
+    is_code: bool = False
     language: str = ""
 
 
@@ -81,7 +81,7 @@ def split_blocks(text: str) -> Iterator[Block]:
     for line in text.split("\n"):
         match = _FENCE.fullmatch(line)
         if fence and match and match[1].startswith(fence) and not match[2].strip():
-            yield Block("\n".join(lines), code=True, language=language)
+            yield Block("\n".join(lines), is_code=True, language=language)
             lines, fence = [], ""
         elif not fence and match and not (match[1][0] == "`" and "`" in match[2]):
             if lines:
@@ -90,10 +90,10 @@ def split_blocks(text: str) -> Iterator[Block]:
         else:
             lines.append(line)
     if lines or fence:
-        yield Block("\n".join(lines), code=bool(fence), language=language if fence else "")
+        yield Block("\n".join(lines), is_code=bool(fence), language=language if fence else "")
 
 
 def fence_for(text: str) -> str:
-    """Return a fence for a code block with this text. No line of the text closes the fence."""
+    """Return a fence that no line of this text closes."""
     longest_run = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
     return "`" * max(3, longest_run + 1)

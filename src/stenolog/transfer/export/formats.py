@@ -1,17 +1,61 @@
-"""Export of a session as text: JSON lines or Markdown. Pure functions."""
+"""Export of a session as text: JSON lines or Markdown. Pure functions.
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, Protocol
+Most messages are Markdown and are exported unchanged. But a message must not affect the text around
+it, so open fences are closed, and HTML tags are shown as text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from stenolog.catalog.message_metadata import (
+    FIELD,
+    PROGRAM_FIELDS,
+    has_failed,
+    interruption,
+    model_of,
+    seconds_of,
+)
 from stenolog.catalog.searchable_text import title_from
-from stenolog.messages import TextPart, has_text, read_content
+from stenolog.messages import (
+    UNNAMED,
+    FilePart,
+    ImagePart,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    has_text,
+    read_content,
+    read_message,
+    unread_fields,
+)
+from stenolog.messages import Part as AnyPart
 from stenolog.records import Message, SessionInfo
-from stenolog.transfer.export.message_parts import Conversation, readable_messages, redact_text
+from stenolog.redaction.redact import SharingRedactor
+from stenolog.sessions.fork_source import fork_source
+from stenolog.transfer.export.code_blocks import fence_for, split_blocks
+from stenolog.transfer.export.tool_views import (
+    ChecklistItem,
+    ToolBlock,
+    argument_blocks,
+    checklist_text,
+    diff_text,
+    summary_of,
+)
 
 TextFormat = Literal["jsonl", "openai", "markdown"]
 ExportFormat = TextFormat | Literal["html"]
+TextCleaner = Callable[[str], str]
+"""Function that removes from a text everything that must not be shared."""
 
 DOCUMENT_FORMATS: Final = ("markdown", "html")
 """Formats for human readers."""
@@ -20,55 +64,69 @@ _OPENAI_FIELDS: Final = (
     *("refusal", "audio", "function_call"),
 )
 """Fields of a message that OpenAI's API accepts."""
+# The pattern also matches inline code, in which an escaped `<` would be shown as `&lt;`.
+_TAG_OR_CODE: Final = re.compile(
+    r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
+    r"|(?P<slashes>(?<!\\)\\*+)<(?=[A-Za-z/!?])"
+)
+_SYNTAX_CHARACTERS: Final = re.compile(r"([\\`*_\[\]<>#|~])")
+_LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")
+# Control characters, characters that change the direction of writing, and lone surrogates.
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_IMAGE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+")
 
 
-class Redactor(Protocol):
-    """Redaction: removes and counts content that must not be shared."""
+class Part(Struct, frozen=True, kw_only=True):
+    """One readable part of a message."""
+
+    kind: Literal["text", "thought", "call", "result", "image", "field"]
+    text: str
+    """Text of the part; for an image its `data:` URL."""
+    name: str = ""
+    """Name of the tool, for a call or a result; name of an additional field."""
 
     @property
-    def enabled(self) -> bool:
-        """Whether redaction is enabled."""
-        ...
-
-    def __call__(self, text: str) -> str:
-        """Return the redacted text."""
-        ...
-
-    def data(self, value: Any) -> Any:
-        """Return a JSON value with all texts in it redacted."""
-        ...
-
-    def without_counting(self, text: str) -> str:
-        """Return the redacted text without counting its secrets, which are counted elsewhere."""
-        ...
+    def heading(self) -> str:
+        """Heading of the part when it is folded."""
+        match self.kind:
+            case "call":
+                return " ".join(filter(None, (self.name, summary_of(self.text))))
+            case "result":
+                return f"{self.name} · result" if self.name else "Result"
+            case "thought":
+                return "Thinking"
+        return self.name
 
 
-def text_export_pieces(
-    format_: TextFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
+class ReadableMessage(Struct, frozen=True, kw_only=True):
+    """A message, prepared for reading."""
+
+    seq: int
+    at: datetime
+    role: str
+    hidden: bool
+    parts: tuple[Part, ...]
+    model: str = ""
+    seconds: float | None = None
+    failed: bool = False
+    interrupted: str = ""
+
+
+def export_as_text(
+    format_: TextFormat, info: SessionInfo, messages: Sequence[Message], clean: SharingRedactor
 ) -> Iterator[bytes]:
-    """Yield the export in pieces. `stenolog.gateway.viewer.export_page` exports HTML as well."""
-    if format_ != "markdown":
-        for message in messages:
-            yield _json_line(message, clean, only_openai=format_ == "openai") + b"\n"
+    """Yield the exported bytes in pieces. For HTML, see `stenolog.gateway.viewer.export_page`."""
+    if format_ == "markdown":
+        for piece in _markdown_pieces(info, messages, clean):
+            yield piece.encode()
         return
-    # Only needed for documents.
-    from stenolog.transfer.export.markdown_export import markdown_pieces
-
-    conversation = Conversation(
-        key=redact_text(info.key, clean),
-        title=document_title(info, messages, clean),
-        summary=redact_text(info.summary, clean),
-        # Use the times of the messages, because the session may have been imported later.
-        created=messages[0].at if messages else info.created,
-        updated=messages[-1].at if messages else info.updated,
-        messages=tuple(readable_messages(messages, clean)),
-        hidden=info.count - info.visible,
-    )
-    for piece in markdown_pieces(conversation):
-        yield piece.encode()
+    for message in messages:
+        yield _json_line(message, clean, only_openai=format_ == "openai") + b"\n"
 
 
-def _json_line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes:
+def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -> bytes:
     if not only_openai and not clean.enabled:
         return message.to_json()
     body = message.to_dict()
@@ -79,12 +137,10 @@ def _json_line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes
         return msgspec.json.encode(shared_fields)
     except UnicodeEncodeError:
         # A lone surrogate, which is very rare, is written as an escape, as in the store.
-        from json import dumps
-
-        return dumps(shared_fields, separators=(",", ":")).encode()
+        return json.dumps(shared_fields, separators=(",", ":")).encode()
 
 
-def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redactor) -> str:
+def document_title(info: SessionInfo, messages: Iterable[Message], clean: SharingRedactor) -> str:
     """Return the title of a document: the session's title, or the start of the first prompt."""
     title = title_from(info.meta, "")
     if title:
@@ -92,11 +148,11 @@ def document_title(info: SessionInfo, messages: Iterable[Message], clean: Redact
     # Redact the text before it is cut, because half a secret is not recognized.
     # Secrets in the title are not counted, because they are counted in their message.
     return title_from(
-        {}, redact_text(_first_prompt(messages), clean.without_counting)
+        {}, redact_text(_find_first_prompt(messages), clean.without_counting)
     ) or redact_text(info.key, clean.without_counting)
 
 
-def _first_prompt(messages: Iterable[Message]) -> str:
+def _find_first_prompt(messages: Iterable[Message]) -> str:
     """Return the text of the first user message that has text."""
     for message in messages:
         body = message.to_dict()
@@ -105,3 +161,228 @@ def _first_prompt(messages: Iterable[Message]) -> str:
             if text := "\n".join(part.text for part in parts if isinstance(part, TextPart)):
                 return text
     return ""
+
+
+def fork_source_text(info: SessionInfo, clean: SharingRedactor) -> str:
+    """Return the source of a fork as redacted text; empty for other sessions."""
+    source = fork_source(info)
+    return "" if source is None else redact_text(str(source), clean)
+
+
+def format_minute(at: datetime) -> str:
+    """Return a time as text, without seconds. Years before 1000 have four digits too."""
+    return f"{at.date()} {at:%H:%M}"
+
+
+def printable_text(text: str) -> str:
+    """Return the text without invisible characters; line ends and tabs stay."""
+    return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
+
+
+def redact_text(text: str, clean: TextCleaner) -> str:
+    """Return the text without invisible characters and secrets."""
+    # Remove invisible characters first, because they could hide a secret from `clean`.
+    return clean(printable_text(text))
+
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+
+def _markdown_pieces(
+    info: SessionInfo, messages: Sequence[Message], clean: SharingRedactor
+) -> Iterator[str]:
+    key, title = redact_text(info.key, clean), document_title(info, messages, clean)
+    source, summary = fork_source_text(info, clean), redact_text(info.summary, clean)
+    readable = list(readable_messages(messages, clean))
+    # Use the times of the messages, because the session may have been imported later.
+    first = format_minute(messages[0].at if messages else info.created)
+    last = format_minute(messages[-1].at if messages else info.updated)
+    count = len(messages)
+    count_text = f"{count:,} message{'' if count == 1 else 's'}{_hidden_note(info, messages)}"
+    facts = [_escape_line(key), f"{first} – {last} UTC", count_text, _escape_line(source)]
+    yield f"# {_escape_line(title)}\n\n"
+    yield f"{' · '.join(filter(None, facts))}\n\n"
+    if summary:
+        yield "## Summary\n\n"
+        yield f"{_escape_prose(summary)}\n\n"
+    for message in readable:
+        yield from _message_markdown(message)
+
+
+def _hidden_note(info: SessionInfo, messages: Sequence[Message]) -> str:
+    if hidden_count := sum(message.hidden for message in messages):
+        return f", {hidden_count:,} of them hidden"
+    hidden_count = info.count - info.visible
+    return f" (and {hidden_count:,} hidden, not shown)" if hidden_count else ""
+
+
+def _message_markdown(message: ReadableMessage) -> Iterator[str]:
+    details = [format_minute(message.at), _escape_line(message.model)]
+    details.append(f"{message.seconds:.1f} s" if message.seconds is not None else "")
+    details.append("failed" if message.failed else "")
+    cause = message.interrupted
+    details.append(f"interrupted: {_escape_line(cause)}" if cause else "")
+    details.append("hidden" if message.hidden else "")
+    yield f'## <a id="m{message.seq}"></a>{message.seq} · {_escape_line(message.role)}\n\n'
+    yield f"*{' · '.join(filter(None, details))}*\n\n"
+    for part in message.parts:
+        yield f"{_part_markdown(part)}\n\n"
+
+
+def _part_markdown(part: Part) -> str:
+    match part.kind:
+        case "text":
+            return _escape_prose(part.text)
+        case "image":
+            return f"![an image]({part.text})"
+        case "call":
+            blocks = map(_block_markdown, argument_blocks(part.text))
+            return _details_element(part.heading, "\n\n".join(blocks))
+    return _details_element(part.heading, _fenced_code(part.text))
+
+
+def _details_element(heading: str, content: str) -> str:
+    # Markdown inside HTML needs an empty line before the Markdown.
+    summary = escape(" ".join(heading.split()))
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
+
+
+def _block_markdown(block: ToolBlock) -> str:
+    omitted_text = f"\n\n{block.omitted:,} more" if block.omitted else ""
+    label = f"{_escape_line(block.label)}\n\n" if block.label else ""
+    match block.kind:
+        case "diff":
+            content = _fenced_code(diff_text(block.lines), "diff")
+        case "checklist":
+            items = [ChecklistItem(_escape_line(item.text), item.state) for item in block.items]
+            content = checklist_text(items)
+        case kind:
+            language = {"shell": "sh", "json": "json"}.get(kind, block.language)
+            content = _fenced_code(block.text, language)
+    return label + content + omitted_text
+
+
+def _escape_prose(text: str) -> str:
+    parts = []
+    for block in split_blocks(text):
+        if block.is_code:
+            parts.append(_fenced_code(block.text, block.language))
+        else:
+            parts.append(_TAG_OR_CODE.sub(_escape_tag, block.text))
+    return "\n".join(parts).strip("\n")
+
+
+def _escape_tag(match: re.Match[str]) -> str:
+    """Escape `<`, even in inline code: other parsers may not recognize the inline code."""
+    code = match["code"]
+    if code is None:
+        backslashes = match["slashes"]
+        return backslashes[: len(backslashes) // 2 * 2] + "&lt;"
+    if "<" not in code:
+        return match[0]
+    return f"<code>{_SYNTAX_CHARACTERS.sub(lambda char: f'&#{ord(char[0])};', code)}</code>"
+
+
+def _fenced_code(text: str, language: str = "") -> str:
+    fence = fence_for(text)
+    info = language if _LANGUAGE.fullmatch(language) else ""
+    return f"{fence}{info}\n{text}\n{fence}"
+
+
+def _escape_line(text: str) -> str:
+    """Return a text as one line in which no character is Markdown syntax."""
+    return _SYNTAX_CHARACTERS.sub(r"\\\1", " ".join(text.split()))
+
+
+# --- the readable parts of a message --------------------------------------------------------------
+
+
+def readable_messages(messages: Iterable[Message], clean: TextCleaner) -> Iterator[ReadableMessage]:
+    """Yield the messages in readable form, in order; tool results get the name of their tool."""
+    tool_names: dict[str | None, str] = {}
+    for message in messages:
+        body = message.to_dict()
+        role = body.get("role")
+        read_parts = list(read_message(body))
+        calls = (part for part in read_parts if isinstance(part, ToolCall) and part.name != UNNAMED)
+        tool_names.update({part.id: part.name for part in calls if part.id is not None})
+        parts = [
+            readable_part
+            for part in read_parts
+            for readable_part in _readable_parts(part, body, tool_names, clean)
+        ]
+        yield ReadableMessage(
+            seq=message.seq,
+            at=message.at,
+            role=redact_text(role if isinstance(role, str) else _format_json(role), clean),
+            hidden=message.hidden,
+            parts=(*parts, *_field_parts(unread_fields(body), clean)),
+            model=redact_text(model_of(body) or "", clean),
+            seconds=seconds_of(body),
+            failed=has_failed(body)
+            or any(isinstance(part, ToolResult) and part.is_error for part in read_parts),
+            interrupted=redact_text(interruption(body), clean),
+        )
+
+
+def _readable_parts(
+    part: AnyPart, body: Mapping[str, Any], tool_names: Mapping[str | None, str], clean: TextCleaner
+) -> Iterator[Part]:
+    """Yield the readable form of a part; JSON if the part has no readable form."""
+    match part:
+        case TextPart():
+            yield Part(kind="text", text=redact_text(part.text, clean))
+        case ThinkingPart() if part.in_content or isinstance(part.value, str):
+            if text := redact_text(part.text, clean).strip():
+                yield Part(kind="thought", text=text)
+            elif part.in_content:
+                yield _field_part("content", part.value, clean)
+        case ThinkingPart():
+            yield from _field_parts({part.field: part.value}, clean)
+        case ToolCall() if part.name != UNNAMED:
+            args = part.arguments
+            text = args if isinstance(args, str) else "" if args is None else _format_json(args)
+            name = redact_text(part.name, clean)
+            yield Part(kind="call", name=name, text=redact_text(text, clean))
+        case ToolResult():
+            name = redact_text(tool_names.get(part.id, ""), clean)
+            content_parts = list(read_content(part.content))
+            for content_part in content_parts:
+                for readable_part in _readable_parts(content_part, body, tool_names, clean):
+                    yield (
+                        replace(readable_part, kind="result", name=name)
+                        if readable_part.kind == "text"
+                        else readable_part
+                    )
+            if part.in_content and not content_parts:
+                yield Part(kind="result", name=name, text="")
+        case FilePart() if part.value is body.get("audio"):
+            if isinstance(part.content, str):
+                yield Part(kind="text", text=redact_text(part.content, clean))
+            yield from _field_parts({"audio": part.value}, clean)
+        # Only embedded images are shown, because showing other images would cause a request.
+        case ImagePart() if _IMAGE.fullmatch(part.url):
+            yield Part(kind="image", text=part.url)
+        case ToolCall() | UnknownPart(field="tool_calls" | "function_call"):
+            yield Part(kind="call", name="tool", text=redact_text(_format_json(part.value), clean))
+        case UnknownPart() if part.field != "content":
+            yield from _field_parts({part.field: part.value}, clean)
+        case UnknownPart() if part.text is not None:
+            yield Part(kind="text", text=redact_text(part.text, clean))
+        case _ if part.value is not body:
+            yield _field_part("content", part.value, clean)
+
+
+def _field_parts(fields: Mapping[str, Any], clean: TextCleaner) -> Iterator[Part]:
+    for name, value in fields.items():
+        if name != FIELD and name not in PROGRAM_FIELDS and value is not None:
+            # Clean name and value together, because the name may reveal that the value is a secret.
+            yield _field_part(redact_text(name, clean), {name: value}, clean)
+
+
+def _field_part(name: str, value: Any, clean: TextCleaner) -> Part:
+    return Part(kind="field", name=name, text=redact_text(_format_json(value), clean))
+
+
+def _format_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

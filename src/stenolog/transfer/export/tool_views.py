@@ -25,23 +25,23 @@ MAX_PREVIEW_LINES: Final = 20
 MAX_OPEN_LINES: Final = 40
 """Maximum number of lines of a text that is not folded."""
 _MAX_DECODED_CHARS: Final = 1_000_000
-"""Maximum number of characters of JSON that are decoded."""
+"""Maximum number of characters of a JSON text that is decoded."""
 _MAX_DIFF_LINES: Final = 2_000
 """Maximum number of lines of all diffs of one call; further lines are only counted."""
 _MAX_COMPARED_LINES: Final = 1_000
 """Maximum number of lines of one edit that are compared line by line."""
 _MAX_LONG_LINES: Final = 1_000_000
-"""Maximum total number of lines of all edits on a page that are longer than _MAX_COMPARED_LINES."""
+"""Maximum total number of lines, per page, of edits with more than _MAX_COMPARED_LINES lines."""
 _MAX_CHANGES: Final = 60
-"""Maximum number of changed lines that the comparison looks for."""
+"""Maximum number of changed lines for which the shortest diff is searched."""
 _MAX_ITEMS: Final = 200
 """Maximum number of items of a checklist."""
 _MAX_BLOCKS: Final = 50
 """Maximum number of blocks of one call."""
 _CONTEXT_LINES: Final = 3
 """Number of unchanged lines that are shown around a change."""
-_MAX_SUMMARY: Final = 120
-"""Maximum length of the summary of a call or of an error."""
+_MAX_LINE_CHARS: Final = 120
+"""Maximum number of characters of a one-line text, such as the summary of a call."""
 
 _EDIT_FIELDS: Final = (
     ("old_string", "new_string"),
@@ -51,6 +51,7 @@ _EDIT_FIELDS: Final = (
     ("oldText", "newText"),
     ("search", "replace"),
 )
+"""Names of the old and the new text in the arguments of an edit."""
 _PATH_FIELDS: Final = (
     *("file_path", "filePath", "path", "notebook_path", "absolute_path", "target_file"),
     *("filename", "file_name", "file"),
@@ -58,23 +59,37 @@ _PATH_FIELDS: Final = (
 _RANGE_FIELDS: Final = ("offset", "limit", "start_line", "end_line", "view_range")
 """Arguments that name the part of a file to read."""
 _NUMBERED_LINE: Final = re.compile(r"[ ]{0,8}(\d{1,7})(?:[\t→](.*))?\Z")
-_COMMANDS: Final = ("command", "cmd")
-_CONTENTS: Final = ("content", "contents", "file_text", "new_source", "new_str", "insert_text")
-_STEP_TEXTS: Final = ("content", "step", "text", "title", "task", "description")
+_COMMAND_FIELDS: Final = ("command", "cmd")
+_CONTENT_FIELDS: Final = (
+    "content",
+    "contents",
+    "file_text",
+    "new_source",
+    "new_str",
+    "insert_text",
+)
+_STEP_TEXT_FIELDS: Final = ("content", "step", "text", "title", "task", "description")
 _MAIN_ARGUMENTS: Final = (
-    *(*_COMMANDS, "pattern", "query", *_PATH_FIELDS, "url", "question", "description", "prompt"),
-    *("message", "name", "key", "id"),
+    *(*_COMMAND_FIELDS, "pattern", "query", *_PATH_FIELDS),
+    *("url", "question", "description", "prompt", "message", "name", "key", "id"),
 )
 """Arguments that say most about a call, the most informative first."""
-_DONE_STATES: Final = frozenset({"completed", "complete", "done", "finished", "closed", "success"})
-_ACTIVE: Final = frozenset({"in_progress", "in-progress", "active", "running", "started", "doing"})
 _PATCH_START: Final = re.compile(
     r"\s{0,8}(?:\*\*\* Begin Patch|diff --git |Index: |--- [^\n]{1,500}\n\+\+\+ |@@ -\d)"
 )
 _PATCHED_FILE: Final = re.compile(
     r"(?m)^(?:\*\*\* (?:Add|Update|Delete) File: |\+\+\+ (?:b/)?)(.+)$"
 )
-_HEADINGS: Final = ("@@", "*** ", "diff --git ", "--- ", "+++ ", "index ", "Index: ", "new file ")
+_PATCH_HEADINGS: Final = (
+    "@@",
+    "*** ",
+    "diff --git ",
+    "--- ",
+    "+++ ",
+    "index ",
+    "Index: ",
+    "new file ",
+)
 _SUFFIX_LANGUAGES: Final = {"htm": "html", "mjs": "js", "cjs": "js", "svg": "xml", "cfg": "ini"}
 _SHELLS: Final = frozenset({"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/bin/zsh"})
 _ERROR_TAGS: Final = re.compile(r"</?tool_use_error>")
@@ -85,8 +100,14 @@ _EXIT_CODE: Final = re.compile(r"(?i)(?:exit code|process exited with code):? -?
 _INDENTED_JSON: Final = JSONEncoder(indent=2, ensure_ascii=False)
 
 LineKind = Literal["added", "removed", "same", "head"]
-BlockKind = Literal["diff", "shell", "code", "checklist", "text", "json"]
 ItemState = Literal["done", "active", "open"]
+
+_DONE: Final = ("completed", "complete", "done", "finished", "closed", "success")
+_ACTIVE: Final = ("in_progress", "in-progress", "active", "running", "started", "doing")
+_STATES_BY_STATUS: Final[dict[str, ItemState]] = {
+    **dict.fromkeys(_DONE, "done"),
+    **dict.fromkeys(_ACTIVE, "active"),
+}
 
 
 class DiffLine(Struct, frozen=True):
@@ -111,7 +132,7 @@ class ChecklistItem(Struct, frozen=True):
 class ToolBlock(Struct, frozen=True, kw_only=True):
     """A part of the arguments or the result of a tool call."""
 
-    kind: BlockKind
+    kind: Literal["diff", "shell", "code", "checklist", "text", "json"]
     label: str = ""
     """Name of the argument, path of the file, or description of the command; may be empty."""
     text: str = ""
@@ -127,25 +148,25 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
 class DiffBudget:
     """The number of lines that may still be compared. The default is the limit for one page."""
 
-    def __init__(self, left: int = 20_000) -> None:
-        self.left = left
-        self._long_left = _MAX_LONG_LINES
+    def __init__(self, lines_left: int = 20_000) -> None:
+        self.lines_left = lines_left
+        self._long_lines_left = _MAX_LONG_LINES
 
-    def take(self, count: int) -> bool:
+    def take(self, line_count: int) -> bool:
         """Return whether the budget allows this number of lines. If yes, reduce the budget."""
-        if count > min(self.left, _MAX_COMPARED_LINES):
+        if line_count > min(self.lines_left, _MAX_COMPARED_LINES):
             return False
-        self.left -= count
+        self.lines_left -= line_count
         return True
 
-    def take_long(self, count: int) -> bool:
+    def take_long_edit(self, line_count: int) -> bool:
         """Return whether an edit with this number of lines may be split into lines.
 
         The lines of a long edit are subtracted from a separate budget.
         """
-        if count > _MAX_COMPARED_LINES:
-            self._long_left -= count
-        return count <= _MAX_COMPARED_LINES or self._long_left >= 0
+        if line_count > _MAX_COMPARED_LINES:
+            self._long_lines_left -= line_count
+        return line_count <= _MAX_COMPARED_LINES or self._long_lines_left >= 0
 
 
 # --- summary ---------------------------------------------------------------------------------
@@ -157,13 +178,13 @@ def summary_of(arguments: Any) -> str:
     if isinstance(decoded, str):
         return _summary_of_text(decoded)
     if not isinstance(decoded, Mapping):
-        return "" if decoded is None else _one_line(as_json(decoded))
+        return "" if decoded is None else one_line(as_json(decoded))
     for name in _MAIN_ARGUMENTS:
         value = decoded.get(name)
-        if name in _COMMANDS and (command := _shell_command(value)) is not None:
-            return _one_line(command)
+        if name in _COMMAND_FIELDS and (command := _shell_command(value)) is not None:
+            return one_line(command)
         if isinstance(value, str) and value.strip():
-            return _one_line(value)
+            return one_line(value)
     steps = next(filter(None, map(_checklist_items, decoded.values())), ())
     if steps:
         done_count = sum(step.state == "done" for step in steps)
@@ -171,16 +192,16 @@ def summary_of(arguments: Any) -> str:
     texts = [value for value in decoded.values() if isinstance(value, str) and value.strip()]
     if texts:
         return _summary_of_text(texts[0])
-    return _one_line(as_json(decoded)) if decoded else ""
+    return one_line(as_json(decoded)) if decoded else ""
 
 
 def error_line(text: str) -> str:
-    """Return the first informative line of an error; empty if no line is informative."""
+    """Return the first line of an error that is not a heading; empty if there is none."""
     first_part = _CODEX_HEADINGS.sub("", _ERROR_TAGS.sub("", text[:4_000]))
     lines = list(islice((line.strip() for line in first_part.splitlines() if line.strip()), 2))
     if len(lines) == 2 and _EXIT_CODE.fullmatch(lines[0]):
-        return _one_line(f"{lines[0]}: {lines[1]}")
-    return _one_line(lines[0]) if lines else ""
+        return one_line(f"{lines[0]}: {lines[1]}")
+    return one_line(lines[0]) if lines else ""
 
 
 def _summary_of_text(text: str) -> str:
@@ -188,13 +209,14 @@ def _summary_of_text(text: str) -> str:
         files = list(islice(_PATCHED_FILE.finditer(text[:MAX_BLOCK]), 4))
         if files:
             more_text = "" if len(files) < 4 else ", …"
-            return _one_line(", ".join(match[1].strip() for match in files[:3]) + more_text)
-    return _one_line(text)
+            return one_line(", ".join(match[1].strip() for match in files[:3]) + more_text)
+    return one_line(text)
 
 
-def _one_line(text: str) -> str:
-    line = " ".join(text[: 4 * _MAX_SUMMARY].split())
-    return line if len(line) <= _MAX_SUMMARY else line[: _MAX_SUMMARY - 1].rstrip() + "…"
+def one_line(text: str) -> str:
+    """Return the start of a text in one line."""
+    line = " ".join(text[: 4 * _MAX_LINE_CHARS].split())
+    return line if len(line) <= _MAX_LINE_CHARS else line[: _MAX_LINE_CHARS - 1].rstrip() + "…"
 
 
 # --- blocks ----------------------------------------------------------------------------------
@@ -210,7 +232,7 @@ def result_blocks(
 ) -> tuple[ToolBlock, ...]:
     """Return the result of a call as blocks. Text that is not JSON stays unchanged.
 
-    `path`: the file that the call has read. If its language is known, the text is shown as code.
+    `path` is the file that the call has read. If its language is known, the text is code.
     """
     if isinstance(result, str) and language_of(path) and len(result) < MAX_BLOCK:
         return tuple(_file_blocks(result, path))
@@ -221,12 +243,12 @@ def result_blocks(
     return argument_blocks(decoded, budget)
 
 
-def path_read(arguments: Any) -> str:
+def find_read_path(arguments: Any) -> str:
     """Return the path of the file that a call reads; empty if the call does anything else."""
     decoded = decode_json(arguments)
     if not isinstance(decoded, Mapping):
         return ""
-    path_names = [name for name in _PATH_FIELDS if _is_text(decoded, name)]
+    path_names = _names_with_text(decoded, _PATH_FIELDS)
     other_names = decoded.keys() - {*path_names, *_RANGE_FIELDS}
     is_read = len(path_names) == 1 and (
         not other_names or (other_names == {"command"} and decoded["command"] == "view")
@@ -235,13 +257,13 @@ def path_read(arguments: Any) -> str:
 
 
 def _file_blocks(text: str, path: str) -> Iterator[ToolBlock]:
-    """Yield the text of a file as code without its line numbers, then any text below it."""
+    """Yield the text of a file as code without line numbers, then any text that follows it."""
     lines = text.split("\n")
-    first = _NUMBERED_LINE.match(lines[0])
-    if first is None or first[2] is None:
+    first_match = _NUMBERED_LINE.match(lines[0])
+    if first_match is None or first_match[2] is None:
         yield ToolBlock(kind="code", text=text, language=language_of(path))
         return
-    start = int(first[1])
+    start = int(first_match[1])
     code_lines = []
     for number, line in enumerate(lines, start):
         match = _NUMBERED_LINE.match(line)
@@ -256,7 +278,7 @@ def _file_blocks(text: str, path: str) -> Iterator[ToolBlock]:
 
 
 def decode_json(value: Any) -> Any:
-    """Return the value of a JSON text. Other texts and too long JSON are returned unchanged."""
+    """Return the value of a JSON text. Any other value, or too long JSON, stays unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     if len(value) > _MAX_DECODED_CHARS:
@@ -288,17 +310,14 @@ def cut_text(text: str) -> str:
 
 def _value_blocks(value: Any, budget: DiffBudget) -> Iterator[ToolBlock]:
     match value:
-        case None:
+        case None | "":
             return
-        case str() if _PATCH_START.match(value):
-            yield _patch_block(value, "")
-        case str():
-            if value:
-                yield _text_block(value)
         case Mapping():
             yield from _object_blocks(value, budget)
-        case list() if steps := _checklist_items(value):
-            yield _checklist_block(steps, len(value))
+        case _ if block := _patch_or_checklist(value):
+            yield block
+        case str():
+            yield _text_block(value)
         case _:
             yield ToolBlock(kind="json", text=format_json(value))
 
@@ -306,54 +325,61 @@ def _value_blocks(value: Any, budget: DiffBudget) -> Iterator[ToolBlock]:
 def _object_blocks(fields: Mapping[str, Any], budget: DiffBudget) -> Iterator[ToolBlock]:
     """Yield the blocks of an object. Each field is shown once."""
     rest = dict(fields)
-    path_name = next((name for name in _PATH_FIELDS if isinstance(rest.get(name), str)), "")
+    path_name = next(iter(_names_with_text(rest, _PATH_FIELDS)), "")
     path = rest[path_name] if path_name else ""
     edits = [*_take_edit(rest), *_take_edits(rest)]
     lines_left = _MAX_DIFF_LINES
     for old_text, new_text in edits:
         diff, omitted = _compare_texts(old_text, new_text, lines_left, budget)
         lines_left -= len(diff)
-        yield ToolBlock(kind="diff", label=_one_line(path), lines=tuple(diff), omitted=omitted)
-    names = [] if edits or not path else [name for name in _CONTENTS if _is_text(rest, name)]
+        yield ToolBlock(kind="diff", label=one_line(path), lines=tuple(diff), omitted=omitted)
+    names = [] if edits or not path else _names_with_text(rest, _CONTENT_FIELDS)
     for name in names[:1]:
         text = cut_text(rest.pop(name))
-        yield ToolBlock(kind="code", label=_one_line(path), text=text, language=language_of(path))
+        yield ToolBlock(kind="code", label=one_line(path), text=text, language=language_of(path))
     if edits or names:
         rest.pop(path_name, None)
     elif not path:
-        for name in _COMMANDS:
+        for name in _COMMAND_FIELDS:
             if (command := _shell_command(rest.get(name))) is not None:
                 del rest[name]
                 yield ToolBlock(kind="shell", label=_take_caption(rest), text=cut_text(command))
     for name, value in list(rest.items()):
-        if isinstance(value, str) and _PATCH_START.match(value):
-            yield _patch_block(value, name)
-        elif steps := _checklist_items(value):
-            yield _checklist_block(steps, len(value))
-        elif isinstance(value, str) and "\n" in value.strip("\n"):
-            yield _text_block(value, name)
-        else:
-            continue
-        del rest[name]
+        block = _patch_or_checklist(value, name)
+        if block is None and isinstance(value, str) and "\n" in value.strip("\n"):
+            block = _text_block(value, name)
+        if block is not None:
+            yield block
+            del rest[name]
     if rest or not fields:
         yield ToolBlock(kind="json", text=format_json(rest))
 
 
+def _patch_or_checklist(value: Any, label: str = "") -> ToolBlock | None:
+    """Return a patch or a list of steps as a block; None for any other value."""
+    if isinstance(value, str) and _PATCH_START.match(value):
+        return _patch_block(value, label)
+    items = _checklist_items(value)
+    omitted = len(value) - len(items) if items else 0
+    return ToolBlock(kind="checklist", items=items, omitted=omitted) if items else None
+
+
 def _take_caption(fields: dict[str, Any]) -> str:
-    """Return a description that fits into a line, and remove the description from the fields."""
+    """Remove a description that fits into one line from the fields, and return it."""
     text = fields.get("description")
-    if not isinstance(text, str) or not text or _one_line(text) != text:
+    if not isinstance(text, str) or not text or one_line(text) != text:
         return ""
     del fields["description"]
     return text
 
 
-def _is_text(fields: Mapping[str, Any], name: str) -> bool:
-    return isinstance(fields.get(name), str)
+def _names_with_text(fields: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names whose field is a text."""
+    return [name for name in names if isinstance(fields.get(name), str)]
 
 
 def _text_block(text: str, label: str = "") -> ToolBlock:
-    return ToolBlock(kind="text", label=_one_line(label), text=cut_text(text))
+    return ToolBlock(kind="text", label=one_line(label), text=cut_text(text))
 
 
 def _shell_command(value: Any) -> str | None:
@@ -386,42 +412,37 @@ def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
     for step in value[:_MAX_ITEMS]:
         if not isinstance(step, Mapping):
             return ()
-        text = next((step[name] for name in _STEP_TEXTS if isinstance(step.get(name), str)), None)
+        text_names = _names_with_text(step, _STEP_TEXT_FIELDS)
         state = _step_state(step)
-        if text is None or state is None:
+        if not text_names or state is None:
             return ()
-        items.append(ChecklistItem(text[:2_000], state))
+        items.append(ChecklistItem(step[text_names[0]][:2_000], state))
     return tuple(items)
 
 
 def _step_state(item: Mapping[str, Any]) -> ItemState | None:
     status = item.get("status")
     if isinstance(status, str):
-        status = status.lower()
-        return "done" if status in _DONE_STATES else "active" if status in _ACTIVE else "open"
+        return _STATES_BY_STATUS.get(status.lower(), "open")
     for name in ("done", "completed"):
         if isinstance(item.get(name), bool):
             return "done" if item[name] else "open"
     return None
 
 
-def _checklist_block(steps: tuple[ChecklistItem, ...], count: int) -> ToolBlock:
-    return ToolBlock(kind="checklist", items=steps, omitted=count - len(steps))
-
-
 # --- diffs -----------------------------------------------------------------------------------
 
 
 def _take_edit(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the old and new text of an edit, and remove them from the fields."""
+    """Remove the old and new text of an edit from the fields, and yield them as a pair."""
     for old_field, new_field in _EDIT_FIELDS:
-        if _is_text(fields, old_field) and _is_text(fields, new_field):
+        if len(_names_with_text(fields, (old_field, new_field))) == 2:
             yield fields.pop(old_field), fields.pop(new_field)
             return
 
 
 def _take_edits(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """If all items of the field `edits` are edits, yield them and remove the field."""
+    """Yield the edits in the field `edits`, and remove it. Nothing if an item is not an edit."""
     items = fields.get("edits")
     if not isinstance(items, list) or not 0 < len(items) <= _MAX_BLOCKS:
         return
@@ -432,17 +453,17 @@ def _take_edits(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _patch_block(text: str, label: str) -> ToolBlock:
-    """Return the lines of a patch or unified diff."""
+    """Return a patch or unified diff as a block."""
     all_lines = cut_text(text.strip("\n")).split("\n")
     lines = tuple(_patch_line(line) for line in all_lines[:_MAX_DIFF_LINES])
     label = "" if label in ("input", "patch", "diff") else label
     return ToolBlock(
-        kind="diff", label=_one_line(label), lines=lines, omitted=len(all_lines) - len(lines)
+        kind="diff", label=one_line(label), lines=lines, omitted=len(all_lines) - len(lines)
     )
 
 
 def _patch_line(line: str) -> DiffLine:
-    if line.startswith(_HEADINGS):
+    if line.startswith(_PATCH_HEADINGS):
         return DiffLine("head", line)
     kinds: dict[str, LineKind] = {"+": "added", "-": "removed"}
     kind = kinds.get(line[:1], "same")
@@ -454,7 +475,7 @@ def _compare_texts(
 ) -> tuple[list[DiffLine], int]:
     """Return at most `max_lines` lines of the diff of two texts, and how many were omitted."""
     line_count = old_text.count("\n", 0, MAX_BLOCK) + new_text.count("\n", 0, MAX_BLOCK) + 2
-    if max_lines <= 0 or not budget.take_long(line_count):
+    if max_lines <= 0 or not budget.take_long_edit(line_count):
         return [], line_count
     old_lines, new_lines = _split_lines(old_text), _split_lines(new_text)
     head_count = _common_start_length(old_lines, new_lines)
@@ -480,7 +501,7 @@ def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. If they are too long, all lines count as changed."""
+    """Return the diff of two lists of lines. In too long lists, all lines count as changed."""
     if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
         diff = _shortest_diff(old_lines, new_lines)
         if diff is not None:
@@ -496,10 +517,10 @@ def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]
     """
     furthest_x = {1: 0}
     history: list[dict[int, int]] = []
-    for changes in range(_MAX_CHANGES + 1):
+    for change_count in range(_MAX_CHANGES + 1):
         history.append(dict(furthest_x))
-        for diagonal in range(-changes, changes + 1, 2):
-            is_added = _adds_line(furthest_x, changes, diagonal)
+        for diagonal in range(-change_count, change_count + 1, 2):
+            is_added = _adds_line(furthest_x, change_count, diagonal)
             x = furthest_x[diagonal + 1] if is_added else furthest_x[diagonal - 1] + 1
             y = x - diagonal
             while x < len(old_lines) and y < len(new_lines) and old_lines[x] == new_lines[y]:
@@ -510,9 +531,9 @@ def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine]
     return None
 
 
-def _adds_line(furthest_x: Mapping[int, int], changes: int, diagonal: int) -> bool:
-    """Return True if the last of these changes adds a line, False if it removes a line."""
-    is_first, is_last = diagonal == -changes, diagonal == changes
+def _adds_line(furthest_x: Mapping[int, int], change_count: int, diagonal: int) -> bool:
+    """Return True if the last change before this diagonal adds a line, False if it removes one."""
+    is_first, is_last = diagonal == -change_count, diagonal == change_count
     return is_first or (not is_last and furthest_x[diagonal - 1] < furthest_x[diagonal + 1])
 
 
@@ -521,16 +542,16 @@ def _rebuild_diff(
 ) -> list[DiffLine]:
     lines: list[DiffLine] = []
     x, y = len(old_lines), len(new_lines)
-    for changes in range(len(history) - 1, -1, -1):
-        furthest_x, diagonal = history[changes], x - y
-        is_added = _adds_line(furthest_x, changes, diagonal)
+    for change_count in range(len(history) - 1, -1, -1):
+        furthest_x, diagonal = history[change_count], x - y
+        is_added = _adds_line(furthest_x, change_count, diagonal)
         previous_diagonal = diagonal + 1 if is_added else diagonal - 1
-        from_x = furthest_x[previous_diagonal] if changes else 0
-        from_y = from_x - previous_diagonal if changes else 0
+        from_x = furthest_x[previous_diagonal] if change_count else 0
+        from_y = from_x - previous_diagonal if change_count else 0
         while x > from_x and y > from_y:
             x, y = x - 1, y - 1
             lines.append(DiffLine("same", old_lines[x]))
-        if changes:
+        if change_count:
             lines.append(
                 DiffLine("added", new_lines[from_y])
                 if is_added
@@ -541,7 +562,7 @@ def _rebuild_diff(
 
 
 def _omit_unchanged(lines: Sequence[DiffLine]) -> Iterator[DiffLine]:
-    """Yield the lines of a diff. Long runs of unchanged lines are replaced by their number."""
+    """Yield the lines of a diff. A count replaces long runs of unchanged lines."""
     line_count = 0
     for is_same, group in groupby(lines, key=lambda line: line.kind == "same"):
         run_lines = list(group)

@@ -1,7 +1,6 @@
 """ADK's events as messages in the chat format: every event becomes at least one message.
 
-Events that the user rewound become hidden messages. Compacted events, which the summary covers,
-become hidden messages too.
+Events that the user rewound, and events that a summary replaced, become hidden messages.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from stenolog.transfer.importers.chat_format import (
     Part,
     as_id,
     as_object,
-    as_text,
     image_part,
     join_texts,
     make_call,
@@ -26,6 +24,7 @@ from stenolog.transfer.importers.chat_format import (
     omit,
     parse_time,
     text_part,
+    to_text,
 )
 
 EXTRA_FIELD: Final = "adk"
@@ -51,23 +50,20 @@ class Event(Struct, frozen=True):
 
 
 def read_events(events: Sequence[Event], report: ImportProblems) -> tuple[list[JSONMessage], str]:
-    """Return the messages of these events, in order, and the summary of compacted events."""
-    rewound_indexes = _rewound_indexes(events)
+    """Return the messages of these events, and the summary of the compacted events."""
+    rewound_indexes = _find_rewound_indexes(events)
     compactions = _find_compactions(events)
     messages: list[JSONMessage] = []
     for index, event in enumerate(events):
         if event.fields.get("partial") is True:
             continue
         at = event.at
-        covered = at is not None and any(compaction.covers(at) for compaction in compactions)
-        try:
-            event_messages = messages_of(event.fields, report)
-        except (ValueError, RecursionError) as error:
-            report.report_dropped(f"{event.label} cannot be read: {error}")
-            continue
-        for message in event_messages:
-            is_hidden = index in rewound_indexes or (covered and "compaction" not in event.actions)
-            messages += report.encode(message, at, event.label, hidden=is_hidden)
+        is_covered = at is not None and any(c.start <= at <= c.end for c in compactions)
+        is_compacted = is_covered and "compaction" not in event.actions
+        is_hidden = is_compacted or index in rewound_indexes
+        with report.skip_unreadable(event.label):
+            for message in messages_of(event.fields, report):
+                messages += report.encode(message, at, event.label, hidden=is_hidden)
     return messages, "\n\n".join(compaction.text for compaction in compactions)
 
 
@@ -120,15 +116,15 @@ def _tool_result(result: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "tool", "tool_call_id": as_id(result.get("id"))}
     if isinstance(result.get("name"), str):
         message["name"] = result["name"]
-    return {**message, "content": as_text(result.get("response", {}))}
+    return {**message, "content": to_text(result.get("response", {}))}
 
 
 def _image_part(data: dict[str, Any]) -> Part | None:
-    kind, text = data.get("mime_type", data.get("mimeType")), data.get("data")
-    if not isinstance(kind, str) or not isinstance(text, str) or not kind.startswith("image/"):
-        return None
-    # ADK writes URL-safe base64, which other programs do not read.
-    return image_part(f"data:{kind};base64,{text.replace('-', '+').replace('_', '/')}")
+    mime_type, text = data.get("mime_type", data.get("mimeType")), data.get("data")
+    if isinstance(mime_type, str) and isinstance(text, str) and mime_type.startswith("image/"):
+        # ADK writes URL-safe base64, which other programs do not read.
+        return image_part(f"data:{mime_type};base64,{text.replace('-', '+').replace('_', '/')}")
+    return None
 
 
 def _first_object(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
@@ -136,15 +132,15 @@ def _first_object(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
     return next((value for value in values if isinstance(value, dict)), None)
 
 
-def _rewound_indexes(events: Sequence[Event]) -> set[int]:
+def _find_rewound_indexes(events: Sequence[Event]) -> set[int]:
     """Return the indexes of the rewound events and of the events that rewound them."""
     hidden_indexes: set[int] = set()
     index = len(events) - 1
     while index >= 0:
-        id = events[index].actions.get("rewind_before_invocation_id")
+        run_id = events[index].actions.get("rewind_before_invocation_id")
         first_index = index
-        if isinstance(id, str):
-            indexes = (n for n in range(index) if events[n].fields.get("invocation_id") == id)
+        if isinstance(run_id, str):
+            indexes = (n for n in range(index) if events[n].fields.get("invocation_id") == run_id)
             first_index = next(indexes, index)
             hidden_indexes.update(range(first_index, index + 1))
         index = first_index - 1
@@ -155,9 +151,6 @@ class _Compaction(Struct, frozen=True):
     start: datetime
     end: datetime
     text: str
-
-    def covers(self, at: datetime) -> bool:
-        return self.start <= at <= self.end
 
     def includes(self, other: "_Compaction") -> bool:
         return self.start <= other.start and other.end <= self.end

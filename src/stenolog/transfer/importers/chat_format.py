@@ -1,17 +1,19 @@
 """Conversion of imported messages to OpenAI's chat format: contents, tool calls, times, problems.
 
 Fields that do not exist in the chat format are kept in a field named after the program, so that
-nothing is lost. This field is not sent to providers.
+nothing is lost. The field of the program is not sent to providers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from json import dumps, loads
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import encode_object
@@ -22,14 +24,13 @@ from stenolog.transfer.importers.legacy_session import (
     LegacySession,
     Source,
     SourceContent,
+    make_session,
     time_of_nanoseconds,
-    with_times,
     without_oversized_parts,
 )
 
 Part = dict[str, Any]
 
-_EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
 MAX_PROBLEM_LENGTH: Final = 400
@@ -37,7 +38,7 @@ MAX_PROBLEM_LENGTH: Final = 400
 
 
 class NotAMessage(ValueError):
-    """The value is not a message."""
+    """Raised for a value that is not a message."""
 
 
 class ImportProblems:
@@ -52,26 +53,29 @@ class ImportProblems:
     def report_dropped(self, text: str, count: int = 1) -> None:
         """Report messages that are lost."""
         self.dropped += count
-        self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
+        self.report_loss(text)
+
+    @contextmanager
+    def skip_unreadable(self, label: str) -> Iterator[None]:
+        """Report the message with this label as lost if the `with` block cannot read it."""
+        try:
+            yield
+        except (ValueError, RecursionError) as error:
+            text = str(error)
+            is_labelled = text.startswith(label)
+            self.report_dropped(text if is_labelled else f"{label} cannot be read: {text}")
 
     def report_loss(self, text: str) -> None:
-        """Report lost content that is not a whole message."""
+        """Report lost content that is less than a message."""
         self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
     def count_unseen(self, kind: str) -> None:
-        """Count a part that is kept in an additional field, which no model sees."""
+        """Count a part of this kind that is kept in an additional field, which no model sees."""
         self._unseen_parts[_shorten(kind, MAX_PROBLEM_LENGTH // 10)] += 1
 
     def count_converted(self, text: str) -> None:
-        """Count a field that was converted to the chat format."""
+        """Count a message with the conversion that `text` describes."""
         self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
-
-    def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each kind of conversion."""
-        return tuple(
-            f"{text} in {count:,} message{'' if count == 1 else 's'}"
-            for text, count in self._converted.most_common(MAX_PROBLEMS)
-        )
 
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
@@ -93,41 +97,32 @@ class ImportProblems:
         unseen_text = (f"stored, but not shown to models: {kinds}",) if kinds else ()
         return (*self._problems[:MAX_PROBLEMS], *more_text, *unseen_text)
 
-    def session(
-        self,
-        layout: Layout,
-        key: str,
-        messages: Sequence[JSONMessage],
-        *,
-        mtime: datetime,
-        created: datetime | None = None,
-        updated: datetime | None = None,
-        **more: Any,
+    def build_session(
+        self, layout: Layout, key: str, messages: Sequence[JSONMessage], **more: Any
     ) -> LegacySession:
-        """Return the session. Missing times are taken from its messages, or else from its file.
+        """Return the session with the problems so far. `more` are arguments of `make_session`.
 
         Raises NotASession if there are no messages.
         """
         if not messages:
             raise NotASession("; ".join(["it contains no messages", *self.problems()]))
-        times = [message.at for message in messages if message.at is not None]
-        created = created or min(times, default=mtime)
-        updated = updated or max(times, default=mtime)
-        return LegacySession(
+        notes = (
+            f"{text} in {count:,} message{'' if count == 1 else 's'}"
+            for text, count in self._converted.most_common(MAX_PROBLEMS)
+        )
+        return make_session(
+            messages,
             layout=layout,
             key=key,
-            messages=with_times(messages, created, updated),
-            created=created,
-            updated=updated,
             dropped=self.dropped,
             problems=self.problems(),
-            notes=self.notes(),
+            notes=tuple(notes),
             **more,
         )
 
 
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+def _shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 def parse_json(text: bytes, label: str) -> Any:
@@ -155,7 +150,7 @@ def as_message(value: Any, label: str) -> dict[str, Any]:
     return fields
 
 
-def as_text(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a text unchanged and any other value as JSON. Raises ValueError, RecursionError."""
     if isinstance(value, str):
         return value
@@ -167,9 +162,9 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def image_part(url: str, **more: Any) -> Part:
+def image_part(url: str, **options: Any) -> Part:
     """Return an image as a part of a message's content."""
-    return {"type": "image_url", "image_url": {"url": url, **non_empty(more)}}
+    return {"type": "image_url", "image_url": {"url": url, **non_empty(options)}}
 
 
 def make_content(parts: Sequence[Part]) -> str | list[Part] | None:
@@ -180,19 +175,46 @@ def make_content(parts: Sequence[Part]) -> str | list[Part] | None:
     return list(parts) or None
 
 
-class MessagePieces:
+def convert_parts(
+    values: list[Any],
+    convert_part: Callable[[Any], tuple[Part | None, bool]],
+    report: ImportProblems,
+    *,
+    texts_only: bool = False,
+    ignored_types: Sequence[str] = (),
+) -> tuple[str | list[Part] | None, bool]:
+    """Return the content with the converted parts, and whether the conversion is lossless.
+
+    `convert_part` does the same for one part, and returns None for a part that the chat format does
+    not have. Such parts are counted, except the parts of `ignored_types`.
+    """
+    parts: list[Part] = []
+    is_lossless = True
+    for value in values:
+        part, part_is_lossless = convert_part(value)
+        if part is not None and (part["type"] == "text" or not texts_only):
+            parts.append(part)
+            is_lossless &= part_is_lossless
+            continue
+        is_lossless = False
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind not in ignored_types:
+            report.count_unseen(kind if isinstance(kind, str) else "unknown part")
+    return make_content(parts), is_lossless
+
+
+class MessagePieces(Struct):
     """The converted pieces of one message of another program."""
 
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self.calls: list[dict[str, Any]] = []
-        self.results: list[dict[str, Any]] = []
-        self.thoughts: list[str] = []
-        self.is_lossless = True
-        """Whether the original can be rebuilt from the pieces."""
+    parts: list[Part] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    is_lossless: bool = True
+    """Whether the original can be rebuilt from the pieces."""
 
     def messages(self, role: str) -> list[dict[str, Any]]:
-        """Return at least one message with these pieces. Tool results come first."""
+        """Return the pieces as one or more messages. Tool results come first."""
         messages = list(self.results)
         if self.parts or self.calls or self.thoughts or not messages:
             message: dict[str, Any] = {"role": role, "content": make_content(self.parts)}
@@ -220,26 +242,28 @@ def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def make_call(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def make_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call. Raises ValueError, RecursionError."""
-    text = "{}" if arguments is None else as_text(arguments)
+    text = "{}" if arguments is None else to_text(arguments)
     function = {"name": name if isinstance(name, str) else "unknown", "arguments": text}
-    return {"id": as_id(id), "type": "function", "function": function}
+    return {"id": as_id(call_id), "type": "function", "function": function}
 
 
-def as_id(id: Any) -> str | None:
+def as_id(call_id: Any) -> str | None:
     """Return the id of a tool call as text; None if the call has no id."""
-    return None if id is None else as_text(id)
+    return None if call_id is None else to_text(call_id)
 
 
 def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not empty."""
-    return {name: value for name, value in fields.items() if value not in _EMPTY_VALUES}
+    """Return the fields that are not empty. Zero and False are not empty."""
+    return {name: value for name, value in fields.items() if value not in (None, "", [], {})}
 
 
-def with_extra(message: dict[str, Any], name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with `extra` in the field `name`, or unchanged if `extra` is empty."""
-    return {**message, name: dict(extra)} if extra else message
+def with_extra(
+    message: dict[str, Any], field_name: str, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the message with `extra` in this field, or unchanged if `extra` is empty."""
+    return {**message, field_name: dict(extra)} if extra else message
 
 
 def _reject_constant(constant: str) -> Any:
@@ -290,27 +314,34 @@ _MIN_MILLIS: Final = 1e11
 """Smallest number that is read as milliseconds since 1970. Smaller numbers are seconds."""
 
 
-def read_plain_array(
-    messages: list[Any], rest: dict[str, Any], *, name: str, mtime: datetime, time_field: str = ""
+def read_plain(
+    content: list[Any] | bytes,
+    other_fields: dict[str, Any],
+    *,
+    name: str,
+    mtime: datetime,
+    time_field: str,
 ) -> LegacySession:
-    """Return the session in the message array of a file with this name. Raises NotASession.
+    """Return the session in a file with this name. Raises NotASession.
 
-    `rest` are the other fields of the file, which are kept with the session.
+    `content` is the message array of the file, or the text of a file with one message per line.
+    `other_fields` are the other fields of the file, which are kept with the session.
     """
-    labelled_values = ((f"message {number}", value) for number, value in enumerate(messages, 1))
-    session = _read_session(
-        labelled_values, ImportProblems(), name=name, mtime=mtime, time_field=time_field
-    )
-    return replace(session, state=rest)
-
-
-def read_plain_lines(
-    text: bytes, *, name: str, mtime: datetime, time_field: str = ""
-) -> LegacySession:
-    """Return the session in a file with this name, one message per line. Raises NotASession."""
     report = ImportProblems()
-    lines = _parse_lines(text, report)
-    return _read_session(lines, report, name=name, mtime=mtime, time_field=time_field)
+    messages: list[JSONMessage] = []
+    for label, value in _labelled_values(content, report):
+        with report.skip_unreadable(label):
+            fields = _as_chat_message(as_message(value, label), label, report)
+            at = _find_time(fields, time_field)
+            if time_field and at is None:
+                report.report_loss(f"{label} has no time in the field {time_field!r}")
+            messages += report.encode(fields, at or _find_time(fields), label)
+    return report.build_session("plain", Path(name).stem, messages, mtime=mtime, state=other_fields)
+
+
+def with_labels(messages: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each message with its label: the name of the message in reports."""
+    return ((f"message {number}", message) for number, message in enumerate(messages, 1))
 
 
 def has_message(values: list[Any]) -> bool:
@@ -318,41 +349,17 @@ def has_message(values: list[Any]) -> bool:
     return any(isinstance(value, dict) and isinstance(value.get("role"), str) for value in values)
 
 
-def stem_of(name: str) -> str:
-    """Return the name of a file without its suffix. This name becomes the key."""
-    return PurePath(name).stem
-
-
-def _parse_lines(text: bytes, report: ImportProblems) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"line {number}", parse_json(line, f"line {number}")
-        except NotAMessage as error:
-            report.report_dropped(str(error))
-
-
-def _read_session(
-    labelled_values: Iterator[tuple[str, Any]],
-    report: ImportProblems,
-    *,
-    name: str,
-    mtime: datetime,
-    time_field: str,
-) -> LegacySession:
-    messages: list[JSONMessage] = []
-    for label, value in labelled_values:
-        try:
-            fields = _as_chat_message(as_message(value, label), label, report)
-        except NotAMessage as error:
-            report.report_dropped(str(error))
-            continue
-        at = _time_of_message(fields, time_field)
-        if time_field and at is None:
-            report.report_loss(f"{label} has no time in the field {time_field!r}")
-        messages += report.encode(fields, at or _time_of_message(fields), label)
-    return report.session("plain", stem_of(name), messages, mtime=mtime)
+def _labelled_values(
+    content: list[Any] | bytes, report: ImportProblems
+) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, list):
+        yield from with_labels(content)
+        return
+    for line_number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            label = f"line {line_number}"
+            with report.skip_unreadable(label):
+                yield label, parse_json(line, label)
 
 
 def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems) -> dict[str, Any]:
@@ -384,22 +391,20 @@ def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems)
 
 def _text_of_parts(parts: Any) -> str | None:
     """Return the joined texts of parts in the format of Gemini's API; None for other parts."""
-    texts = [
-        part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        for part in (parts if isinstance(parts, list) else [])
-    ]
-    text_values = [text for text in texts if isinstance(text, str)]
-    return "\n\n".join(text_values) if text_values and len(text_values) == len(texts) else None
+    values = parts if isinstance(parts, list) else []
+    texts: list[Any] = [p.get("text") if isinstance(p, dict) else p for p in values]
+    are_texts = all(isinstance(text, str) for text in texts)
+    return "\n\n".join(texts) if texts and are_texts else None
 
 
-def _time_of_message(fields: dict[str, Any], time_field: str = "") -> datetime | None:
+def _find_time(fields: dict[str, Any], time_field: str = "") -> datetime | None:
     names = (time_field,) if time_field else TIME_FIELDS
-    times = (_parse_epoch(fields.get(name)) for name in names)
+    times = (_parse_any_time(fields.get(name)) for name in names)
     return next((at for at in times if at is not None), None)
 
 
-def _parse_epoch(value: Any) -> datetime | None:
-    """Return a time in ISO 8601, or in seconds or milliseconds since 1970, also as text."""
+def _parse_any_time(value: Any) -> datetime | None:
+    """Return a time given as ISO 8601, or as seconds or milliseconds since 1970, also as text."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -434,17 +439,17 @@ class ConversationLines:
         position = 0
         name = self._file.name
         with self._file.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for line_number, line in enumerate(file, 1):
                 if line.strip():
-                    identifier, size = (str(number), str(position)), len(line)
+                    identifier, size = (str(line_number), str(position)), len(line)
                     sources.append(Source(name=name, body=None, identifier=identifier, bytes=size))
                 position += len(line)
         return sources
 
     def read(self, source: Source) -> SourceContent:
         """Return the conversation of a line. Raises NotASession, OSError."""
-        number, position = source.identifier
-        label = f"line {number}"
+        line_number, position = source.identifier
+        label = f"line {line_number}"
         mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
         with self._file.open("rb") as file:
             file.seek(int(position))
@@ -456,9 +461,9 @@ class ConversationLines:
         messages = value.pop("messages", None) if isinstance(value, dict) else None
         if not isinstance(messages, list):
             raise NotASession(f"{label} has no list of messages")
-        name = f"{stem_of(self._file.name)}:{number}.jsonl"
+        name = f"{self._file.stem}:{line_number}.jsonl"
         try:
-            session = read_plain_array(
+            session = read_plain(
                 messages, value, name=name, mtime=mtime, time_field=self._time_field
             )
         except NotASession as error:
@@ -469,8 +474,8 @@ class ConversationLines:
         return SourceContent(session, sha256(line).hexdigest(), mtime, ())
 
 
-def is_conversation_lines(file: Path) -> bool:
-    """Return whether the first line of a file is a whole conversation."""
+def has_conversation_lines(file: Path) -> bool:
+    """Return whether the file has one conversation per line, judged by its first line."""
     try:
         with file.open("rb") as lines:
             first_line = next((line for line in lines if line.strip()), b"")

@@ -1,8 +1,8 @@
 """A folder with old sessions: finds the files of each session, reads the files and renames them.
 
-An imported file gets the ending `.migrated`. If a log of another program has the name that
-stenolog's log needs, it gets the ending `.importing` during the import (docs/decisions/0005). This
-module never deletes or overwrites data. No rename replaces a file. Symbolic links are not followed.
+An imported file gets the ending `.migrated`. If stenolog needs the name of another program's log,
+that log gets the ending `.importing` during the import (docs/decisions/0005). This module never
+deletes or overwrites data. No rename replaces a file. Symbolic links are not followed.
 """
 
 import errno
@@ -25,26 +25,26 @@ from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl.scan import may_be_torn_log
-from stenolog.transfer.importers import chat_format, langchain, nanobot, picoclaw, zeroclaw
+from stenolog.transfer.importers import chat_format, claw_logs, langchain, nanobot
+from stenolog.transfer.importers.claw_logs import Line, read_lines
 from stenolog.transfer.importers.legacy_session import (
-    IMPORTED_NAME,
+    IMPORTED_NAME_END,
     LOG_SUFFIX,
-    MIGRATED,
+    MIGRATED_SUFFIX,
     REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
-    Line,
     Source,
     SourceContent,
-    read_lines,
+    make_session,
     time_of_nanoseconds,
-    with_times,
 )
 
 __all__ = ["Folder", "Source", "SourceContent"]
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOG_START: Final = b'{"kind":"state",'
+"""First bytes of a log of stenolog."""
 _NO_LINK_ERRORS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems that do not support hard links."""
 _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
@@ -87,17 +87,17 @@ class Folder:
         os.close(self._descriptor)
 
     def lock(self, seconds: float) -> None:
-        """Wait until no other process renames or rewrites files of the folder. Raises StoreBusy."""
+        """Lock the folder, so that no other process imports its files. Raises StoreBusy."""
         # Some network file systems cannot lock folders. Idempotency keys still prevent duplicates.
         with suppress(OSError):
             lock_name = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, name=lock_name, poll=0.01)
-        self._remove_second_names()
+        self._remove_leftover_links()
 
-    def _remove_second_names(self) -> None:
+    def _remove_leftover_links(self) -> None:
         """Remove hard links that a process left when it was killed during a rename."""
         with suppress(OSError):
-            for name in filter(has_import_suffix, self._list_names()):
+            for name in filter(import_suffix, self._list_names()):
                 if self._is_same_file(name, original_name(name)):
                     os.unlink(name, dir_fd=self._descriptor)
 
@@ -125,12 +125,11 @@ class Folder:
         ]
 
     def _has_unknown_name(self, names: set[str]) -> bool:
-        """Return whether the file that the user names has a name that no known layout uses."""
+        """Return whether the file `only` exists and has a name that no known layout uses."""
         name = self._only or ""
-        is_log = (
-            name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or IMPORTED_NAME.search(name) is not None
-        )
-        return self._layouts > REFERENCE_LAYOUTS and name in names and not is_log
+        is_imported = IMPORTED_NAME_END.search(name) is not None
+        has_known_name = is_imported or name.endswith((LOG_SUFFIX, json_file.SUFFIX))
+        return self._layouts > REFERENCE_LAYOUTS and name in names and not has_known_name
 
     def _list_names(self) -> set[str]:
         with os.scandir(self._descriptor) as entries:
@@ -149,10 +148,9 @@ class Folder:
         if has_escaped_key and not self._thorough and not has_meta_file:
             return True
         try:
-            text = self._read(name, len(_LOG_START))
-            if text == _LOG_START:
+            if self._read_file(name, len(_LOG_START)) == _LOG_START:
                 return True
-            text = self._read(name)
+            text = self._read_file(name)
         except OSError:
             return False
         if any(parse_line(line) is not None for line in text.split(b"\n")):
@@ -165,28 +163,26 @@ class Folder:
     def read(self, source: Source) -> SourceContent:
         """Return the session in the files of a source. Raises NotASession, OSError."""
         versions = self._file_versions(source)
-        body = self._read(source.body) if source.body is not None else b""
-        meta = self._read(source.meta) if source.meta is not None else None
+        text = self._read_file(source.body) if source.body is not None else b""
+        meta = self._read_file(source.meta) if source.meta is not None else None
         mtime = time_of_nanoseconds(max((version[-1] for version in versions), default=0))
-        digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
-        session = self._read_session(source.name, body, meta, mtime)
+        digest = sha256(b"%d:" % len(text) + text + (meta or b"")).hexdigest()
+        session = self._read_session(source.name, text, meta, mtime)
         return SourceContent(session, digest, mtime, versions)
 
     def count_imported(self) -> int:
         """Return the number of files that have the ending of imported files."""
         with suppress(OSError), os.scandir(self._descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
-            return sum(IMPORTED_NAME.search(name) is not None for name in names)
+            return sum(IMPORTED_NAME_END.search(name) is not None for name in names)
         return 0
 
     def aliases(self, source: Source) -> tuple[str, ...]:
-        """Return the aliases that a session claims, reading only its meta."""
-        if source.meta is None:
-            return ()
-        try:
-            return picoclaw.read_meta(self._read(source.meta)).aliases
-        except OSError:
-            return ()
+        """Return the aliases that a session claims, reading only its meta file."""
+        with suppress(OSError):
+            if source.meta is not None:
+                return claw_logs.read_meta(self._read_file(source.meta)).aliases
+        return ()
 
     def is_unchanged(self, source: Source, content: SourceContent) -> bool:
         """Return whether the files are unchanged since they were read."""
@@ -200,7 +196,7 @@ class Folder:
             for status in map(self._stat, names)
         )
 
-    def _read(self, name: str, length: int = -1) -> bytes:
+    def _read_file(self, name: str, length: int = -1) -> bytes:
         descriptor = os.open(name, _READ_FLAGS, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -209,69 +205,67 @@ class Folder:
             return file.read(length)
 
     def _stat(self, name: str) -> os.stat_result | None:
-        try:
+        with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
+        return None
 
     # --- layouts -----------------------------------------------------------------------------
 
     def _read_session(
-        self, name: str, body: bytes, meta: bytes | None, mtime: datetime
+        self, name: str, text: bytes, meta: bytes | None, mtime: datetime
     ) -> LegacySession:
         """Return the session in a file. Raises NotASession."""
         may_be_array = not self._layouts.isdisjoint(("langchain", "plain"))
-        begins_array = may_be_array and body[:99].lstrip()[:1] == b"["
+        begins_array = may_be_array and text[:99].lstrip()[:1] == b"["
         if not name.endswith(json_file.SUFFIX) and not begins_array:
-            return self._read_log(name, body, meta, mtime)
-        messages, rest = _find_array(body) if may_be_array else (None, {})
+            return self._read_log(name, text, meta, mtime)
+        messages, other_fields = _find_message_array(text) if may_be_array else (None, {})
         if messages and "langchain" in self._layouts and langchain.has_message(messages):
             return langchain.read(messages, name=name, mtime=mtime)
         if "plain" in self._layouts:
             if messages is not None and chat_format.has_message(messages):
-                return chat_format.read_plain_array(
-                    messages, rest, name=name, mtime=mtime, time_field=self._time_field
-                )
-            if any(line.fields is not None for line in read_lines(body)):
+                return self._read_plain(messages, other_fields, name, mtime)
+            if any(line.fields is not None for line in read_lines(text)):
                 # The file has JSON lines, although its suffix is the suffix of a single JSON value.
-                return self._read_plain_lines(name, body, mtime)
+                return self._read_plain(text, {}, name, mtime)
         if messages == []:
             raise NotASession("the file is an empty list, without messages")
         if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
             try:
-                loads(body.decode("utf-8-sig"))
+                loads(text.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise NotASession(f"it is not JSON: {error}") from error
             raise NotASession(self._layout_error())
-        return _read_json_session(body, name=name, mtime=mtime)
+        return _read_json_session(text, name=name, mtime=mtime)
 
     def _read_log(
-        self, name: str, body: bytes, meta: bytes | None, mtime: datetime
+        self, name: str, text: bytes, meta: bytes | None, mtime: datetime
     ) -> LegacySession:
         """Return the session in a file of JSON lines. Raises NotASession."""
         layouts = self._layouts
-        if "nanobot" in layouts and nanobot.is_log(body):
-            return nanobot.read(body, name=name, mtime=mtime)
-        lines = list(read_lines(body))
+        if "nanobot" in layouts and nanobot.is_log(text):
+            return nanobot.read(text, name=name, mtime=mtime)
+        lines = list(read_lines(text))
         is_plain = "plain" in layouts and meta is None and _are_plain_messages(lines, name)
         if not is_plain:
-            if "picoclaw" in layouts and (meta is not None or picoclaw.is_log(lines)):
-                return picoclaw.read(body, meta, name=name, mtime=mtime)
-            if "zeroclaw" in layouts and zeroclaw.is_log(lines):
-                return zeroclaw.read(body, name=name, mtime=mtime)
+            if "picoclaw" in layouts and (meta is not None or claw_logs.is_picoclaw_log(lines)):
+                return claw_logs.read_picoclaw(lines, meta, name=name, mtime=mtime)
+            if "zeroclaw" in layouts and claw_logs.is_zeroclaw_log(lines):
+                return claw_logs.read_zeroclaw(lines, name=name, mtime=mtime)
         if "plain" in layouts and any(line.fields is not None for line in lines):
-            return self._read_plain_lines(name, body, mtime)
+            return self._read_plain(text, {}, name, mtime)
         if not lines:
             raise NotASession("it is empty")
         if layouts < REFERENCE_LAYOUTS:
             raise NotASession(self._layout_error())
-        raise NotASession(
-            next((line.problem for line in lines if line.problem), "its layout is unknown")
-        )
+        problems = (line.problem for line in lines if line.problem)
+        raise NotASession(next(problems, "its layout is unknown"))
 
-    def _read_plain_lines(self, name: str, body: bytes, mtime: datetime) -> LegacySession:
-        return chat_format.read_plain_lines(
-            body, name=name, mtime=mtime, time_field=self._time_field
+    def _read_plain(
+        self, content: list[Any] | bytes, other_fields: dict[str, Any], name: str, mtime: datetime
+    ) -> LegacySession:
+        return chat_format.read_plain(
+            content, other_fields, name=name, mtime=mtime, time_field=self._time_field
         )
 
     def _layout_error(self) -> str:
@@ -287,9 +281,9 @@ class Folder:
             return source
         ending = self._choose_ending(source)
         meta, body = source.meta, source.body
-        if meta is not None and meta in source.files and not has_import_suffix(meta):
+        if meta is not None and meta in source.files and not import_suffix(meta):
             meta = self._rename(meta, meta + ending)
-        if body is not None and not has_import_suffix(body):
+        if body is not None and not import_suffix(body):
             body = self._rename(body, body + ending)
         return replace(source, meta=meta, body=body)
 
@@ -298,15 +292,14 @@ class Folder:
         current_ending = next(filter(None, map(import_suffix, source.files)), "")
         meta_name = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
         names = (source.name, meta_name)
-        free_endings = (
-            end for end in import_suffixes() if not any(self._stat(name + end) for name in names)
-        )
+        endings = _number_names(IMPORTING)
+        free_endings = (e for e in endings if not any(self._stat(name + e) for name in names))
         return current_ending or next(free_endings)
 
     def restore_names(self, source: Source) -> None:
         """Give the files their original names, unless these names are in use. Raises OSError."""
         for name in reversed(source.files):
-            if has_import_suffix(name) and self._stat(original_name(name)) is None:
+            if import_suffix(name) and self._stat(original_name(name)) is None:
                 with suppress(FileExistsError):
                     self._rename_unless_exists(name, original_name(name))
 
@@ -314,7 +307,8 @@ class Folder:
         """Give the files the ending of imported files. Raises OSError."""
         for name in source.files:
             self._make_private(name)
-            self._rename(name, self._free_name(original_name(name) + MIGRATED))
+            new_names = _number_names(original_name(name) + MIGRATED_SUFFIX)
+            self._rename(name, next(n for n in new_names if self._stat(n) is None))
 
     def sync(self) -> None:
         """Sync the new names to the disk. Raises OSError."""
@@ -329,19 +323,15 @@ class Folder:
             finally:
                 os.close(descriptor)
 
-    def _free_name(self, name: str) -> str:
-        names = chain([name], (f"{name}-{number}" for number in count(2)))
-        return next(candidate for candidate in names if self._stat(candidate) is None)
-
     def _rename(self, name: str, new_name: str) -> str:
-        """Rename to a name that only stenolog uses. Raises OSError, FileExistsError."""
+        """Rename a file to a name that only stenolog uses. Raises OSError, FileExistsError."""
         if self._stat(new_name) is not None:
             raise FileExistsError(errno.EEXIST, "there is a file of that name", new_name)
         os.rename(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         return new_name
 
     def _rename_unless_exists(self, name: str, new_name: str) -> None:
-        """Rename to a name that another program may create at any moment. Raises OSError."""
+        """Rename a file to a name that another program may create at any moment. Raises OSError."""
         # A rename would replace a file that was just created. A hard link never replaces a file.
         folder = self._descriptor
         try:
@@ -353,15 +343,15 @@ class Folder:
         else:
             os.unlink(name, dir_fd=folder)
 
-    def _is_same_file(self, name: str, other: str) -> bool:
-        first, second = self._stat(name), self._stat(other)
+    def _is_same_file(self, name: str, other_name: str) -> bool:
+        first, second = self._stat(name), self._stat(other_name)
         return first is not None and second is not None and os.path.samestat(first, second)
 
 
-def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
+def _find_message_array(text: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
     """Return the message array of a file, and a dict of the file's other fields."""
     try:
-        value = loads(body.decode("utf-8-sig"))
+        value = loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None, {}
     if isinstance(value, dict) and value.keys().isdisjoint(_SESSION_FIELDS):
@@ -374,9 +364,9 @@ def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
 def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no field that identifies a particular program."""
     messages = [line.fields for line in lines if line.fields is not None]
-    if not zeroclaw.is_log(lines):
+    if not claw_logs.is_zeroclaw_log(lines):
         return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
-    is_packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
+    is_packed = any(claw_logs.unpack_content(fields) != fields for fields in messages)
     return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
 
 
@@ -384,17 +374,16 @@ def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySess
     """Return the session in a JSON file of picoclaw or SessionManager. Raises NotASession."""
     parsed = json_file.parse(text)
     stem = name.removesuffix(json_file.SUFFIX)
-    created = parsed.created or parsed.updated or mtime
-    updated = parsed.updated or mtime
-    return LegacySession(
+    return make_session(
+        parsed.messages,
         layout="stenolog-json" if parsed.is_ours else "picoclaw-legacy",
         key=parsed.key or stem,
-        messages=with_times(parsed.messages, created, updated),
+        mtime=mtime,
+        created=parsed.created or parsed.updated or mtime,
+        updated=parsed.updated or mtime,
         summary=parsed.summary,
         previous_summary=parsed.first_summary,
         aliases=() if parsed.is_ours or parsed.key in (None, stem) else (stem,),
-        created=created,
-        updated=updated,
         dropped=parsed.dropped,
         problems=parsed.problems,
     )
@@ -408,46 +397,43 @@ def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySess
 
 IMPORTING: Final = ".importing"
 
-_LOG: Final = re.compile(rf"(.*)\.jsonl((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
-_META: Final = re.compile(rf"(.*)\.meta\.json((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
-_MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-\d+)?)", re.DOTALL)
+_IMPORTING_END: Final = rf"((?:{re.escape(IMPORTING)}(?:-\d+)?)?)"
+_LOG_NAME: Final = re.compile(rf"(.*)\.jsonl{_IMPORTING_END}", re.DOTALL)
+_META_NAME: Final = re.compile(rf"(.*)\.meta\.json{_IMPORTING_END}", re.DOTALL)
+_MIGRATED_META_NAME: Final = re.compile(
+    rf"(.*)\.meta\.json({re.escape(MIGRATED_SUFFIX)}(?:-\d+)?)", re.DOTALL
+)
 
 
-LogPair = tuple[str, str | None, str | None]
-"""Common stem, current name of a log, and current name of its meta file; None if missing."""
-
-
-def find_log_pairs(names: Set[str]) -> Iterator[LogPair]:
+def find_log_pairs(names: Set[str]) -> Iterator[tuple[str, str | None, str | None]]:
     """Yield, for each stem, the logs with their meta files, then meta files without a log.
 
-    The file with the oldest ending comes first.
+    Each pair has the common stem, the current name of the log, and the current name of the meta
+    file; None if the file is missing. The file with the oldest ending comes first.
     """
-    logs, metas, migrated_metas = (
-        _suffixes_by_stem(names, pattern) for pattern in (_LOG, _META, _MIGRATED_META)
-    )
+    logs = _suffixes_by_stem(names, _LOG_NAME)
+    metas = _suffixes_by_stem(names, _META_NAME)
+    migrated_metas = _suffixes_by_stem(names, _MIGRATED_META_NAME)
     for stem in sorted({*logs, *metas}):
         log_suffixes, meta_suffixes = logs.get(stem, []), metas.get(stem, [])
-        unpaired = [suffix for suffix in meta_suffixes if suffix not in log_suffixes]
+        unpaired_suffixes = [suffix for suffix in meta_suffixes if suffix not in log_suffixes]
         for suffix in log_suffixes:
-            meta = suffix if suffix in meta_suffixes else _matching_meta_suffix(suffix, unpaired)
-            if meta in unpaired:
-                unpaired.remove(meta)
-            if meta is None and stem in migrated_metas:
-                meta = migrated_metas[stem][-1]
-            meta_name = None if meta is None else stem + META_SUFFIX + meta
+            meta_suffix: str | None = suffix
+            if suffix not in meta_suffixes:
+                meta_suffix = _matching_meta_suffix(suffix, unpaired_suffixes)
+            if meta_suffix in unpaired_suffixes:
+                unpaired_suffixes.remove(meta_suffix)
+            if meta_suffix is None and stem in migrated_metas:
+                meta_suffix = migrated_metas[stem][-1]
+            meta_name = None if meta_suffix is None else stem + META_SUFFIX + meta_suffix
             yield stem, stem + LOG_SUFFIX + suffix, meta_name
-        for suffix in unpaired:
+        for suffix in unpaired_suffixes:
             yield stem, None, stem + META_SUFFIX + suffix
-
-
-def has_import_suffix(name: str) -> bool:
-    """Return whether the name has an ending that files get during an import."""
-    return original_name(name) != name
 
 
 def original_name(name: str) -> str:
     """Return the name that a file had before the import renamed it."""
-    match = _LOG.fullmatch(name) or _META.fullmatch(name)
+    match = _LOG_NAME.fullmatch(name) or _META_NAME.fullmatch(name)
     return name if match is None else name.removesuffix(match[2])
 
 
@@ -456,23 +442,22 @@ def import_suffix(name: str) -> str:
     return name[len(original_name(name)) :]
 
 
-def import_suffixes() -> Iterator[str]:
-    """Yield the endings that a log and its meta file may get, in order of preference."""
-    yield IMPORTING
-    yield from (f"{IMPORTING}-{number}" for number in count(2))
+def _number_names(name: str) -> Iterator[str]:
+    """Yield the name, then the name with the endings -2, -3 and so on."""
+    return chain([name], (f"{name}-{number}" for number in count(2)))
 
 
 def _suffixes_by_stem(names: Set[str], pattern: re.Pattern[str]) -> dict[str, list[str]]:
     suffixes_by_stem: dict[str, list[str]] = {}
-    for name in names:
-        if match := pattern.fullmatch(name):
-            suffixes_by_stem.setdefault(match[1], []).append(match[2])
-    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in suffixes_by_stem.items()}
+    matches = filter(None, map(pattern.fullmatch, names))
+    for match in sorted(matches, key=_suffix_sort_key):
+        suffixes_by_stem.setdefault(match[1], []).append(match[2])
+    return suffixes_by_stem
 
 
-def _suffix_age(suffix: str) -> tuple[bool, int]:
-    """Return a sort key for endings: by number. The newest file has no ending and comes last."""
-    return (not suffix, int(suffix.partition("-")[2] or 1))
+def _suffix_sort_key(match: re.Match[str]) -> tuple[bool, int]:
+    """Return a key that sorts endings by number. A file without an ending comes last."""
+    return (not match[2], int(match[2].partition("-")[2] or 1))
 
 
 def _matching_meta_suffix(suffix: str, unpaired_suffixes: list[str]) -> str | None:

@@ -5,11 +5,11 @@ If a file changes while a session is read, the session is read again.
 
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,11 +23,12 @@ from stenolog.transfer.importers.chat_format import (
     ImportProblems,
     NotAMessage,
     as_object,
-    is_conversation_lines,
+    has_conversation_lines,
     non_empty,
     parse_json,
     parse_local_time,
     parse_time,
+    with_labels,
 )
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
@@ -62,61 +63,28 @@ SessionIdentifier = tuple[str, ...]
 
 _BRANCH_COLUMNS: Final = frozenset({"session_id", "message_id", "branch_id", "sequence_number"})
 MAIN_BRANCH: Final = "main"
-"""First branch of a session of the OpenAI Agents SDK."""
+"""Name of the first branch of a session of the OpenAI Agents SDK."""
 
 
 class Query:
-    """Function that runs SQL statements and adds their rows to a digest."""
+    """Callable that runs SQL queries on a connection and adds their rows to a digest."""
 
-    def __init__(self, connection: sqlite3.Connection, size: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, file_size: int) -> None:
         self._connection = connection
-        self._size = size
-        self._digest = sha256()
+        self._file_size = file_size
+        self.digest = sha256()
+        """Digest of all rows that were read with `in_digest`."""
 
     def __call__(self, sql: str, *values: str, in_digest: bool = True) -> list[Row]:
         """Return all rows, with texts as bytes.
 
-        If `in_digest` is set, the rows are part of the session's digest.
+        With `in_digest`, the rows are added to the session's digest.
         """
-        rows = fetch_rows(self._connection, sql, values, size=self._size)
+        rows = fetch_rows(self._connection.execute(sql, values), self._file_size)
         if in_digest:
             for row in rows:
-                self._digest.update(repr(row).encode())
+                self.digest.update(repr(row).encode())
         return rows
-
-    def digest(self) -> str:
-        """Return the digest of all rows that were read with `in_digest`."""
-        return self._digest.hexdigest()
-
-
-class Tables(Protocol):
-    """A set of tables that contain sessions."""
-
-    layout: ClassVar[Layout]
-
-    def sessions(self, query: Query) -> list[SessionIdentifier]:
-        """Return the identifier of each session that has messages."""
-
-    def read(
-        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
-    ) -> LegacySession:
-        """Return one session. Raises NotASession."""
-
-
-def find_tables(tables: TableColumns) -> list[Tables]:
-    """Return the sets of tables that have a supported layout."""
-    supported_tables: list[Tables] = []
-    for table, columns in tables.items():
-        if columns >= {"id", "session_id", "message_data", "created_at"}:
-            has_branches = tables.get("message_structure", frozenset()) >= _BRANCH_COLUMNS
-            supported_tables.append(AgentTables(table, _find_times_table(tables), has_branches))
-        elif columns == {"id", "session_id", "message"}:
-            supported_tables.append(LangChainTable(table))
-    if tables.get("events", frozenset()) >= _ADK_COLUMNS and "app_name" in tables.get(
-        "sessions", ()
-    ):
-        supported_tables.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
-    return supported_tables
 
 
 # --- the OpenAI Agents SDK -------------------------------------------------------------------
@@ -126,7 +94,7 @@ class AgentTables(Struct, frozen=True):
     """Items of the OpenAI Agents SDK: SQLiteSession, and SQLAlchemySession in a SQLite file."""
 
     layout: ClassVar[Layout] = "openai-agents"
-    messages: str
+    messages_table: str
     times_table: str | None
     """Name of the table with the times of the sessions."""
     has_branches: bool
@@ -134,11 +102,8 @@ class AgentTables(Struct, frozen=True):
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session and each of its branches."""
-        table = quote_name(self.messages)
-        rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
-        identifiers: list[SessionIdentifier] = [
-            (_to_text(row[0]), MAIN_BRANCH) for row in rows if row[0] is not None
-        ]
+        session_ids = _list_session_ids(query, self.messages_table)
+        identifiers: list[SessionIdentifier] = [(id, MAIN_BRANCH) for id in session_ids]
         if self.has_branches:
             rows = query(
                 "SELECT session_id, branch_id, min(id) FROM message_structure "
@@ -148,47 +113,38 @@ class AgentTables(Struct, frozen=True):
             identifiers += [branch for branch in branches if branch[1] != MAIN_BRANCH]
         return identifiers
 
-    def read(
-        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
-    ) -> LegacySession:
+    def read(self, query: Query, identifier: SessionIdentifier, mtime: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         session_id, branch = identifier
         report = ImportProblems()
         messages: list[JSONMessage] = []
         encrypted_count = 0
-        for number, (text, at) in enumerate(self._read_rows(query, session_id, branch), 1):
-            label = f"message {number}"
-            try:
+        for label, (text, at) in with_labels(self._read_rows(query, session_id, branch)):
+            with report.skip_unreadable(label):
                 item = as_object(parse_json(_to_bytes(text), label), label)
                 if openai_agents.is_encrypted(item):
                     encrypted_count += 1
                     continue
-                message = openai_agents.message_of(item, report)
-            except NotAMessage as error:
-                text = str(error)
-                report.report_dropped(text if text.startswith(label) else f"{label}: {text}")
-            except (ValueError, RecursionError) as error:
-                report.report_dropped(f"{label} cannot be read: {error}")
-            else:
+                try:
+                    message = openai_agents.message_of(item, report)
+                except NotAMessage as error:
+                    raise NotAMessage(f"{label}: {error}") from error
                 messages += report.encode(message, _to_time(at), label)
         if encrypted_count:
-            count_text = (
-                "1 message is" if encrypted_count == 1 else f"{encrypted_count:,} messages are"
-            )
-            report.report_dropped(f"{count_text} encrypted and cannot be imported", encrypted_count)
+            amount = "1 message is" if encrypted_count == 1 else f"{encrypted_count:,} messages are"
+            report.report_dropped(f"{amount} encrypted and cannot be imported", encrypted_count)
         created, updated = self._read_times(query, session_id)
         key = session_id if branch == MAIN_BRANCH else f"{session_id}:{branch}"
-        return report.session(
+        return report.build_session(
             self.layout, key, messages, mtime=mtime, created=created, updated=updated
         )
 
     def _read_rows(self, query: Query, session_id: str, branch: str) -> list[Row]:
-        table = quote_name(self.messages)
+        table = quote_name(self.messages_table)
         if not self.has_branches:
             rows_sql = f"{table} WHERE session_id = ? ORDER BY id"
             return query(f"SELECT message_data, created_at FROM {rows_sql}", session_id)  # noqa: S608
-        # A plain SQLiteSession writes no row about the branch of an item.
-        # Items without a branch are in the first branch.
+        # A plain SQLiteSession writes no branches. Its items belong to the first branch.
         return query(
             f"SELECT message_data, created_at FROM {table} m LEFT JOIN message_structure s "  # noqa: S608
             "ON s.message_id = m.id AND s.session_id = m.session_id "
@@ -208,10 +164,17 @@ class AgentTables(Struct, frozen=True):
         return None, None
 
 
-def _find_times_table(tables: TableColumns) -> str | None:
+def _list_session_ids(query: Query, table: str) -> list[str]:
+    """Return the ids of the sessions in a table of messages, the oldest session first."""
+    table = quote_name(table)
+    rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
+    return [_to_text(session_id) for session_id, _ in rows if session_id is not None]
+
+
+def _find_times_table(columns_by_table: TableColumns) -> str | None:
     """Return the name of the table with the times of the sessions."""
     times_columns = {"session_id", "created_at", "updated_at"}
-    names = [name for name, columns in tables.items() if columns == times_columns]
+    names = [name for name, columns in columns_by_table.items() if columns == times_columns]
     return "agent_sessions" if "agent_sessions" in names else next(iter(names), None)
 
 
@@ -226,24 +189,17 @@ class LangChainTable(Struct, frozen=True):
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
-        table = quote_name(self.table)
-        rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
-        return [(_to_text(row[0]),) for row in rows if row[0] is not None]
+        return [(session_id,) for session_id in _list_session_ids(query, self.table)]
 
-    def read(
-        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
-    ) -> LegacySession:
+    def read(self, query: Query, identifier: SessionIdentifier, mtime: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         table = quote_name(self.table)
         rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *identifier)  # noqa: S608
         report = ImportProblems()
         labelled_messages: list[tuple[str, Any]] = []
-        for number, (text,) in enumerate(rows, 1):
-            label = f"message {number}"
-            try:
+        for label, (text,) in with_labels(rows):
+            with report.skip_unreadable(label):
                 labelled_messages.append((label, parse_json(_to_bytes(text), label)))
-            except NotAMessage as error:
-                report.report_dropped(str(error))
         return langchain.session_of(labelled_messages, report, key=identifier[0], mtime=mtime)
 
 
@@ -256,16 +212,16 @@ _JSON_COLUMNS: Final = (
     *("content", "grounding_metadata", "custom_metadata", "usage_metadata", "citation_metadata"),
     *("input_transcription", "output_transcription", "long_running_tool_ids_json"),
 )
-_OTHER_COLUMNS: Final = (_PICKLED_COLUMN, "event_data", "app_name", "user_id", "session_id")
+_SKIPPED_COLUMNS: Final = (_PICKLED_COLUMN, "event_data", "app_name", "user_id", "session_id")
 
 
 class AdkTables(Struct, frozen=True):
     """Events of ADK: SqliteSessionService, and DatabaseSessionService in a SQLite file."""
 
     layout: ClassVar[Layout] = "adk"
-    event_columns: tuple[str, ...]
+    event_columns: list[str]
     """Columns of the table of events."""
-    tables: frozenset[str]
+    tables: Set[str]
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
@@ -275,16 +231,14 @@ class AdkTables(Struct, frozen=True):
         )
         return [tuple(map(_to_text, row[:3])) for row in rows if None not in row]
 
-    def read(
-        self, query: Query, identifier: SessionIdentifier, *, mtime: datetime
-    ) -> LegacySession:
+    def read(self, query: Query, identifier: SessionIdentifier, mtime: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         app, user, session_id = identifier
         report = ImportProblems()
         events = self._read_events(query, identifier, report)
         messages, summary = adk.read_events(events, report)
         state, created, updated = self._read_state(query, identifier, report)
-        return report.session(
+        return report.build_session(
             self.layout,
             keys.join_key(keys.KeyParts(app, session_id, user)),
             messages,
@@ -300,7 +254,7 @@ class AdkTables(Struct, frozen=True):
         self, query: Query, identifier: SessionIdentifier, report: ImportProblems
     ) -> list[adk.Event]:
         has_event_data = "event_data" in self.event_columns
-        names = ("event_data", "timestamp") if has_event_data else self.event_columns
+        names = ["event_data", "timestamp"] if has_event_data else self.event_columns
         # The pickled column is not read, so that its value can never be unpickled.
         columns = [name for name in names if name != _PICKLED_COLUMN]
         rows = query(
@@ -308,9 +262,7 @@ class AdkTables(Struct, frozen=True):
             "WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid",
             *identifier,
         )
-        if (
-            "event_data" not in self.event_columns and _PICKLED_COLUMN in self.event_columns
-        ):  # guard: no-pickle
+        if _PICKLED_COLUMN in names:  # guard: no-pickle
             report.report_loss(
                 "the actions of its events are pickled and were not read: state changes, rewinds "
                 "and compactions are not imported"
@@ -318,12 +270,9 @@ class AdkTables(Struct, frozen=True):
         events = []
         for number, row in enumerate(rows, 1):
             label = f"event {number}"
-            try:
-                events.append(
-                    adk.Event(label, _event_fields(dict(zip(columns, row, strict=True)), label))
-                )
-            except NotAMessage as error:
-                report.report_dropped(str(error))
+            with report.skip_unreadable(label):
+                fields = _event_fields(dict(zip(columns, row, strict=True)), label)
+                events.append(adk.Event(label, fields))
         return events
 
     def _read_state(
@@ -355,13 +304,13 @@ class AdkTables(Struct, frozen=True):
 
 
 def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the fields of an event, written by any version of ADK. Raises NotAMessage."""
+    """Return the fields of an event of any version of ADK. Raises NotAMessage."""
     if "event_data" in row:
         fields = as_object(parse_json(_to_bytes(row["event_data"]), label), label)
         return {"timestamp": _decode_bytes(row["timestamp"]), **fields}
     fields = {}
     for name, value in row.items():
-        if name in _OTHER_COLUMNS or value is None:
+        if name in _SKIPPED_COLUMNS or value is None:
             continue
         if name in _JSON_COLUMNS:
             fields[name] = parse_json(_to_bytes(value), f"{label}: its {name}")
@@ -371,6 +320,29 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
     time_value = _decode_bytes(row["timestamp"])
     local_time = parse_local_time(time_value)
     return {**fields, "timestamp": time_value if local_time is None else local_time.isoformat()}
+
+
+# --- all known tables ------------------------------------------------------------------------
+
+Tables = AgentTables | LangChainTable | AdkTables
+"""A set of tables that contain sessions."""
+
+
+def find_tables(columns_by_table: TableColumns) -> list[Tables]:
+    """Return the sets of tables that have a supported layout."""
+    supported_tables: list[Tables] = []
+    branch_columns = columns_by_table.get("message_structure", frozenset())
+    for table, columns in columns_by_table.items():
+        if columns >= {"id", "session_id", "message_data", "created_at"}:
+            times_table = _find_times_table(columns_by_table)
+            has_branches = branch_columns >= _BRANCH_COLUMNS
+            supported_tables.append(AgentTables(table, times_table, has_branches))
+        elif columns == {"id", "session_id", "message"}:
+            supported_tables.append(LangChainTable(table))
+    event_columns = columns_by_table.get("events", frozenset())
+    if event_columns >= _ADK_COLUMNS and "app_name" in columns_by_table.get("sessions", ()):
+        supported_tables.append(AdkTables(sorted(event_columns), columns_by_table.keys()))
+    return supported_tables
 
 
 # --- values ----------------------------------------------------------------------------------
@@ -393,33 +365,27 @@ def _decode_bytes(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-class Database:
+class Database(SQLiteFile):
     """A SQLite file with old sessions. A context manager."""
 
-    def __init__(self, file: Path, *, layouts: frozenset[Layout] = ALL_LAYOUTS) -> None:
+    def __init__(self, file: Path, *, layouts: frozenset[Layout]) -> None:
+        super().__init__(file)
         self.path = file.parent
+        self.name = str(file)
         self._file = file
-        self._database = SQLiteFile(file)
         self._layouts = layouts
         self._damage = ""
-        self.name = str(file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._database.__exit__(*error)
 
     def sources(self) -> list[Source]:
         """Return the sessions in the file. Raises NotASession if no table contains sessions."""
         if is_stenolog_database(self._file):
             raise NotASession("it is a stenolog database: open it with -w sqlite:FILE")
-        with self._database.connect() as connection:
+        with self.connect() as connection:
             self._damage = check_integrity(connection)
             tables = self._find_tables(connection)
             identifiers = [
-                (str(number), *identifier)
-                for number, table in enumerate(tables)
+                (str(table_number), *identifier)
+                for table_number, table in enumerate(tables)
                 for identifier in table.sessions(self._make_query(connection))
             ]
         if not tables:
@@ -430,17 +396,17 @@ class Database:
 
     def read(self, source: Source) -> SourceContent:
         """Return one session. Raises NotASession, OSError."""
-        number, *identifier = source.identifier
+        table_number, *identifier = source.identifier
         mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
         try:
             for _ in range(MAX_READ_ATTEMPTS):
-                old_versions = self._database.file_versions()
-                with self._database.connect() as connection:
+                old_versions = self.file_versions()
+                with self.connect() as connection:
                     query = self._make_query(connection)
-                    tables = self._find_tables(connection)[int(number)]
-                    session = tables.read(query, tuple(identifier), mtime=mtime)
+                    tables = self._find_tables(connection)[int(table_number)]
+                    session = tables.read(query, tuple(identifier), mtime)
                 # The file is read without locks, so it may have changed during the read.
-                if self._database.file_versions() == old_versions:
+                if self.file_versions() == old_versions:
                     break
         except (NotASession, InvalidKey) as error:
             raise NotASession(f"{' '.join(identifier)!r}: {error}") from error
@@ -449,7 +415,8 @@ class Database:
         if self._damage:
             text = f"the file is damaged, and messages may be missing: {self._damage}"
             problems = (text, *problems)
-        return SourceContent(replace(session, problems=problems), query.digest(), mtime, ())
+        digest = query.digest.hexdigest()
+        return SourceContent(replace(session, problems=problems), digest, mtime, ())
 
     def _make_query(self, connection: sqlite3.Connection) -> Query:
         return Query(connection, self._file.stat().st_size)
@@ -507,8 +474,8 @@ def find_sources(
     return sources
 
 
-def is_searched(folder: Path) -> bool:
-    """Return whether `find_sources` also finds sessions in a subfolder with this path."""
+def is_source_folder(folder: Path) -> bool:
+    """Return whether `find_sources` also looks for sessions in this subfolder."""
     return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
 
 
@@ -518,7 +485,7 @@ def _has_conversations(file: Path, layouts: frozenset[Layout]) -> bool:
         and file.suffix.lower() in (".jsonl", ".ndjson", ".json")
         and file.is_file()
         and not file.is_symlink()
-        and is_conversation_lines(file)
+        and has_conversation_lines(file)
     )
 
 
@@ -530,6 +497,6 @@ def _source_of_file(
         return Database(file, layouts=layouts)
     if name == "session.json" and "strands" in layouts and is_session_folder(folder):
         return StrandsFolder([folder])
-    if "plain" in layouts and is_conversation_lines(file):
+    if "plain" in layouts and has_conversation_lines(file):
         return ConversationLines(file, time_field=time_field)
     return Folder(folder, only=name, follow_links=True, layouts=layouts, time_field=time_field)

@@ -39,7 +39,7 @@ class KeyPair(Struct, frozen=True):
 class KeyMap(Struct, frozen=True):
     """A list of pairs of old and new key.
 
-    If a pair without `*` matches, it wins. Otherwise, the first matching pair with `*` wins.
+    A matching pair without `*` wins over pairs with `*`. Of several pairs with `*`, the first wins.
     """
 
     pairs: tuple[KeyPair, ...] = ()
@@ -70,7 +70,7 @@ def parse_pair(text: str) -> KeyPair:
             f"{text!r} must have the form OLD=NEW: the key in the source and the key here"
         )
     if old.count(WILDCARD) > 1 or new.count(WILDCARD) > old.count(WILDCARD):
-        raise UsageError(f"{text!r} may have one *, and NEW only if OLD has one")
+        raise UsageError(f"{text!r} may have one * in OLD, and one in NEW only if OLD has one")
     if old.count(WILDCARD) and not new.count(WILDCARD):
         raise UsageError(
             f"{text!r}: NEW needs a * too, otherwise all sessions would get the same key"
@@ -79,16 +79,16 @@ def parse_pair(text: str) -> KeyPair:
     return KeyPair(old, new)
 
 
-def parse_pairs(lines: str) -> tuple[KeyPair, ...]:
+def parse_pairs(text: str) -> tuple[KeyPair, ...]:
     """Return the pairs of a file, one per line. Raises UsageError.
 
     Empty lines and lines that start with # are skipped.
     """
     pairs = []
-    for number, line in enumerate(lines.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             try:
                 pairs.append(parse_pair(line.strip("\r\n ")))
             except UsageError as error:
-                raise UsageError(f"line {number}: {error}") from error
+                raise UsageError(f"line {line_number}: {error}") from error
     return tuple(pairs)

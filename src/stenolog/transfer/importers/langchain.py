@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 from stenolog.stores.json_file import JSONMessage
@@ -12,14 +13,14 @@ from stenolog.transfer.importers.chat_format import (
     as_id,
     as_object,
     as_objects,
+    convert_parts,
     image_part,
     make_call,
-    make_content,
     non_empty,
     omit,
-    stem_of,
     text_part,
     with_extra,
+    with_labels,
 )
 from stenolog.transfer.importers.legacy_session import LegacySession
 
@@ -43,30 +44,25 @@ _CALL_TYPES: Final = (
 
 def read(messages: list[Any], *, name: str, mtime: datetime) -> LegacySession:
     """Return the session with the messages of a file of this name. Raises NotASession."""
-    return session_of(
-        ((f"message {number}", value) for number, value in enumerate(messages, 1)),
-        ImportProblems(),
-        key=stem_of(name),
-        mtime=mtime,
-    )
+    return session_of(with_labels(messages), ImportProblems(), key=Path(name).stem, mtime=mtime)
 
 
 def session_of(
-    labelled: Iterable[tuple[str, Any]], report: ImportProblems, *, key: str, mtime: datetime
+    labelled_messages: Iterable[tuple[str, Any]],
+    report: ImportProblems,
+    *,
+    key: str,
+    mtime: datetime,
 ) -> LegacySession:
     """Return the session with these messages. Each message has a label, its name in reports.
 
     LangChain keeps no times, so all times come from the file. Raises NotASession.
     """
     messages: list[JSONMessage] = []
-    for label, value in labelled:
-        try:
-            message = message_of(as_object(value, "it"), report)
-        except (ValueError, RecursionError) as error:
-            report.report_dropped(f"{label} cannot be read: {error}")
-            continue
-        messages += report.encode(message, None, label)
-    return report.session("langchain", key, messages, mtime=mtime)
+    for label, value in labelled_messages:
+        with report.skip_unreadable(label):
+            messages += report.encode(message_of(as_object(value, "it"), report), None, label)
+    return report.build_session("langchain", key, messages, mtime=mtime)
 
 
 def has_message(values: list[Any]) -> bool:
@@ -100,12 +96,11 @@ def _read_role(kind: Any, data: dict[str, Any]) -> str:
     if not isinstance(kind, str):
         raise NotAMessage("it has no type")
     type_name = kind.removesuffix("MessageChunk").lower() if kind.endswith("MessageChunk") else kind
-    if type_name == "chat" and isinstance(data.get("role"), str):
-        role: str = data["role"]
-        return role
-    extra = data.get("additional_kwargs")
-    if type_name == "system" and isinstance(extra, dict):
-        return "developer" if extra.get("__openai_role__") == "developer" else "system"
+    match type_name, data:
+        case "chat", {"role": str(role)}:
+            return role
+        case "system", {"additional_kwargs": {"__openai_role__": "developer"}}:
+            return "developer"
     if type_name not in ROLES:
         raise NotAMessage(f"its type is {kind!r}")
     return ROLES[type_name]
@@ -135,19 +130,9 @@ def _convert_content(value: Any, report: ImportProblems, *, is_result: bool) -> 
         return value, True
     if not isinstance(value, list):
         raise NotAMessage("its content is neither text nor a list of parts")
-    parts: list[Part] = []
-    is_lossless = True
-    for part in value:
-        converted, part_is_lossless = _convert_part(part)
-        if is_result and converted is not None and converted["type"] != "text":
-            converted, part_is_lossless = None, False
-        is_lossless = is_lossless and part_is_lossless
-        if converted is not None:
-            parts.append(converted)
-        elif not (isinstance(part, dict) and part.get("type") in _CALL_TYPES):
-            kind = part.get("type") if isinstance(part, dict) else None
-            report.count_unseen(kind if isinstance(kind, str) else "unknown part")
-    return make_content(parts), is_lossless
+    return convert_parts(
+        value, _convert_part, report, texts_only=is_result, ignored_types=_CALL_TYPES
+    )
 
 
 def _convert_part(part: Any) -> tuple[Part | None, bool]:

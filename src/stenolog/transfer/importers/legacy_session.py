@@ -1,9 +1,8 @@
-"""Types that all importers share: sessions of other programs, their sources and places."""
+"""Types that all importers share: sessions of other programs, and where they are read."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from json import loads
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -17,7 +16,7 @@ from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
 
 _ReferenceLayout = Literal["picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"]
-"""Logs of picoclaw, its older JSON files, logs of zeroclaw, JSON files of stenolog."""
+"""Logs of picoclaw, older JSON files of picoclaw, logs of zeroclaw, JSON files of stenolog."""
 Layout = Literal[
     _ReferenceLayout, "nanobot", "openai-agents", "langchain", "strands", "adk", "plain"
 ]
@@ -26,11 +25,11 @@ REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(_ReferenceLayou
 """Layouts that are imported automatically at every start."""
 ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 LOG_SUFFIX: Final = ".jsonl"
-MIGRATED: Final = ".migrated"
+MIGRATED_SUFFIX: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
 """Maximum size in bytes of the state that another program stored with a session."""
-IMPORTED_NAME: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
-"""End of the name of an imported file."""
+IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
+"""Pattern for the end of the name of an imported file."""
 
 
 class LegacySession(Struct, frozen=True, kw_only=True):
@@ -65,40 +64,20 @@ class LegacySession(Struct, frozen=True, kw_only=True):
         return sum(message.hidden for message in self.messages)
 
 
-class Line(Struct, frozen=True):
-    """One line of a log."""
-
-    number: int
-    fields: dict[str, Any] | None
-    """The message; None if the line is not a message."""
-    problem: str = ""
-
-
-def read_lines(text: bytes) -> Iterator[Line]:
-    """Yield every line that is not empty, with its message or its problem."""
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if line.strip(b"\r"):
-            yield _parse_line(number, line)
-
-
-def _parse_line(number: int, line: bytes) -> Line:
-    preview = line[:40].decode(errors="replace")
-    try:
-        fields = loads(line.decode())
-    except (ValueError, RecursionError):
-        return Line(number, None, f"line {number} is not JSON: {preview!r}")
-    if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
-        return Line(number, None, f"line {number} is not a message: {preview!r}")
-    return Line(number, fields)
-
-
-def encode_message(fields: dict[str, Any], label: str, problems: list[str]) -> bytes | None:
-    """Return the bytes of a message. For a message that cannot be stored, add a problem."""
-    try:
-        return encode_object(fields)
-    except RefusedMessage as error:
-        problems.append(f"{label}: {error}")
-        return None
+def make_session(
+    messages: Sequence[JSONMessage],
+    *,
+    mtime: datetime,
+    created: datetime | None = None,
+    updated: datetime | None = None,
+    **fields: Any,
+) -> LegacySession:
+    """Return the session. Missing times are taken from the messages, or else from `mtime`."""
+    times = [message.at for message in messages if message.at is not None]
+    created = created or min(times, default=mtime)
+    updated = updated or max(times, default=mtime)
+    timed_messages = _with_times(messages, created, updated)
+    return LegacySession(messages=timed_messages, created=created, updated=updated, **fields)
 
 
 def without_control_fields(session: LegacySession) -> LegacySession:
@@ -151,7 +130,7 @@ def time_of_nanoseconds(nanoseconds: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=nanoseconds // 1000)
 
 
-def with_times(
+def _with_times(
     messages: Sequence[JSONMessage], created: datetime, updated: datetime
 ) -> tuple[JSONMessage, ...]:
     """Return the messages, each with a time.
@@ -161,8 +140,8 @@ def with_times(
     """
     timed_messages = []
     at = created
-    for number, message in enumerate(messages, 1):
-        is_last = 1 < number == len(messages)
+    for position, message in enumerate(messages, 1):
+        is_last = 1 < position == len(messages)
         at = message.at or (max(at, updated) if is_last else at)
         timed_messages.append(replace(message, at=at))
     return tuple(timed_messages)
@@ -185,7 +164,7 @@ class Source(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """Files that an import of this session renames, in this order: the meta file first."""
         names = [name for name in (self.meta, self.body) if name is not None]
-        return tuple(name for name in names if IMPORTED_NAME.search(name) is None)
+        return tuple(name for name in names if IMPORTED_NAME_END.search(name) is None)
 
 
 class SourceContent(Struct, frozen=True):
@@ -193,9 +172,10 @@ class SourceContent(Struct, frozen=True):
 
     session: LegacySession
     digest: str
-    """Digest of all bytes of the source, so that the same file is never imported twice."""
+    """Digest of the whole source, so that unchanged content is not imported twice."""
     mtime: datetime
     file_versions: tuple[tuple[int, int, int], ...]
+    """Inode, size and modification time of each file, to detect changes."""
 
 
 class SourceFolder(Protocol):

@@ -35,41 +35,39 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
     report = ImportProblems()
     metadata: Metadata = {}
     other_lines: list[dict[str, Any]] = []
-    messages: list[JSONMessage] = []
     # `last_consolidated` counts all messages, including those that cannot be imported.
-    indexes: list[int] = []
-    index = 0
-    for number, line in enumerate(log.split(b"\n"), 1):
+    # An empty list therefore takes the place of such a message.
+    message_slots: list[list[JSONMessage]] = []
+    for line_number, line in enumerate(log.split(b"\n"), 1):
         if not line.strip():
             continue
-        label = f"line {number}"
+        label = f"line {line_number}"
         try:
             fields = as_object(parse_json(line, label), label)
-            kind = fields.get(KIND_FIELD)
-            if kind is None:
+            line_kind = fields.get(KIND_FIELD)
+            if line_kind is None:
                 fields = as_message(fields, label)
         except NotAMessage as error:
             report.report_dropped(str(error))
-            index += 1
+            message_slots.append([])
             continue
-        if kind == "metadata":
+        if line_kind == "metadata":
             metadata = fields
-        elif kind is not None:
+        elif line_kind is not None:
             other_lines.append(fields)
         else:
-            encoded = report.encode(fields, parse_local_time(fields.get("timestamp")), label)
-            messages += encoded
-            indexes += [index] * len(encoded)
-            index += 1
-    hidden_count = _hidden_count(metadata, index, report)
-    messages_with_visibility = [
-        JSONMessage(message.payload, message.at, hidden=message_index < hidden_count)
-        for message, message_index in zip(messages, indexes, strict=True)
+            at = parse_local_time(fields.get("timestamp"))
+            message_slots.append(report.encode(fields, at, label))
+    hidden_count = _count_hidden(metadata, len(message_slots), report)
+    messages = [
+        JSONMessage(message.payload, message.at, hidden=index < hidden_count)
+        for index, slot in enumerate(message_slots)
+        for message in slot
     ]
-    return report.session(
+    return report.build_session(
         "nanobot",
         _find_key(metadata, name),
-        messages_with_visibility,
+        messages,
         mtime=mtime,
         created=parse_local_time(metadata.get("created_at")),
         updated=parse_local_time(metadata.get("updated_at")),
@@ -100,7 +98,7 @@ def _find_key(metadata: Metadata, name: str) -> str:
     return decoded_key if ":" in decoded_key and decoded_key.isprintable() else stem
 
 
-def _hidden_count(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
+def _count_hidden(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
     """Return the number of messages at the start that the model no longer sees."""
     count = metadata.get("last_consolidated", 0)
     if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= message_count:

@@ -4,15 +4,16 @@ Each item, even a tool call, becomes one message, so that a later import recogni
 an earlier import. Parallel calls become consecutive messages.
 """
 
+from itertools import chain
 from typing import Any, Final
 
 from stenolog.transfer.importers.chat_format import (
     ImportProblems,
     NotAMessage,
     Part,
+    convert_parts,
     image_part,
     make_call,
-    make_content,
     non_empty,
     omit,
     text_part,
@@ -21,7 +22,7 @@ from stenolog.transfer.importers.chat_format import (
 
 EXTRA_FIELD: Final = "openai_agents"
 """Field of a message with the data that the chat format does not have."""
-ENCRYPTED_FIELD: Final = "__enc__"
+
 
 _TEXT_TYPES: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ARGUMENT_FIELDS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -30,23 +31,23 @@ _OUTPUT_TYPES: Final = ("function_call_output", "custom_tool_call_output")
 
 def is_encrypted(item: dict[str, Any]) -> bool:
     """Return whether an EncryptedSession wrote the item, so that the item cannot be read."""
-    return ENCRYPTED_FIELD in item and "payload" in item
+    return "__enc__" in item and "payload" in item
 
 
 def message_of(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
     """Return the item as a message. Raises NotAMessage, ValueError, RecursionError."""
-    kind = item.get("type")
-    if isinstance(kind, str) and kind in _ARGUMENT_FIELDS:
-        return _call_message(item, _ARGUMENT_FIELDS[kind])
-    if kind in _OUTPUT_TYPES:
+    item_type = item.get("type")
+    if isinstance(item_type, str) and item_type in _ARGUMENT_FIELDS:
+        return _call_message(item, _ARGUMENT_FIELDS[item_type])
+    if item_type in _OUTPUT_TYPES:
         return _output_message(item, report)
-    if kind == "reasoning":
+    if item_type == "reasoning":
         return _reasoning_message(item)
-    if isinstance(item.get("role"), str) and kind in (None, "message"):
+    if isinstance(item.get("role"), str) and item_type in (None, "message"):
         return _chat_message(item, report)
-    if not isinstance(kind, str):
+    if not isinstance(item_type, str):
         raise NotAMessage("it has neither a role nor a type")
-    report.count_unseen(kind)
+    report.count_unseen(item_type)
     return with_extra({"role": "assistant", "content": None}, EXTRA_FIELD, item)
 
 
@@ -54,9 +55,8 @@ def _chat_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any
     content = item.get("content")
     other_fields = omit(item, "role", "content")
     if isinstance(content, list):
-        parts, is_lossless = _to_parts(content, report)
-        other_fields |= {} if is_lossless else {"content": content}
-        content = make_content(parts)
+        content, is_lossless = convert_parts(content, _convert_part, report)
+        other_fields |= {} if is_lossless else {"content": item["content"]}
     elif content is not None and not isinstance(content, str):
         raise NotAMessage("its content is neither text nor a list of parts")
     if other_fields.get("type") == "message":
@@ -65,13 +65,15 @@ def _chat_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any
     return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
-def _call_message(item: dict[str, Any], field: str) -> dict[str, Any]:
-    value = item.get(field)
-    arguments = {"input": value} if field == "input" else value
+def _call_message(item: dict[str, Any], arguments_field: str) -> dict[str, Any]:
+    value = item.get(arguments_field)
+    arguments = {"input": value} if arguments_field == "input" else value
     call = make_call(item.get("call_id"), item.get("name"), arguments)
-    extra = omit(item, "call_id", "name", field, *(("type",) if field == "arguments" else ()))
+    other_fields = omit(item, "call_id", "name", arguments_field)
+    if arguments_field == "arguments":
+        del other_fields["type"]
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    return with_extra(message, EXTRA_FIELD, non_empty(extra))
+    return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
 def _output_message(item: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
@@ -81,52 +83,34 @@ def _output_message(item: dict[str, Any], report: ImportProblems) -> dict[str, A
         del other_fields["type"]
     if output is not None and not isinstance(output, str):
         is_list = isinstance(output, list)
-        parts, is_lossless = _to_parts(output if is_list else [output], report, texts_only=True)
+        output, is_lossless = convert_parts(
+            output if is_list else [output], _convert_part, report, texts_only=True
+        )
         if not is_list or not is_lossless:
-            other_fields["output"] = output
-        output = make_content(parts)
+            other_fields["output"] = item["output"]
     message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output or ""}
     return with_extra(message, EXTRA_FIELD, non_empty(other_fields))
 
 
 def _reasoning_message(item: dict[str, Any]) -> dict[str, Any]:
-    lists = [p for p in (item.get("summary"), item.get("content")) if isinstance(p, list)]
-    texts = [text for parts in lists for part in parts if (text := _text_of_part(part)) is not None]
+    part_lists = [p for p in (item.get("summary"), item.get("content")) if isinstance(p, list)]
+    texts = [text for text in map(_text_of_part, chain(*part_lists)) if text is not None]
     message: dict[str, Any] = {"role": "assistant", "content": None}
     if texts:
         message["reasoning_content"] = "\n\n".join(texts)
     return with_extra(message, EXTRA_FIELD, item)
 
 
-def _to_parts(
-    values: list[Any], report: ImportProblems, *, texts_only: bool = False
-) -> tuple[list[Part], bool]:
-    """Return the parts of a content, and whether the conversion is lossless."""
-    parts: list[Part] = []
-    is_lossless = True
-    for part in values:
-        converted, part_is_lossless = _convert_part(part, texts_only=texts_only)
-        is_lossless = is_lossless and part_is_lossless
-        if converted is not None:
-            parts.append(converted)
-        else:
-            kind = part.get("type") if isinstance(part, dict) else None
-            report.count_unseen(kind if isinstance(kind, str) else "unknown part")
-    return parts, is_lossless
-
-
-def _convert_part(part: Any, *, texts_only: bool) -> tuple[Part | None, bool]:
+def _convert_part(part: Any) -> tuple[Part | None, bool]:
     text = _text_of_part(part)
     if text is not None:
         return text_part(text), isinstance(part, str) or not _other_fields(part, "text")
-    if not isinstance(part, dict) or texts_only:
+    if not isinstance(part, dict):
         return None, False
     match part.get("type"):
         case "input_image" if isinstance(part.get("image_url"), str):
-            detail = part.get("detail")
-            return image_part(part["image_url"], detail=detail), not _other_fields(
-                part, "image_url", "detail"
-            )
+            image = image_part(part["image_url"], detail=part.get("detail"))
+            return image, not _other_fields(part, "image_url", "detail")
         case "input_file" if part.get("file_id") or part.get("file_data"):
             names = ("file_id", "file_data", "filename")
             file = non_empty({name: part.get(name) for name in names})

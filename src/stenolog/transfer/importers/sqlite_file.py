@@ -9,8 +9,9 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -28,7 +29,7 @@ _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 _MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
 _MIN_CHECKS: Final = 200
-"""Number of checks after which the reading of a tiny file is stopped; larger files get more.
+"""Number of checks after which the reading of a tiny file is stopped; larger files get more checks.
 
 SQLite makes one check per `_STEPS_PER_CHECK` steps.
 """
@@ -42,6 +43,7 @@ _VERSION_OFFSET: Final = 18
 
 Row = tuple[Any, ...]
 FileVersions = tuple[tuple[int, int, int], ...]
+"""Inode, size and modification time of the database and of its WAL file."""
 
 
 def is_sqlite_file(path: Path) -> bool:
@@ -51,10 +53,7 @@ def is_sqlite_file(path: Path) -> bool:
 
 def is_stenolog_database(path: Path) -> bool:
     """Return whether this is a database of stenolog."""
-    return (
-        _read_header(path)[_APPLICATION_ID_OFFSET : _APPLICATION_ID_OFFSET + len(_APPLICATION_ID)]
-        == _APPLICATION_ID
-    )
+    return _read_header(path).startswith(_APPLICATION_ID, _APPLICATION_ID_OFFSET)
 
 
 def _read_header(path: Path) -> bytes:
@@ -89,9 +88,11 @@ class SQLiteFile:
             self._copy = None
 
     def file_versions(self) -> FileVersions:
-        """Return values that change with every write to the file. Raises OSError."""
-        real = self._path.resolve()
-        return tuple(_file_version(real.with_name(real.name + suffix)) for suffix in ("", "-wal"))
+        """Return a value that differs after every write to the file. Raises OSError."""
+        real_path = self._path.resolve()
+        return tuple(
+            _file_version(real_path.with_name(real_path.name + suffix)) for suffix in ("", "-wal")
+        )
 
     @contextmanager
     def connect(self) -> Iterator[sqlite3.Connection]:
@@ -99,23 +100,22 @@ class SQLiteFile:
 
         Errors of SQLite in the `with` block also become NotASession.
         """
-        address = self._address()
+        uri = self._sqlite_uri()
         try:
-            with closing(
-                sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
-            ) as connection:
+            opened = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
+            with closing(opened) as connection:
                 # Invalid UTF-8 in one row must not make the other rows unreadable.
                 connection.text_factory = bytes
                 _limit_cost(connection, self._path.stat().st_size)
                 connection.execute("BEGIN")
-                _check_columns(connection)
+                _check_no_computed_columns(connection)
                 yield connection
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
             raise NotASession(f"SQLite cannot read it: {error}") from error
 
-    def _address(self) -> str:
+    def _sqlite_uri(self) -> str:
         real_path = self._path.resolve()
-        _check_length(real_path)  # guard: cut-database-refused
+        _check_not_truncated(real_path)  # guard: cut-database-refused
         wal, shared_index = (real_path.with_name(real_path.name + end) for end in ("-wal", "-shm"))
         if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
             return f"file:{quote(str(real_path))}?mode=ro"
@@ -125,9 +125,9 @@ class SQLiteFile:
             return f"file:{quote(str(real_path))}?mode=ro"
         if not self._may_copy:
             raise NotASession("the file has unwritten changes; open and close its program first")
-        return f"file:{quote(str(self._copy_of(real_path, wal)))}"
+        return f"file:{quote(str(self._copy_with_wal(real_path, wal)))}"
 
-    def _copy_of(self, real_path: Path, wal: Path) -> Path:
+    def _copy_with_wal(self, real_path: Path, wal: Path) -> Path:
         file_versions = self.file_versions()
         if self._copy is None or self._copy[0] != file_versions:
             self.__exit__()
@@ -137,7 +137,7 @@ class SQLiteFile:
         return Path(self._copy[1].name) / "copy.db"
 
 
-def _limit_cost(connection: sqlite3.Connection, size: int) -> None:
+def _limit_cost(connection: sqlite3.Connection, file_size: int) -> None:
     """Limit the memory and time that a malicious file can cost."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     for pragma in (
@@ -148,17 +148,12 @@ def _limit_cost(connection: sqlite3.Connection, size: int) -> None:
         "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    checks_left = _MIN_CHECKS + size // 10_000
-
-    def is_too_long() -> bool:
-        nonlocal checks_left
-        checks_left -= 1
-        return checks_left < 0
-
-    connection.set_progress_handler(is_too_long, _STEPS_PER_CHECK)
+    check_numbers = count(1)
+    max_checks = _MIN_CHECKS + file_size // 10_000
+    connection.set_progress_handler(lambda: next(check_numbers) > max_checks, _STEPS_PER_CHECK)
 
 
-def _check_columns(connection: sqlite3.Connection) -> None:
+def _check_no_computed_columns(connection: sqlite3.Connection) -> None:
     """Raise NotASession if a column is computed, because few bytes could expand to gigabytes."""
     sql = (
         "SELECT t.name FROM sqlite_master t, pragma_table_xinfo(t.name) c "
@@ -168,20 +163,14 @@ def _check_columns(connection: sqlite3.Connection) -> None:
         raise NotASession(f"its table {table.decode(errors='replace')!r} has a computed column")
 
 
-def fetch_rows(
-    connection: sqlite3.Connection, sql: str, values: Sequence[Any], *, size: int
-) -> list[Row]:
-    """Return the rows of a query.
+def fetch_rows(cursor: sqlite3.Cursor, file_size: int) -> list[Row]:
+    """Return the rows of a query to a file of this size.
 
-    `size` is the size of the file in bytes. Raises NotASession if the rows are many times larger
-    than the file. A malicious file may use the same pages for several rows.
+    Raises NotASession if the rows are many times larger than the file. A malicious file may use the
+    same pages for several rows.
     """
-    return _fetch_bounded(connection.execute(sql, values), size)
-
-
-def _fetch_bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
     rows: list[Row] = []
-    bytes_left = 4 * size + _MIN_FETCH_BYTES
+    bytes_left = 4 * file_size + _MIN_FETCH_BYTES
     for row in cursor:
         bytes_left -= sum(len(value) for value in row if isinstance(value, bytes))
         if bytes_left < 0:  # guard: import-bytes
@@ -194,15 +183,15 @@ def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[
     """Return the rows of a query by column, with texts decoded. Raises NotASession."""
     cursor = connection.execute(sql, values)
     names = [column[0] for column in cursor.description]
-    (pages,), (page_size,) = (
-        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-    )
+    [(_, _, path)] = connection.execute("PRAGMA database_list").fetchall()
+    # `PRAGMA page_count` would return the number that a malicious WAL file claims.
+    file_size = sum(_file_version(Path(os.fsdecode(path + end)))[1] for end in (b"", b"-wal"))
     return [
         {
             name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             for name, value in zip(names, row, strict=True)
         }
-        for row in _fetch_bounded(cursor, pages * page_size)
+        for row in fetch_rows(cursor, file_size)
     ]
 
 
@@ -214,18 +203,19 @@ def _file_version(path: Path) -> tuple[int, int, int]:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _check_length(path: Path) -> None:
+def _check_not_truncated(path: Path) -> None:
     """Raise NotASession if the end of the file is missing.
 
     SQLite would silently return fewer rows.
     """
     header = _read_header(path)
-    page_size, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    page_size = int.from_bytes(header[16:18], "big")
+    page_count = int.from_bytes(header[28:32], "big")
     # The page size 1 means 65,536. Old writers do not maintain the number of pages.
     page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
-    if header[24:28] == header[92:96] and size < page_size * pages:
-        raise NotASession(f"the file is cut: it has {size:,} of {page_size * pages:,} bytes")
+    if header[24:28] == header[92:96] and size < page_size * page_count:
+        raise NotASession(f"the file is cut: it has {size:,} of {page_size * page_count:,} bytes")
 
 
 def check_integrity(connection: sqlite3.Connection) -> str:

@@ -1,7 +1,7 @@
 """Sessions of Strands' FileSessionManager: its folders, and its messages in the chat format.
 
 A session is a folder with a folder per agent and a file per message. The messages consist of
-Bedrock's content blocks. Tool results in a user message become separate messages before it.
+Bedrock's content blocks. Tool results in a user message become separate, earlier messages.
 """
 
 import os
@@ -21,7 +21,6 @@ from stenolog.transfer.importers.chat_format import (
     as_id,
     as_object,
     as_objects,
-    as_text,
     image_part,
     join_texts,
     make_call,
@@ -30,6 +29,7 @@ from stenolog.transfer.importers.chat_format import (
     omit,
     parse_json,
     text_part,
+    to_text,
     with_extra,
 )
 from stenolog.transfer.importers.legacy_session import Source, SourceContent, time_of_nanoseconds
@@ -37,111 +37,100 @@ from stenolog.transfer.importers.legacy_session import Source, SourceContent, ti
 EXTRA_FIELD: Final = "strands"
 """Field of a message with the data that the chat format does not have."""
 
-_BLOCKS_WITHOUT_CONTENT: Final = ("cachePoint",)
-"""Blocks without content for a model."""
 SESSION_PREFIX: Final = "session_"
 AGENT_PREFIX: Final = "agent_"
 DEFAULT_AGENT: Final = "default"
 """Name of an agent without a name."""
 
-_FILE_NAME: Final = re.compile(r"message_(\d{1,18})\.json")
+_MESSAGE_FILE_NAME: Final = re.compile(r"message_(\d{1,18})\.json")
 # guard: import-no-symlinks
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def is_session_folder(folder: Path) -> bool:
-    """Return whether this is the folder of a session of Strands."""
+    """Return whether this is the folder of one session of Strands."""
     has_prefix = folder.name.startswith(SESSION_PREFIX)
     return has_prefix and (folder / "session.json").is_file() and (folder / "agents").is_dir()
 
 
 class StrandsFolder:
-    """Folders of sessions of Strands."""
+    """Session folders of Strands that are in the same folder."""
 
-    def __init__(self, sessions: list[Path]) -> None:
-        self.path = sessions[0].parent
+    def __init__(self, session_folders: list[Path]) -> None:
+        self.path = session_folders[0].parent
         self.name = str(self.path)
-        self._sessions = sessions
+        self._session_folders = session_folders
 
     def sources(self) -> list[Source]:
         """Return each agent of each session. Raises OSError."""
         sources = []
-        for session in self._sessions:
-            for agent in sorted(_list_folders(session / "agents", AGENT_PREFIX)):
-                name = str(agent.relative_to(self.path))
-                sizes = [
-                    path.stat().st_size for path in _message_files(agent / "messages").values()
-                ]
-                sources.append(Source(name=name, body=None, identifier=(name,), bytes=sum(sizes)))
+        for session_folder in self._session_folders:
+            for agent_folder in _list_agent_folders(session_folder):
+                name = str(agent_folder.relative_to(self.path))
+                files = _list_message_files(agent_folder / "messages").values()
+                size = sum(path.stat().st_size for path in files)
+                sources.append(Source(name=name, body=None, identifier=(name,), bytes=size))
         return sources
 
     def read(self, source: Source) -> SourceContent:
         """Return the messages of one agent. Raises NotASession, OSError."""
-        agent = self.path / source.identifier[0]
-        session = agent.parent.parent
+        agent_folder = self.path / source.identifier[0]
+        session_folder = agent_folder.parent.parent
         report = ImportProblems()
         digest = sha256()
-        agent_fields = _read_object(_read_file(agent / "agent.json"), "its agent.json", report)
-        session_fields = _read_object(
-            _read_file(session / "session.json"), "its session.json", report
-        )
+        agent_fields = _read_object(agent_folder / "agent.json", report)
+        session_fields = _read_object(session_folder / "session.json", report)
         digest.update(repr(sorted(agent_fields.items(), key=str)).encode("utf-8", "replace"))
-        files = _message_files(agent / "messages")
+        files = _list_message_files(agent_folder / "messages")
         state = agent_fields.get("conversation_manager_state")
         manager_state = state if isinstance(state, dict) else {}
         summary = manager_state.get("summary_message")
-        hidden_count = _hidden_count(manager_state, report)
+        hidden_count = _count_hidden(manager_state, report)
         messages: list[JSONMessage] = []
-        for number, path in files.items():
+        for message_number, path in files.items():
             text = _read_file(path)
-            digest.update(b"%d:%d:" % (number, len(text)) + text)
-            is_hidden = number < hidden_count
-            messages += _convert_messages(text, path.name, report, hidden=is_hidden)
-        _report_gaps(list(files), report)
-        if (session / "multi_agents").is_dir() and any((session / "multi_agents").iterdir()):
+            digest.update(b"%d:%d:" % (message_number, len(text)) + text)
+            is_hidden = message_number < hidden_count
+            messages += _messages_of_file(text, path.name, report, hidden=is_hidden)
+        _report_missing_files(list(files), report)
+        multi_agents = session_folder / "multi_agents"
+        if multi_agents.is_dir() and any(multi_agents.iterdir()):
             report.report_loss("multi_agents was skipped: it contains no conversation")
-        mtime = time_of_nanoseconds(
-            max((path.stat().st_mtime_ns for path in files.values()), default=0)
-        )
+        file_times = (path.stat().st_mtime_ns for path in files.values())
+        mtime = time_of_nanoseconds(max(file_times, default=0))
         times = [message.at for message in messages if message.at is not None]
-        session_content = report.session(
+        session_content = report.build_session(
             "strands",
-            _make_key(session, agent, session_fields, agent_fields),
+            _make_key(session_folder, agent_folder, session_fields, agent_fields),
             messages,
             mtime=mtime,
             created=parse_go_time(agent_fields.get("created_at")),
             updated=max([*times, parse_go_time(agent_fields.get("updated_at")) or mtime]),
             summary=join_texts(summary.get("content")) if isinstance(summary, dict) else "",
-            agent=agent.name.removeprefix(AGENT_PREFIX),
+            agent=agent_folder.name.removeprefix(AGENT_PREFIX),
             state=_make_state(agent_fields, session_fields),
         )
         return SourceContent(session_content, digest.hexdigest(), mtime, ())
 
 
-def _convert_messages(
-    text: bytes, name: str, report: ImportProblems, *, hidden: bool
+def _messages_of_file(
+    text: bytes, file_name: str, report: ImportProblems, *, hidden: bool
 ) -> Iterator[JSONMessage]:
-    try:
-        fields = as_object(parse_json(text, name), name)
+    with report.skip_unreadable(file_name):
+        fields = as_object(parse_json(text, file_name), file_name)
         at = parse_go_time(fields.get("created_at"))
         redacted = fields.get("redact_message")
         if redacted is not None:
-            report.report_loss(f"{name} was redacted: the replacement text is imported")
-        message = as_object(fields.get("message") if redacted is None else redacted, f"{name}")
-        messages = messages_of(message, report)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)
-        report.report_dropped(
-            reason if reason.startswith(name) else f"{name} cannot be read: {reason}"
-        )
-        return
-    for message in messages:
-        yield from report.encode(message, at, name, hidden=hidden)
+            report.report_loss(f"{file_name} was redacted: the replacement text is imported")
+        message = as_object(fields.get("message") if redacted is None else redacted, file_name)
+        for converted_message in messages_of(message, report):
+            yield from report.encode(converted_message, at, file_name, hidden=hidden)
 
 
-def _read_object(text: bytes, label: str, report: ImportProblems) -> dict[str, Any]:
+def _read_object(path: Path, report: ImportProblems) -> dict[str, Any]:
+    label = f"its {path.name}"
     try:
-        return as_object(parse_json(text, label), label)
+        return as_object(parse_json(_read_file(path), label), label)
     except NotAMessage as error:
         report.report_loss(str(error))
         return {}
@@ -160,12 +149,13 @@ def _make_key(
 
 
 def _make_state(agent_fields: dict[str, Any], session_fields: dict[str, Any]) -> dict[str, Any]:
-    other_fields = omit(agent_fields, "agent_id", "created_at", "updated_at")
-    kind = session_fields.get("session_type")
-    return non_empty(other_fields | {"session_type": None if kind == "AGENT" else kind})
+    state = omit(agent_fields, "agent_id", "created_at", "updated_at")
+    session_type = session_fields.get("session_type")
+    state["session_type"] = None if session_type == "AGENT" else session_type
+    return non_empty(state)
 
 
-def _hidden_count(manager_state: dict[str, Any], report: ImportProblems) -> int:
+def _count_hidden(manager_state: dict[str, Any], report: ImportProblems) -> int:
     """Return the number of messages at the start that the model no longer sees."""
     count = manager_state.get("removed_message_count", 0)
     if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
@@ -174,32 +164,32 @@ def _hidden_count(manager_state: dict[str, Any], report: ImportProblems) -> int:
     return 0
 
 
-def _report_gaps(numbers: list[int], report: ImportProblems) -> None:
-    missing_count = (numbers[-1] + 1 - len(numbers)) if numbers else 0
+def _report_missing_files(message_numbers: list[int], report: ImportProblems) -> None:
+    missing_count = (message_numbers[-1] + 1 - len(message_numbers)) if message_numbers else 0
     if missing_count:
-        files_text = f"message_0.json … message_{numbers[-1]}.json"
+        files_text = f"message_0.json … message_{message_numbers[-1]}.json"
         missing_text = "1 is" if missing_count == 1 else f"{missing_count:,} are"
         report.report_dropped(f"of {files_text}, {missing_text} missing", missing_count)
 
 
-def _list_folders(folder: Path, prefix: str) -> list[Path]:
-    with os.scandir(folder) as entries:
-        return [
-            folder / entry.name
+def _list_agent_folders(session_folder: Path) -> list[Path]:
+    agents_folder = session_folder / "agents"
+    with os.scandir(agents_folder) as entries:
+        return sorted(
+            agents_folder / entry.name
             for entry in entries
-            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
-        ]
+            if entry.name.startswith(AGENT_PREFIX) and entry.is_dir(follow_symlinks=False)
+        )
 
 
-def _message_files(folder: Path) -> dict[int, Path]:
+def _list_message_files(folder: Path) -> dict[int, Path]:
     """Return the message files of a folder, by message number."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
         return {}
-    matches = filter(None, map(_FILE_NAME.fullmatch, names))
-    files = {int(match[1]): folder / match[0] for match in matches}
-    return dict(sorted(files.items()))
+    matches = filter(None, map(_MESSAGE_FILE_NAME.fullmatch, names))
+    return dict(sorted((int(match[1]), folder / match[0]) for match in matches))
 
 
 def _read_file(path: Path) -> bytes:
@@ -233,8 +223,7 @@ def messages_of(message: dict[str, Any], report: ImportProblems) -> list[dict[st
         other_fields["content"] = content
     messages = pieces.messages(role)
     if other_fields:
-        extra = {**messages[-1].get(EXTRA_FIELD, {}), **other_fields}
-        messages[-1] = {**messages[-1], EXTRA_FIELD: extra}
+        messages[-1].setdefault(EXTRA_FIELD, {}).update(other_fields)
     return messages
 
 
@@ -264,7 +253,7 @@ def _add_block(pieces: MessagePieces, block: dict[str, Any], report: ImportProbl
                 pieces.is_lossless = False
             case _:
                 pieces.is_lossless = False
-                if kind not in _BLOCKS_WITHOUT_CONTENT:
+                if kind != "cachePoint":  # this block has no content for a model
                     report.count_unseen(kind)
 
 
@@ -278,7 +267,7 @@ def _tool_result(value: dict[str, Any], report: ImportProblems) -> dict[str, Any
                 parts.append(text_part(text))
             case {"json": json_value, **other_keys} if not other_keys:
                 # JSON as text cannot be distinguished from a text with the same characters.
-                parts.append(text_part(as_text(json_value)))
+                parts.append(text_part(to_text(json_value)))
                 is_lossless = False
             case _:
                 is_lossless = False
@@ -287,9 +276,6 @@ def _tool_result(value: dict[str, Any], report: ImportProblems) -> dict[str, Any
     other_fields = omit(value, "toolUseId", "content")
     if not is_lossless:
         other_fields["result"] = content
-    message = {
-        "role": "tool",
-        "tool_call_id": as_id(value.get("toolUseId")),
-        "content": make_content(parts) or "",
-    }
+    call_id = as_id(value.get("toolUseId"))
+    message = {"role": "tool", "tool_call_id": call_id, "content": make_content(parts) or ""}
     return with_extra(message, EXTRA_FIELD, non_empty(other_fields))

@@ -33,15 +33,17 @@ class Aider(TranscriptReader):
         """Yield the chats of a file, or of the files below a folder. Raises OSError."""
         for file in [path] if path.is_file() else find_files_below(path, FILE_NAME):
             for start, _ in _read_chats(file):
-                session = f"{file.resolve().parent.name}:{start.replace(' ', 'T')}"
-                yield self.file_at(session, file, item=start)
+                session_id = f"{file.resolve().parent.name}:{start.replace(' ', 'T')}"
+                yield self.file_at(session_id, file, conversation_id=start)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
         """Read a chat. Raises OSError."""
         path = file.paths[0]
-        lines = next((lines for start, lines in _read_chats(path) if start == file.item), [])
+        lines = next(
+            (lines for start, lines in _read_chats(path) if start == file.conversation_id), []
+        )
         # The start time in the file is local time.
-        at = datetime.fromisoformat(file.item).astimezone().isoformat()
+        at = datetime.fromisoformat(file.conversation_id).astimezone().isoformat()
         model = first_prompt = ""
         for number, (role, text, source_lines) in enumerate(_split_messages(lines)):
             if role == "system" and (match := _MODEL_LINE.search(text)):
@@ -52,7 +54,7 @@ class Aider(TranscriptReader):
             if source_lines != usual_lines(body):
                 body[LINES_FIELD] = {"lines": source_lines}
             used_model = model if role == "assistant" else ""
-            transcript.add(f"{file.item}:{number}", body, at=at, model=used_model)
+            transcript.add(f"{file.conversation_id}:{number}", body, at=at, model=used_model)
         models, folders = [model] if model else [], [str(path.resolve().parent)]
         transcript.finish(first_prompt, folders=folders, models=models)
 

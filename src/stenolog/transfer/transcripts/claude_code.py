@@ -19,6 +19,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import without_usage
+from stenolog.transfer.importers.chat_format import image_part, text_part
 from stenolog.transfer.transcripts.transcript import (
     Draft,
     Kind,
@@ -31,7 +32,6 @@ from stenolog.transfer.transcripts.transcript import (
     branch_to,
     digest_identity,
     find_files_below,
-    image_part,
     make_content,
     make_tool_call,
     make_tool_result,
@@ -39,7 +39,6 @@ from stenolog.transfer.transcripts.transcript import (
     read_json_lines,
     sum_counts,
     text_of_parts,
-    text_part,
     usage_counts,
 )
 
@@ -51,11 +50,11 @@ _REPEATED_TYPES: Final = frozenset(
         "total_tokens_reminder",
     }
 )
-"""Attachments that repeat prompts, schemas and settings. They are not imported."""
+"""Types of attachments that repeat prompts, schemas and settings, and are not imported."""
 MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Maximum size of a file whose records are kept in memory while it is read."""
 REFRESH_SECONDS: Final = 1.0
-"""Seconds for which the index of a project is used before its other files are read again."""
+"""Seconds for which the index of a project is used before the project's files are read again."""
 MAX_PROJECTS: Final = 8
 """Maximum number of projects whose records are indexed at the same time."""
 _UUID_FIELD: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
@@ -76,8 +75,7 @@ class ClaudeCode(TranscriptReader):
 
     def default_folder(self) -> Path | None:
         """Return `projects` in `$CLAUDE_CONFIG_DIR` or `~/.claude`, if it exists."""
-        home = os.environ.get("CLAUDE_CONFIG_DIR")
-        folder = (Path(home) if home else Path.home() / ".claude") / "projects"
+        folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "projects"
         return folder if folder.is_dir() else None
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
@@ -86,12 +84,12 @@ class ClaudeCode(TranscriptReader):
             is_transcript = file.name != "history.jsonl" and "workflows" not in file.parts
             if is_transcript or file == path:
                 # Session ids are globally unique, so the project is not part of the key.
-                session, folder = file.stem, file.parent
+                session_id, folder = file.stem, file.parent
                 if folder.name == "subagents":
-                    session = f"{folder.parent.name}:{session.removeprefix('agent-')}"
-                yield self.file_at(session, file)
+                    session_id = f"{folder.parent.name}:{session_id.removeprefix('agent-')}"
+                yield self.file_at(session_id, file)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _RecordTree(is_subagent=path.parent.name == "subagents")
@@ -100,18 +98,18 @@ class ClaudeCode(TranscriptReader):
         for line, record in records or read_json_lines(path):
             tree.add(record, line)
         tree.finish()
-        reading = _SessionReading(transcript, tree)
+        builder = _SessionBuilder(transcript, tree)
         for line, record in records or read_json_lines(path):
-            reading.add(record, line)
-        reading.finish(path)
+            builder.add(record, line)
+        builder.finish(path)
         if path.parent.name != "subagents":
             with self._lock:
-                self._mark_copies(transcript, path, is_complete=is_complete)
+                self._mark_copies(transcript, path, include_copies=include_copies)
 
-    def _mark_copies(self, transcript: Transcript, path: Path, *, is_complete: bool) -> None:
-        """Find the messages that an earlier session of the project has with the same uuid.
+    def _mark_copies(self, transcript: Transcript, path: Path, *, include_copies: bool) -> None:
+        """Mark messages as copies if an earlier session of the project has the same uuid.
 
-        The messages are marked as copies, or removed if `is_complete` is False.
+        If `include_copies` is False, copies are removed.
         """
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
@@ -122,24 +120,24 @@ class ClaudeCode(TranscriptReader):
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
             if owner not in (None, path.name):
-                transcript.source["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
-                transcript.source["forked_after"] = message.identity
-                if not is_complete:
+                transcript.facts["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
+                transcript.facts["forked_after"] = message.identity
+                if not include_copies:
                     continue
-                message.message = without_usage(message.message, copied=True)
+                message.body = without_usage(message.body, copied=True)
             messages.append(message)
         transcript.messages = messages
 
 
 class _IndexedFile(Struct):
-    """The records of a session file that were read so far."""
+    """Index of the records that were read from a session file so far."""
 
-    end: int = 0
+    end_position: int = 0
     """Position after the last complete line."""
-    start: str = ""
+    first_time: str = ""
     """Time of the first record."""
-    records: "array[int]" = field(default_factory=lambda: array("q"))
-    """Hashes of the uuids of these records."""
+    uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
+    """Hash of the uuid of each record."""
 
 
 class _ProjectIndex:
@@ -152,8 +150,8 @@ class _ProjectIndex:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
         self._refreshed_at = float("-inf")
-        self._seen_records: set[int] = set()
-        self._shared_records: set[int] = set()
+        self._seen_hashes: set[int] = set()
+        self._shared_hashes: set[int] = set()
         self._owners: dict[int, str] = {}
 
     def refresh(self, own_file: Path) -> None:
@@ -167,45 +165,43 @@ class _ProjectIndex:
             for entry in entries:
                 # Skip a file that cannot be read, and continue with the other files.
                 with suppress(OSError):
-                    if entry.name.endswith(".jsonl") and self._has_grown(entry):
+                    if entry.name.endswith(".jsonl") and entry.is_file():
                         file = self._files.setdefault(entry.name, _IndexedFile())
-                        self._read_new_lines(Path(entry.path), file)
-
-    def _has_grown(self, entry: "os.DirEntry[str]") -> bool:
-        indexed_file = self._files.get(entry.name)
-        return entry.is_file() and (indexed_file is None or entry.stat().st_size > indexed_file.end)
+                        if entry.stat().st_size > file.end_position:
+                            self._read_new_lines(Path(entry.path), file)
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
-        known_records = set(file.records)
+        known_hashes = set(file.uuid_hashes)
         with path.open("rb") as lines:
-            lines.seek(file.end)
+            lines.seek(file.end_position)
             for line in lines:
                 if not line.endswith(b"\n"):
                     return
-                file.end += len(line)
-                if not file.start and (time_match := _TIME_FIELD.search(line)):
-                    file.start = time_match[1].decode("ascii", "replace")
+                file.end_position += len(line)
+                if not file.first_time and (time_match := _TIME_FIELD.search(line)):
+                    file.first_time = time_match[1].decode("ascii", "replace")
                 if (match := _UUID_FIELD.search(line)) is None:
                     continue
-                record = hash(match[1])
-                if record in known_records:
+                uuid_hash = hash(match[1])
+                if uuid_hash in known_hashes:
                     continue
-                known_records.add(record)
-                file.records.append(record)
-                if record in self._seen_records:
-                    self._shared_records.add(record)
-                    self._owners.pop(record, None)
-                self._seen_records.add(record)
+                known_hashes.add(uuid_hash)
+                file.uuid_hashes.append(uuid_hash)
+                if uuid_hash in self._seen_hashes:
+                    self._shared_hashes.add(uuid_hash)
+                    self._owners.pop(uuid_hash, None)
+                self._seen_hashes.add(uuid_hash)
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the name of the oldest file with this record; None if only one file has it."""
-        record = hash(uuid.encode("utf-8", "surrogatepass"))
-        if record not in self._shared_records:
+        """Return the name of the oldest file with this record; None if at most one file has it."""
+        uuid_hash = hash(uuid.encode("utf-8", "surrogatepass"))
+        if uuid_hash not in self._shared_hashes:
             return None
-        if record not in self._owners:
-            names = (name for name, file in self._files.items() if record in file.records)
-            self._owners[record] = min(names, key=lambda name: (self._files[name].start, name))
-        return self._owners[record]
+        if uuid_hash not in self._owners:
+            names = (name for name, file in self._files.items() if uuid_hash in file.uuid_hashes)
+            oldest_name = min(names, key=lambda name: (self._files[name].first_time, name))
+            self._owners[uuid_hash] = oldest_name
+        return self._owners[uuid_hash]
 
 
 class _RecordNode(Struct):
@@ -213,7 +209,7 @@ class _RecordNode(Struct):
 
     parent: str | None
     type: str
-    number: int
+    record_index: int
     message_id: str = ""
     call_ids: tuple[str, ...] = ()
     """Ids of tool calls that the record makes or answers."""
@@ -224,16 +220,16 @@ class _RecordNode(Struct):
 
 
 class _RecordTree:
-    """The tree of a session's records, and the records that the model still sees."""
+    """The tree of a session's records, and the uuids of those that the model still sees."""
 
     def __init__(self, *, is_subagent: bool) -> None:
         self._is_subagent = is_subagent
         self.nodes: dict[str, _RecordNode] = {}
-        self.visible: set[str] = set()
+        self.visible_uuids: set[str] = set()
         self.usage_owners: dict[str, str] = {}
         """Uuid of the last record of each response. The message of that record gets the usage."""
-        self._boundary: tuple[int, dict[str, Any]] | None = None
-        """Number and record of the last compaction."""
+        self._last_compaction: tuple[int, dict[str, Any]] | None = None
+        """Index and record of the last compaction."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
@@ -249,9 +245,9 @@ class _RecordTree:
         node = _RecordNode(
             parent=as_text(record.get("parentUuid")) or None,
             type=as_text(record.get("type")),
-            number=len(self.nodes),
+            record_index=len(self.nodes),
             message_id=message_id,
-            call_ids=tuple(_call_ids(message.get("content"))) if b"tool_" in line else (),
+            call_ids=tuple(_find_call_ids(message.get("content"))) if b"tool_" in line else (),
             caller=as_text(record.get("sourceToolAssistantUUID")) or None,
             is_meta=record.get("isMeta") is True,
             is_sidechain=not self._is_subagent
@@ -261,22 +257,24 @@ class _RecordTree:
         if message_id and node.type == "assistant":
             self.usage_owners[message_id] = uuid
         if record.get("subtype") == "compact_boundary":
-            self._boundary = node.number, record
+            self._last_compaction = node.record_index, record
 
     def finish(self) -> None:
-        """Set `visible` to the records of the current branch after the last compaction."""
+        """Set `visible_uuids`: the records of the current branch after the last compaction."""
         branch_uuids = self._current_branches()
         self._add_parallel_calls(branch_uuids)
-        boundary_number = -1 if self._boundary is None else self._boundary[0]
-        self.visible = {uuid for uuid in branch_uuids if self.nodes[uuid].number > boundary_number}
-        if self._boundary is not None:
+        compaction_index = -1 if self._last_compaction is None else self._last_compaction[0]
+        self.visible_uuids = {
+            uuid for uuid in branch_uuids if self.nodes[uuid].record_index > compaction_index
+        }
+        if self._last_compaction is not None:
             # The compaction kept some earlier messages visible.
-            metadata = as_dict(self._boundary[1].get("compactMetadata"))
+            metadata = as_dict(self._last_compaction[1].get("compactMetadata"))
             preserved_uuids = as_list(as_dict(metadata.get("preservedMessages")).get("uuids"))
-            self.visible.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
+            self.visible_uuids.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
 
     def _current_branches(self) -> set[str]:
-        """Return the records of the current branch of each tree.
+        """Return the uuids of the records on the current branch of each tree.
 
         A file may hold several trees, for example if it begins in the middle of a conversation. The
         current branch of each tree is the branch that ends at the last leaf of the tree.
@@ -300,22 +298,21 @@ class _RecordTree:
         return branch_uuids
 
     def _add_parallel_calls(self, branch_uuids: set[str]) -> None:
-        """Add records that are not on the branch: other calls of an answer, and their results."""
+        """Add the records of parallel tool calls and their results, which are not on the branch."""
         answer_ids = {self.nodes[uuid].message_id for uuid in branch_uuids} - {""}
-        calls: set[str] = set()
+        call_ids: set[str] = set()
         for uuid, node in self.nodes.items():
             if node.type == "assistant" and (uuid in branch_uuids or node.message_id in answer_ids):
                 branch_uuids.add(uuid)
-                calls.update(node.call_ids)
+                call_ids.update(node.call_ids)
         for uuid, node in self.nodes.items():
-            if node.type == "user" and (
-                not calls.isdisjoint(node.call_ids) or node.caller in branch_uuids
-            ):
+            has_result = not call_ids.isdisjoint(node.call_ids) or node.caller in branch_uuids
+            if node.type == "user" and has_result:
                 branch_uuids.add(uuid)
 
 
-class _SessionReading:
-    """The messages and facts of one session, collected record by record."""
+class _SessionBuilder:
+    """Builder of a transcript: collects messages and facts of one session, record by record."""
 
     def __init__(self, transcript: Transcript, tree: _RecordTree) -> None:
         self._transcript = transcript
@@ -332,29 +329,27 @@ class _SessionReading:
             self._transcript.add_problem(f"a line is not a JSON object: {line[:40]!r}")
             return
         self._collect_facts(record)
-        kind = _record_type(record)
-        owns_usage = kind == "assistant" and self._owns_usage(record)
-        drafts = messages_of(record, kind, owns_usage=owns_usage)
+        record_type = _record_type(record)
+        message_id = as_text(as_dict(record.get("message")).get("id"))
+        gets_usage = self._tree.usage_owners.get(message_id) == record.get("uuid")
+        drafts = messages_of(record, record_type, gets_usage=gets_usage)
         if not drafts:
-            self._transcript.leave_out(kind, len(line))
+            self._transcript.count_left_out(record_type, len(line))
             return
         uuid = as_text(record.get("uuid")) or digest_identity(record)
         if uuid in self._seen_records:
             return
         self._seen_records.add(uuid)
-        is_internal = kind == "system:compact_boundary" or drafts[0][1].get("kind") == "summary"
-        self._transcript.add_record(
-            uuid,
-            drafts,
-            record,
-            at=record.get("timestamp"),
-            hidden=is_internal or uuid not in self._tree.visible,
-        )
+        is_summary = drafts[0][1].get("kind") == "summary"
+        is_internal = is_summary or record_type == "system:compact_boundary"
+        is_hidden = is_internal or uuid not in self._tree.visible_uuids
+        at = record.get("timestamp")
+        self._transcript.add_record(uuid, drafts, record, at=at, hidden=is_hidden)
 
     def finish(self, path: Path) -> None:
         """Set title and facts of the session."""
-        title = _read_object(path.with_suffix("") / "custom-title.json").get("customTitle")
-        subagent_fields = _read_object(path.with_name(path.stem + ".meta.json"))
+        title = _read_json_object(path.with_suffix("") / "custom-title.json").get("customTitle")
+        subagent_fields = _read_json_object(path.with_name(path.stem + ".meta.json"))
         parent = {}
         if path.parent.name == "subagents":
             parent = {"key": f"{PROGRAM}:{path.parent.parent.name}"}
@@ -372,10 +367,6 @@ class _SessionReading:
             parent=parent,
         )
 
-    def _owns_usage(self, record: Mapping[str, Any]) -> bool:
-        message_id = as_text(as_dict(record.get("message")).get("id"))
-        return self._tree.usage_owners.get(message_id) == record.get("uuid")
-
     def _collect_facts(self, record: Mapping[str, Any]) -> None:
         if "cwd" in record:
             for name, values in self._facts.items():
@@ -388,7 +379,7 @@ class _SessionReading:
                 title = record.get("aiTitle") or record.get("summary")
                 self._program_title = as_text(title) or self._program_title
             case "cost-state" if isinstance(record.get("totalCostUSD"), int | float):
-                self._transcript.source["reported_cost"] = record["totalCostUSD"]
+                self._transcript.facts["reported_cost"] = record["totalCostUSD"]
         if record.get("isCompactSummary") is True:
             text = text_of_parts(as_dict(record.get("message")).get("content"))
             # Remove the sentences that the program puts around the summary.
@@ -397,7 +388,7 @@ class _SessionReading:
 
 
 def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a user record that the user did not write; None for a prompt."""
+    """Return the kind of a record with role `user` that is not a prompt; None for a prompt."""
     text = text_of_parts(as_dict(record.get("message")).get("content"))
     if record.get("isCompactSummary") is True:
         return "summary"
@@ -412,14 +403,14 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
     return None
 
 
-def messages_of(record: Mapping[str, Any], kind: str, *, owns_usage: bool) -> list[Draft]:
+def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool) -> list[Draft]:
     """Return the messages of a record of this type; empty if the type is not imported."""
     attachment = as_dict(record.get("attachment"))
-    match kind:
+    match record_type:
         case "user":
             return _user_messages(record)
         case "assistant":
-            return [_assistant_message(as_dict(record.get("message")), owns_usage=owns_usage)]
+            return [_assistant_message(as_dict(record.get("message")), gets_usage=gets_usage)]
         case "attachment:queued_command":
             content = _blocks_to_parts(attachment.get("prompt", ""))
             return [({"role": "user", "content": content}, {})]
@@ -427,11 +418,13 @@ def messages_of(record: Mapping[str, Any], kind: str, *, owns_usage: bool) -> li
             return [({"role": "system", "content": ""}, {})]
         case "system:local_command":
             return [({"role": "user", "content": record.get("content", "")}, {"kind": "command"})]
-    prefix, _, attachment_type = kind.partition(":")
+    prefix, _, attachment_type = record_type.partition(":")
     if prefix != "attachment" or attachment_type in _REPEATED_TYPES:
         return []
-    name = attachment.get("filename") or attachment.get("displayPath")
-    text = attachment_type.replace("_", " ") + (f": {name}" if isinstance(name, str) else "")
+    file_name = attachment.get("filename") or attachment.get("displayPath")
+    text = attachment_type.replace("_", " ")
+    if isinstance(file_name, str):
+        text += f": {file_name}"
     return [({"role": "user", "content": f"[{text}]"}, {"kind": "injected"})]
 
 
@@ -440,20 +433,19 @@ def _user_messages(record: Mapping[str, Any]) -> list[Draft]:
     content = as_dict(record.get("message")).get("content")
     blocks = [as_dict(block) for block in as_list(content)]
     if blocks and all(block.get("type") == "tool_result" for block in blocks):
-        return [
-            (
-                make_tool_result(
-                    block.get("tool_use_id"), _blocks_to_parts(block.get("content", ""))
-                ),
-                {"failed": block.get("is_error") is True},
-            )
-            for block in blocks
-        ]
+        return [_tool_result(block) for block in blocks]
     body = {"role": "user", "content": _blocks_to_parts(content)}
     return [(body, {"kind": kind_of_record(record)})]
 
 
-def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
+def _tool_result(block: Mapping[str, Any]) -> Draft:
+    """Return the tool result in a block of Anthropic's format."""
+    content = _blocks_to_parts(block.get("content", ""))
+    result = make_tool_result(block.get("tool_use_id"), content)
+    return result, {"failed": block.get("is_error") is True}
+
+
+def _assistant_message(message: dict[str, Any], *, gets_usage: bool) -> Draft:
     content = message.get("content")
     body: dict[str, Any] = {"role": "assistant", "content": content}
     if isinstance(content, list):
@@ -465,9 +457,8 @@ def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
                 case {"type": "thinking", "thinking": str(text)}:
                     body.setdefault("reasoning_content", text)
                 case {"type": "tool_use"}:
-                    call = make_tool_call(
-                        block.get("id"), block.get("name"), block.get("input", {})
-                    )
+                    call_id, name = block.get("id"), block.get("name")
+                    call = make_tool_call(call_id, name, block.get("input", {}))
                     body.setdefault("tool_calls", []).append(call)
                 case _:
                     parts.append(block)
@@ -477,10 +468,10 @@ def _assistant_message(message: dict[str, Any], *, owns_usage: bool) -> Draft:
     model = as_text(message.get("model"))
     if not model or model == "<synthetic>":
         return body, {}
-    usage = message.get("usage") if owns_usage else None
+    usage = message.get("usage")
     return body, {
         "model": model,
-        "usage": _read_usage(usage) if isinstance(usage, dict) else None,
+        "usage": _read_usage(usage) if gets_usage and isinstance(usage, dict) else None,
         "response": as_text(message.get("id")),
     }
 
@@ -497,9 +488,7 @@ def _read_usage(usage: Mapping[str, Any]) -> dict[str, int]:
 
 def _blocks_to_parts(content: Any) -> Any:
     """Return content with Claude's image blocks as parts of the chat format."""
-    if not isinstance(content, list):
-        return content
-    return [_block_to_part(block) for block in content]
+    return [_block_to_part(block) for block in content] if isinstance(content, list) else content
 
 
 def _block_to_part(block: Any) -> Any:
@@ -518,28 +507,27 @@ def _block_to_part(block: Any) -> Any:
 
 def _record_type(record: Mapping[str, Any]) -> str:
     """Return the type of a record, with the subtype of attachments and system records."""
-    kind = as_text(record.get("type"))
-    if not kind and isinstance(record.get("message"), dict):
+    record_type = as_text(record.get("type"))
+    if not record_type and isinstance(record.get("message"), dict):
         # Records of usage trackers have no type.
-        kind = as_text(record["message"].get("role")) or "assistant"
-    if kind == "attachment":
+        record_type = as_text(record["message"].get("role")) or "assistant"
+    if record_type == "attachment":
         return f"attachment:{as_text(as_dict(record.get('attachment')).get('type'))}"
-    if kind == "system":
+    if record_type == "system":
         return f"system:{as_text(record.get('subtype'))}"
-    return kind or "unknown"
+    return record_type or "unknown"
 
 
-def _call_ids(content: Any) -> Iterator[str]:
+def _find_call_ids(content: Any) -> Iterator[str]:
     for block in as_list(content):
         fields = as_dict(block)
-        name = "id" if fields.get("type") == "tool_use" else "tool_use_id"
-        if isinstance(call_id := fields.get(name), str):
+        id_field = "id" if fields.get("type") == "tool_use" else "tool_use_id"
+        if isinstance(call_id := fields.get(id_field), str):
             yield call_id
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty dict if the file has none."""
-    try:
+    with suppress(OSError):
         return as_dict(parse_json(path.read_bytes()))
-    except OSError:
-        return {}
+    return {}

@@ -21,44 +21,42 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     as_dict,
+    as_list,
     as_text,
 )
 
 HOOK_EVENT: Final = "SessionEnd"
 HOOK_ARGUMENTS: Final = "hook run claude-code"
 """Arguments by which the hook is recognized, even if the path of `steno` has changed."""
-MAX_DAYS: Final = 1_000_000
-DEFAULT_DAYS: Final = 30
-"""Days after which Claude Code deletes a transcript, unless its settings name another number."""
+MAX_CLEANUP_DAYS: Final = 1_000_000
+DEFAULT_CLEANUP_DAYS: Final = 30
+"""Days after which Claude Code deletes a transcript, unless its settings say otherwise."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _decode_json_at: Final = JSONDecoder().raw_decode
 
 
 def settings_file() -> Path:
     """Return the path of the user's settings; the file may be missing."""
-    home = os.environ.get("CLAUDE_CONFIG_DIR")
-    return (Path(home) if home else Path.home() / ".claude") / "settings.json"
+    return Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "settings.json"
 
 
-def cleanup_days(path: Path) -> int:
-    """Return the number of unchanged days after which Claude Code deletes a transcript."""
-    try:
+def read_cleanup_days(path: Path) -> int:
+    """Return the number of days after which Claude Code deletes an unchanged transcript."""
+    with suppress(OSError, ValueError, RecursionError):
         days = as_dict(json.loads(path.read_text("utf-8-sig"))).get("cleanupPeriodDays")
-    except (OSError, ValueError, RecursionError):
-        return DEFAULT_DAYS
-    if not isinstance(days, int) or isinstance(days, bool) or days < 0:
-        return DEFAULT_DAYS
-    return days
+        if isinstance(days, int) and not isinstance(days, bool) and days >= 0:
+            return days
+    return DEFAULT_CLEANUP_DAYS
 
 
-def expiring_transcripts(
+def find_expiring_transcripts(
     reader: TranscriptReader, now: datetime, *, within: timedelta
 ) -> list[tuple[datetime, TranscriptFile]]:
-    """Return the transcripts that Claude Code deletes soon, by the time of their deletion."""
+    """Return deletion time and file of each transcript that is deleted before `now + within`."""
     folder = reader.default_folder()
     if folder is None:
         return []
-    max_age = timedelta(days=min(cleanup_days(settings_file()), MAX_DAYS))
+    max_age = timedelta(days=min(read_cleanup_days(settings_file()), MAX_CLEANUP_DAYS))
     expiring_files = []
     with suppress(PermissionError):
         for file in reader.find(folder):
@@ -69,59 +67,48 @@ def expiring_transcripts(
 
 
 def has_hook() -> bool:
-    """Return whether the settings have the hook that imports sessions when they end."""
+    """Return whether the settings have the hook that imports each session at its end."""
     path = settings_file()
-    try:
-        return any(_stenolog_commands(_hook_entries(path.read_text("utf-8"), path)))
-    except (OSError, UnicodeDecodeError, UsageError):
-        return False
+    with suppress(OSError, UnicodeDecodeError, UsageError):
+        return any(_stenolog_commands(_read_hook_entries(path.read_text("utf-8"), path)))
+    return False
 
 
 def add_hook(text: str, command: str, path: Path) -> str:
     """Return the settings with the hook. Raises UsageError if the settings are invalid."""
-    if list(_stenolog_commands(_hook_entries(text, path))) == [command]:
+    if list(_stenolog_commands(_read_hook_entries(text, path))) == [command]:
         return text
     text = remove_hook(text, path)
     entry = {"hooks": [{"type": "command", "command": command}]}
-    settings = _Container(text, _skip_space(text, 0))
-    hooks = settings.container_at(text, "hooks")
-    event_hooks = None if hooks is None else hooks.container_at(text, HOOK_EVENT)
-    if hooks is None:
-        return settings.insert(text, {HOOK_EVENT: [entry]}, "hooks")
-    if event_hooks is None:
-        return hooks.insert(text, [entry], HOOK_EVENT)
-    return event_hooks.insert(text, entry)
+    settings = _container_at(text)
+    if "hooks" not in settings.indexes:
+        return settings.insert({HOOK_EVENT: [entry]}, "hooks")
+    hooks = settings.container_at("hooks")
+    if HOOK_EVENT not in hooks.indexes:
+        return hooks.insert([entry], HOOK_EVENT)
+    return hooks.container_at(HOOK_EVENT).insert(entry)
 
 
 def remove_hook(text: str, path: Path) -> str:
     """Return the settings without the hook. Raises UsageError if the settings are invalid."""
     while True:
-        entries = _hook_entries(text, path)
-        entry_index = next(
-            (index for index, entry in enumerate(entries) if any(_stenolog_commands([entry]))), None
-        )
+        entries = _read_hook_entries(text, path)
+        entry_indexes = (n for n, entry in enumerate(entries) if any(_stenolog_commands([entry])))
+        entry_index = next(entry_indexes, None)
         if entry_index is None:
             return text
-        settings = _Container(text, _skip_space(text, 0))
-        hooks = settings.container_at(text, "hooks")
-        event_hooks = None if hooks is None else hooks.container_at(text, HOOK_EVENT)
-        assert hooks is not None, "an entry was found in it"
-        assert event_hooks is not None, "an entry was found in it"
+        hooks = _container_at(text, "hooks")
         commands = entries[entry_index]["hooks"]
         if len(commands) > 1:
             # The user added other commands to the entry. Only the command of stenolog is removed.
-            array = event_hooks.container_at(text, entry_index)
-            array = None if array is None else array.container_at(text, "hooks")
-            assert array is not None, "its commands were found"
-            text = array.remove(
-                text, next(index for index, entry in enumerate(commands) if _is_our_hook(entry))
-            )
+            command_array = _container_at(text, "hooks", HOOK_EVENT, entry_index, "hooks")
+            text = command_array.remove(next(n for n, c in enumerate(commands) if _is_our_hook(c)))
         elif len(entries) > 1:
-            text = event_hooks.remove(text, entry_index)
+            text = hooks.container_at(HOOK_EVENT).remove(entry_index)
         elif len(hooks.items) > 1:
-            text = hooks.remove(text, hooks.members[HOOK_EVENT])
+            text = hooks.remove(HOOK_EVENT)
         else:
-            text = settings.remove(text, settings.members["hooks"])
+            text = _container_at(text).remove("hooks")
 
 
 def replace_settings(path: Path, old_content: bytes | None, text: str) -> None:
@@ -150,8 +137,8 @@ def _check_unchanged(path: Path, old_content: bytes | None) -> None:
         raise UsageError(f"{path} was changed at the same time; try again")
 
 
-def _hook_entries(text: str, path: Path) -> list[Any]:
-    """Return the hooks of the event. Raises UsageError for settings of an unknown form."""
+def _read_hook_entries(text: str, path: Path) -> list[Any]:
+    """Return the entries of HOOK_EVENT. Raises UsageError for settings of an unknown form."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -167,10 +154,8 @@ def _hook_entries(text: str, path: Path) -> list[Any]:
 
 def _stenolog_commands(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
-        commands = as_dict(entry).get("hooks")
-        for hook in commands if isinstance(commands, list) else ():
-            if _is_our_hook(hook):
-                yield hook["command"]
+        hooks = as_list(as_dict(entry).get("hooks"))
+        yield from (hook["command"] for hook in hooks if _is_our_hook(hook))
 
 
 def _is_our_hook(hook: Any) -> bool:
@@ -193,66 +178,71 @@ class _Container:
     """Positions of an object or array, and of its items, in a valid JSON text."""
 
     def __init__(self, text: str, start: int, outer_space: str = "") -> None:
+        self._text = text
         self._start = start
         self._outer_space = outer_space
         self.items: list[_Item] = []
-        self.members: dict[str, int] = {}
-        """Index of each item, by name. If a name occurs twice, the last item counts."""
+        self.indexes: dict[str | int, int] = {}
+        """Index of each item, by name and by index. The last item of the same name counts."""
         position = _skip_space(text, start + 1)
         while text[position] not in "]}":
-            item_start, name = position, None
+            item_start = position
+            index = len(self.items)
+            self.indexes[index] = index
             if text[start] == "{":
                 name, position = _decode_json_at(text, position)
+                self.indexes[name] = index
                 position = _skip_space(text, _skip_space(text, position) + 1)
             value_start = position
             _, position = _decode_json_at(text, position)
-            if name is not None:
-                self.members[name] = len(self.items)
             self.items.append(_Item(item_start, value_start, position))
             position = _skip_space(text, position)
             if text[position] == ",":
                 position = _skip_space(text, position + 1)
         self._end = position
-        self._lead = self._find_leading_space(text)
-
-    def _find_leading_space(self, text: str) -> str:
-        """Return the white space before an item."""
         if self.items:
-            return text[self._start + 1 : self.items[0].start]
-        if not self._outer_space:
-            return "\n  "
-        return self._outer_space + "  " if "\n" in self._outer_space else ""
+            self._leading_space = text[start + 1 : self.items[0].start]
+        elif outer_space:
+            self._leading_space = outer_space + "  " if "\n" in outer_space else ""
+        else:
+            self._leading_space = "\n  "
 
-    def container_at(self, text: str, name_or_index: str | int) -> "_Container | None":
-        """Return the object or array in an item; None if there is no item of this name."""
-        number = (
-            self.members.get(name_or_index) if isinstance(name_or_index, str) else name_or_index
-        )
-        return (
-            None if number is None else _Container(text, self.items[number].value_start, self._lead)
-        )
+    def container_at(self, name_or_index: str | int) -> "_Container":
+        """Return the object or array in an item."""
+        item = self.items[self.indexes[name_or_index]]
+        return _Container(self._text, item.value_start, self._leading_space)
 
-    def insert(self, text: str, value: Any, name: str | None = None) -> str:
+    def insert(self, value: Any, name: str | None = None) -> str:
         """Return the text with a new item at the end."""
-        is_multiline = "\n" in self._lead
+        text, space = self._text, self._leading_space
+        is_multiline = "\n" in space
         item_text = json.dumps(value, ensure_ascii=False, indent=2 if is_multiline else None)
-        item_text = item_text.replace("\n", self._lead)
+        item_text = item_text.replace("\n", space)
         item_text = item_text if name is None else f"{json.dumps(name)}: {item_text}"
         if self.items:
             position = self.items[-1].end
-            return f"{text[:position]},{self._lead or ' '}{item_text}{text[position:]}"
+            return f"{text[:position]},{space or ' '}{item_text}{text[position:]}"
         closing_space = self._outer_space or ("\n" if is_multiline else "")
-        return f"{text[: self._start + 1]}{self._lead}{item_text}{closing_space}{text[self._end :]}"
+        return f"{text[: self._start + 1]}{space}{item_text}{closing_space}{text[self._end :]}"
 
-    def remove(self, text: str, number: int) -> str:
+    def remove(self, name_or_index: str | int) -> str:
         """Return the text without an item."""
-        if number > 0:
-            start, end = self.items[number - 1].end, self.items[number].end
+        index = self.indexes[name_or_index]
+        if index > 0:
+            start, end = self.items[index - 1].end, self.items[index].end
         elif len(self.items) > 1:
             start, end = self.items[0].start, self.items[1].start
         else:
             start, end = self._start + 1, self._end
-        return text[:start] + text[end:]
+        return self._text[:start] + self._text[end:]
+
+
+def _container_at(text: str, *path: str | int) -> _Container:
+    """Return the object or array at a path of names and indexes; without a path, the outermost."""
+    container = _Container(text, _skip_space(text, 0))
+    for name_or_index in path:
+        container = container.container_at(name_or_index)
+    return container
 
 
 def _skip_space(text: str, position: int) -> int:

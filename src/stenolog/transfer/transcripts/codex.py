@@ -17,9 +17,9 @@ from typing import Any, Final
 from stenolog.catalog.message_metadata import FIELD as NOTES
 from stenolog.catalog.message_metadata import RESPONSE, without_usage
 from stenolog.stores.json_file import NotASession
+from stenolog.transfer.importers.chat_format import image_part, omit, text_part
 from stenolog.transfer.transcripts.transcript import (
     KIND,
-    Draft,
     Kind,
     Transcript,
     TranscriptFile,
@@ -31,24 +31,21 @@ from stenolog.transfer.transcripts.transcript import (
     digest_identity,
     digest_of_json,
     find_files_below,
-    image_part,
     make_content,
+    make_message,
     make_tool_call,
     make_tool_result,
-    omit,
     parse_json,
     parse_lines,
     read_json_lines,
-    record_field,
+    record_field_name,
     text_of_parts,
-    text_part,
     usage_counts,
 )
 
 PROGRAM: Final = "codex"
 _FILE_NAME: Final = re.compile(
-    r"rollout-(?P<time>[\dT-]{19})-(?P<thread>[0-9a-f-]{36})(?:_(?P<rollout>[0-9a-f-]{36}))?"
-    r"\.jsonl(?:\.zst)?"
+    r"rollout-[\dT-]{19}-(?P<thread>[0-9a-f-]{36})(?:_[0-9a-f-]{36})?\.jsonl(?:\.zst)?"
 )
 _CALL_TYPES: Final = {
     "function_call": "arguments",
@@ -81,22 +78,21 @@ class Codex(TranscriptReader):
 
     def default_folder(self) -> Path | None:
         """Return `$CODEX_HOME` or `~/.codex`, if it has sessions."""
-        home = os.environ.get("CODEX_HOME")
-        folder = Path(home) if home else Path.home() / ".codex"
+        folder = Path(os.environ.get("CODEX_HOME") or Path.home() / ".codex")
         return folder if (folder / "sessions").is_dir() else None
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the threads below a folder, or the thread in one file."""
         if path.is_file():
-            name = _FILE_NAME.fullmatch(path.name)
-            yield self.file_at(name["thread"] if name else path.stem, path)
+            name_match = _FILE_NAME.fullmatch(path.name)
+            yield self.file_at(name_match["thread"] if name_match else path.stem, path)
             return
         threads: defaultdict[str, list[Path]] = defaultdict(list)
         first_error: PermissionError | None = None
         try:
             for file in find_files_below(path, "rollout-*.jsonl*"):
-                if name := _FILE_NAME.fullmatch(file.name):
-                    threads[name["thread"]].append(file)
+                if name_match := _FILE_NAME.fullmatch(file.name):
+                    threads[name_match["thread"]].append(file)
         except PermissionError as error:
             first_error = error
         for thread, files in threads.items():
@@ -104,39 +100,39 @@ class Codex(TranscriptReader):
         if first_error is not None:
             raise first_error
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
         """Read a thread. Raises OSError."""
-        reading = _ThreadReading(transcript)
+        builder = _ThreadBuilder(transcript)
         for path in file.paths:
-            reading.begin_file()
+            builder.begin_file()
             for line, record in _read_lines(path):
-                reading.add(record, line)
-        reading.finish(file.paths)
-        if reading.fork_base is not None:
-            copies = self._read_copies(file.paths[0], *reading.fork_base)
+                builder.add(record, line)
+        builder.finish(file.paths)
+        if builder.fork_base is not None:
+            copies = self._read_copies(file.paths[0], *builder.fork_base)
             if copies:
-                transcript.source["forked_after"] = copies[-1].identity
-            if is_complete:
+                transcript.facts["forked_after"] = copies[-1].identity
+            if include_copies:
                 transcript.messages = copies + transcript.messages
 
     def _read_copies(
         self, path: Path, parent_thread: str, end_ordinal: int
     ) -> list[TranscriptMessage]:
-        """Return the messages of a fork's parent before the fork; empty if they are unreadable."""
+        """Return the parent's messages before the fork; empty if the parent cannot be read."""
         folder = next((p for p in path.parents if p.name == "sessions"), path.parent)
         copies: list[TranscriptMessage] = []
         with suppress(OSError, NotASession, StopIteration):
             parent = next(find_files_below(folder, f"rollout-*{parent_thread}.jsonl*"))
             for message in self.read(self.file_at(parent_thread, parent)).messages:
                 if (ordinal := _ordinal_of(message)) is not None and ordinal < end_ordinal:
-                    message.message = without_usage(message.message, copied=True)
+                    message.body = without_usage(message.body, copied=True)
                     copies.append(message)
         return copies
 
 
 def _ordinal_of(message: TranscriptMessage) -> int | None:
     """Return the number of the record from which a message was made."""
-    ordinal = message.message[record_field(PROGRAM)].get("ordinal")
+    ordinal = message.body[record_field_name(PROGRAM)].get("ordinal")
     return ordinal if isinstance(ordinal, int) else None
 
 
@@ -153,8 +149,8 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
         yield from parse_lines(io.BufferedReader(stream))
 
 
-class _ThreadReading:
-    """The messages and facts of one thread, collected record by record."""
+class _ThreadBuilder:
+    """Builder of a transcript: collects messages and facts of one thread, record by record."""
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
@@ -208,7 +204,7 @@ class _ThreadReading:
                 self._add_item({"type": "response_item", "payload": record}, record, line)
             case kind:
                 name = kind or record.get("record_type")
-                self._transcript.leave_out(as_text(name) or "unknown", len(line))
+                self._transcript.count_left_out(as_text(name) or "unknown", len(line))
 
     def _add_meta(self, payload: dict[str, Any]) -> None:
         if self._has_own_meta:
@@ -225,7 +221,7 @@ class _ThreadReading:
         if history_base.get("thread_id") != payload.get("id"):
             self.fork_base = as_text(history_base.get("thread_id")), end_ordinal
             return
-        # This file follows a revert. Hide the messages of the earlier file from `end_ordinal` on.
+        # This file follows a revert, which removed the records with `end_ordinal` and above.
         for message in self._transcript.messages:
             if (ordinal := _ordinal_of(message)) is not None and ordinal >= end_ordinal:
                 message.hidden = True
@@ -237,25 +233,23 @@ class _ThreadReading:
     def _add_item(self, record: dict[str, Any], payload: dict[str, Any], line: bytes) -> None:
         body = message_of(payload)
         if body is None:
-            self._transcript.leave_out(as_text(payload.get("type")), len(line))
+            self._transcript.count_left_out(as_text(payload.get("type")), len(line))
             return
         identity = identity_of_item(payload, record.get("timestamp"))
         if identity in self._identities:
             return
         self._identities.add(identity)
-        kind = _kind_of_item(record, payload)
-        draft: Draft = body, {"kind": kind}
-        if body["role"] == "assistant":
-            draft[1]["model"] = self._model
+        kind, at = _kind_of_item(record, payload), record.get("timestamp")
+        notes = {"kind": kind, "model": self._model if body["role"] == "assistant" else ""}
         [message] = self._transcript.add_record(
-            identity, [draft], record, at=record.get("timestamp"), hidden=kind == "summary"
+            identity, [(body, notes)], record, at=at, hidden=kind == "summary"
         )
         if body["role"] == "assistant":
             self._uncounted_answers.append(message)
         elif body["role"] == "tool":
             call_id = as_text(payload.get("call_id"))
             self._results[call_id] = message
-            _annotate_result(message.message, self._finished_items.get(call_id, {}))
+            _annotate_result(message.body, self._finished_items.get(call_id, {}))
 
     def _add_event(self, payload: dict[str, Any], line: bytes) -> None:
         match payload.get("type"):
@@ -264,14 +258,14 @@ class _ThreadReading:
                 if isinstance(item.get("id"), str):
                     self._finished_items[item["id"]] = item
                     if result := self._results.get(item["id"]):
-                        _annotate_result(result.message, item)
+                        _annotate_result(result.body, item)
             case "token_count" if not self._has_usage_records:
                 info = as_dict(payload.get("info"))
-                total = as_dict(info.get("total_token_usage"))
-                self._add_usage(as_dict(info.get("last_token_usage")), digest_of_json(total))
+                total_usage = as_dict(info.get("total_token_usage"))
+                self._add_usage(as_dict(info.get("last_token_usage")), digest_of_json(total_usage))
             case "thread_rolled_back":
                 self._roll_back(payload.get("num_turns"))
-        self._transcript.leave_out(f"event_msg:{as_text(payload.get('type'))}", len(line))
+        self._transcript.count_left_out(f"event_msg:{as_text(payload.get('type'))}", len(line))
 
     def _add_usage(self, usage: dict[str, Any], response: str) -> None:
         """Add the usage of a response to its last item, and the id of the response to all items."""
@@ -284,20 +278,20 @@ class _ThreadReading:
             cached=usage.get("cached_input_tokens", 0),
         )
         if counts and self._uncounted_answers:
-            self._uncounted_answers[-1].message[NOTES]["usage"] = counts
+            self._uncounted_answers[-1].body[NOTES]["usage"] = counts
             for message in self._uncounted_answers:
-                message.message[NOTES][RESPONSE] = response
+                message.body[NOTES][RESPONSE] = response
         self._uncounted_answers = []
 
-    def _roll_back(self, turns: Any) -> None:
+    def _roll_back(self, turn_count: Any) -> None:
         """Hide the messages of the last turns, including the prompts."""
-        turns_left = turns if isinstance(turns, int) else 0
+        turns_left = turn_count if isinstance(turn_count, int) else 0
         for message in reversed(self._transcript.messages):
             if turns_left <= 0:
                 return
             if not message.hidden:
                 message.hidden = True
-                body = message.message
+                body = message.body
                 turns_left -= body["role"] == "user" and KIND not in body[NOTES]
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
@@ -316,7 +310,7 @@ class _ThreadReading:
         parent_id = meta.get("parent_thread_id") or spawn.get("parent_thread_id")
         fork_id = meta.get("forked_from_id")
         transcript.finish(
-            _find_name_in_index(paths[0], transcript.key)
+            _find_thread_name(paths[0], transcript.key)
             or _IMAGE_TAG.sub("", transcript.first_prompt()),
             folders=list(self._folders),
             branches=[git["branch"]] if isinstance(git.get("branch"), str) else [],
@@ -330,15 +324,14 @@ class _ThreadReading:
 
 
 def _annotate_result(body: dict[str, Any], item: Mapping[str, Any]) -> None:
-    """Add to a tool result whether the tool failed, and the duration, as far as known."""
+    """Add `failed` and `seconds` to the annotations of a tool result, if they are known."""
     text = as_text(body["content"])
     status: Any = item.get("exit_code")
     if status is None:
         if match := _EXIT_CODE.search(text[:300]):
             status = int(match[1])
         elif text.startswith("{"):
-            output = as_dict(parse_json(text))
-            status = as_dict(output.get("metadata")).get("exit_code")
+            status = as_dict(as_dict(parse_json(text)).get("metadata")).get("exit_code")
     if (isinstance(status, int) and status != 0) or item.get("status") in ("failed", "errored"):
         body[NOTES]["failed"] = True
     duration = as_dict(item.get("duration"))
@@ -350,8 +343,8 @@ def _annotate_result(body: dict[str, Any], item: Mapping[str, Any]) -> None:
 
 def identity_of_item(payload: Mapping[str, Any], timestamp: Any) -> str:
     """Return an identity of the item that stays the same when Codex rewrites its file."""
-    if isinstance(payload.get("id"), str) and payload["id"]:
-        return str(payload["id"])
+    if item_id := as_text(payload.get("id")):
+        return item_id
     if isinstance(payload.get("call_id"), str):
         return f"{payload['call_id']}:{payload.get('type')}"
     content = omit(payload, "id", "internal_chat_message_metadata_passthrough")
@@ -360,23 +353,23 @@ def identity_of_item(payload: Mapping[str, Any], timestamp: Any) -> str:
 
 def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the message of an item; None if items of this type are not imported."""
-    kind = as_text(payload.get("type"))
-    if kind == "message" and isinstance(payload.get("role"), str):
+    item_type = as_text(payload.get("type"))
+    if item_type == "message" and isinstance(payload.get("role"), str):
         role = "system" if payload["role"] == "developer" else payload["role"]
         return {"role": role, "content": _convert_parts(payload.get("content"))}
-    if kind == "reasoning":
+    if item_type == "reasoning":
         texts = [as_text(as_dict(part).get("text")) for part in as_list(payload.get("summary"))]
         return {"role": "assistant", "content": None, "reasoning_content": "\n\n".join(texts)}
-    if kind in _CALL_TYPES:
-        arguments = payload.get(_CALL_TYPES[kind])
+    if item_type in _CALL_TYPES:
+        arguments = payload.get(_CALL_TYPES[item_type])
         # Free text, for example a patch, is not JSON. So the text becomes the argument `input`.
-        call_arguments = {"input": arguments} if kind == "custom_tool_call" else arguments
+        call_arguments = {"input": arguments} if item_type == "custom_tool_call" else arguments
         names = as_text(payload.get("namespace")), as_text(payload.get("name"))
-        name = ".".join(filter(None, names)) or kind.removesuffix("_call")
+        name = ".".join(filter(None, names)) or item_type.removesuffix("_call")
         call_id = as_text(payload.get("call_id")) or payload.get("id")
         call = make_tool_call(call_id, name, call_arguments)
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if kind.endswith("_output") and "output" in payload:
+        return make_message("assistant", None, calls=[call])
+    if item_type.endswith("_output") and "output" in payload:
         return make_tool_result(payload.get("call_id"), _convert_parts(payload["output"]))
     return None
 
@@ -399,7 +392,7 @@ def _convert_part(part: Any) -> Any:
 
 
 def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a message that neither the user nor the model wrote."""
+    """Return the kind of an item that neither the user nor the model wrote; else None."""
     if as_dict(record.get("metadata")).get("compaction_output") is True:
         return "summary"
     if payload.get("type") != "message" or payload.get("role") not in ("user", "developer"):
@@ -408,19 +401,19 @@ def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind
     if text.startswith("<turn_aborted>"):
         return "interruption"
     passthrough = as_dict(payload.get("internal_chat_message_metadata_passthrough"))
-    kinds = passthrough.get("content_item_kinds")
-    if isinstance(kinds, list) and "user.text" in kinds:
+    kinds = as_list(passthrough.get("content_item_kinds"))
+    if "user.text" in kinds:
         return None
     is_injected = payload["role"] == "developer" or text.startswith(_INJECTED_PREFIXES)
-    return "injected" if is_injected or (isinstance(kinds, list) and kinds) else None
+    return "injected" if is_injected or kinds else None
 
 
-def _find_name_in_index(path: Path, key: str) -> str:
+def _find_thread_name(path: Path, key: str) -> str:
     """Return the name that the user gave the thread, from `session_index.jsonl`."""
     files = (folder / "session_index.jsonl" for folder in path.parents)
-    index = next(filter(Path.is_file, files), None)
+    index_file = next(filter(Path.is_file, files), None)
     name = ""
-    for _, entry in () if index is None else read_json_lines(index):
+    for _, entry in () if index_file is None else read_json_lines(index_file):
         if f"{PROGRAM}:{as_dict(entry).get('id')}" == key:
             name = as_text(entry.get("thread_name")) or name
     return name

@@ -1,4 +1,8 @@
-"""Programs that keep all conversations in one SQLite database."""
+"""Reader of programs that keep all conversations in one SQLite database.
+
+This is a separate module, because `sqlite3` is slow to import and the hook of Claude Code does not
+need it.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -26,19 +30,19 @@ class DatabaseReader(TranscriptReader):
             return
         with SQLiteFile(path, may_copy=self.may_copy) as file, file.connect() as connection:
             ids = self.list_ids(connection)
-        for item in ids:
-            yield self.file_at(item, path, item=item)
+        for id_ in ids:
+            yield self.file_at(id_, path, conversation_id=id_)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
         """Add the messages of a conversation. Raises NotASession, OSError."""
         path = file.paths[0]
         with SQLiteFile(path, may_copy=self.may_copy) as opened, opened.connect() as connection:
-            self.convert(connection, file.item, transcript)
+            self.convert(connection, file.conversation_id, transcript)
 
     @abstractmethod
     def list_ids(self, connection: Connection) -> list[str]:
         """Return the ids of the conversations."""
 
     @abstractmethod
-    def convert(self, connection: Connection, item: str, transcript: Transcript) -> None:
+    def convert(self, connection: Connection, conversation_id: str, transcript: Transcript) -> None:
         """Add the conversation with this id to an empty transcript."""

@@ -8,7 +8,8 @@ Each imported message keeps the rows from which it was made, by table. The rows 
 - columns that are NULL, and the spaces of JSON in `payload`
 - definitions of tools and schemas; the rows have their ids and names
 - aliases of fragments, and the tables of llm's search
-- rows of `responses` that repeat messages of a thread, if it continues an old conversation
+- rows of `responses` that repeat messages of a thread, if the thread continues an old
+  conversation
 """
 
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from stenolog.transfer.importers.chat_format import image_part, text_part
 from stenolog.transfer.importers.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.database_reader import DatabaseReader
 from stenolog.transfer.transcripts.transcript import (
@@ -26,13 +28,12 @@ from stenolog.transfer.transcripts.transcript import (
     as_dict,
     as_list,
     as_text,
-    image_part,
     keep_record,
     make_content,
+    make_message,
     make_tool_call,
     make_tool_result,
     parse_json,
-    text_part,
     usage_counts,
 )
 
@@ -49,30 +50,30 @@ class LLMLogs(DatabaseReader):
 
     def default_folder(self) -> Path | None:
         """Return llm's database, if it exists."""
-        user_path = os.environ.get("LLM_USER_PATH")
         is_mac = sys.platform == "darwin"
         config = Path.home() / ("Library/Application Support" if is_mac else ".config")
-        path = (Path(user_path) if user_path else config / "io.datasette.llm") / self.file_name
+        folder = Path(os.environ.get("LLM_USER_PATH") or config / "io.datasette.llm")
+        path = folder / self.file_name
         return path if path.is_file() else None
 
     def list_ids(self, connection: Connection) -> list[str]:
         """Return the ids of the threads and conversations."""
         database = _Database(connection)
-        rows = (*database.rows("threads"), *database.rows("conversations"))
+        rows = (*database.find("threads"), *database.find("conversations"))
         return list(dict.fromkeys(row["id"] for row in rows))
 
-    def convert(self, connection: Connection, item: str, transcript: Transcript) -> None:
+    def convert(self, connection: Connection, conversation_id: str, transcript: Transcript) -> None:
         """Add the thread or conversation with this id to an empty transcript."""
         database = _Database(connection)
-        conversations = database.rows("conversations", "id", item)
-        threads = database.rows("threads", "id", item)
+        conversations = database.find("conversations", "id", conversation_id)
+        threads = database.find("threads", "id", conversation_id)
         conversation_rows = [("conversations", row) for row in conversations]
         parent_id = ""
         if threads:
             _read_thread(database, threads[0], conversation_rows, transcript)
             parent_id = as_text(threads[0].get("forked_from"))
         else:
-            _read_conversation(database, item, conversation_rows, transcript)
+            _read_conversation(database, conversation_id, conversation_rows, transcript)
         # The name of an old conversation is better than the name of the thread.
         names = (as_text(row["name"]) for row in (*conversations, *threads))
         forked_from = f"{self.program}:{parent_id}" if parent_id else ""
@@ -87,7 +88,7 @@ class _Database:
         tables = fetch_dicts(connection, "SELECT name FROM sqlite_master WHERE type='table'")
         self._tables = {row["name"] for row in tables}
 
-    def rows(self, table: str, column: str = "1", value: Any = 1, order: str = "id") -> list[_Row]:
+    def find(self, table: str, column: str = "1", value: Any = 1, order: str = "id") -> list[_Row]:
         """Return the rows of a table that have this value in a column; by default all rows.
 
         Raises NotASession.
@@ -97,23 +98,27 @@ class _Database:
         sql = f"SELECT * FROM {table} WHERE {column}=? ORDER BY {order}"  # noqa: S608
         return fetch_dicts(self._connection, sql, value)
 
-    def linked_rows(self, links: str, column: str, value: Any, table: str) -> list[_TableRow]:
-        """Return the rows of `table` that the table `links` links to a value, and the link rows."""
+    def find_linked(self, link_table: str, column: str, value: Any) -> list[_TableRow]:
+        """Return the rows of `link_table` with this value, each followed by its linked row.
+
+        The name of a link table ends with the name of the table that its rows link to.
+        """
+        table = link_table.partition("_")[2]
         all_rows: list[_TableRow] = []
-        for link in self.rows(links, column, value, '"order"'):
-            all_rows.append((links, link))
-            target = link[f"{table.removesuffix('s')}_id"]
-            all_rows += [(table, row) for row in self.rows(table, "id", target)]
+        for link in self.find(link_table, column, value, '"order"'):
+            all_rows.append((link_table, link))
+            target_id = link[f"{table.removesuffix('s')}_id"]
+            all_rows += [(table, row) for row in self.find(table, "id", target_id)]
         return all_rows
 
-    def attachment_part(self, row: _Row) -> dict[str, Any]:
-        """Return an attachment as a part of the chat format. The content in `row` becomes a URL."""
+    def make_attachment_part(self, row: _Row) -> dict[str, Any]:
+        """Return an attachment as a part of a message, and put its data URL into `row`."""
         sql = "SELECT content FROM attachments WHERE id=?"
         [content] = self._connection.execute(sql, (row["id"],)).fetchone()
-        kind, url = as_text(row["type"]), as_text(row["url"])
+        mime_type, url = as_text(row["type"]), as_text(row["url"])
         if content:
-            row["content"] = url = f"data:{kind};base64,{b64encode(content).decode()}"
-        if url and kind.startswith("image/"):
+            row["content"] = url = f"data:{mime_type};base64,{b64encode(content).decode()}"
+        if url and mime_type.startswith("image/"):
             return image_part(url)
         if content:
             return {"type": "file", "file": {"file_data": url, "filename": row["id"]}}
@@ -124,18 +129,21 @@ class _Database:
 
 
 def _read_thread(
-    database: _Database, thread: _Row, old_rows: Sequence[_TableRow], transcript: Transcript
+    database: _Database,
+    thread: _Row,
+    conversation_rows: Sequence[_TableRow],
+    transcript: Transcript,
 ) -> None:
     message_by_hash: dict[str, _Row] = {}
     message_hash = thread["tip_message_hash"]
     while isinstance(message_hash, str) and message_hash not in message_by_hash:
-        message_rows = database.rows("messages", "hash", message_hash, "hash")
+        message_rows = database.find("messages", "hash", message_hash, "hash")
         if not message_rows:
             break
         message_by_hash[message_hash] = message_rows[0]
         message_hash = message_rows[0]["parent_hash"]
     messages = list(message_by_hash.values())[::-1]
-    turns = database.rows("turns", "thread_id", thread["id"], "datetime_utc, id")
+    turns = database.find("turns", "thread_id", thread["id"], "datetime_utc, id")
     turn_by_tip = {turn["tip_message_hash"]: turn for turn in turns}
     times: dict[str, Any] = {}
     at: Any = None
@@ -148,39 +156,38 @@ def _read_thread(
         shared_rows: list[_TableRow] = [("messages", message)]
         if turn:
             shared_rows.append(("turns", turn))
-            fragments = database.linked_rows("turn_fragments", "turn_id", turn["id"], "fragments")
-            shared_rows += fragments
+            shared_rows += database.find_linked("turn_fragments", "turn_id", turn["id"])
         if position == len(messages) - 1:
-            shared_rows += [*old_rows, ("threads", thread)]
+            shared_rows += [*conversation_rows, ("threads", thread)]
         identity = f"{message['hash']}:{position}"
         for number, (body, rows) in enumerate(_make_messages(database, message)):
             is_answer = turn and message["role"] == "assistant"
             notes = _answer_notes(turn) if is_answer else {}
             if body["role"] == "tool" and _parse_payload(rows[0][1]).get("exception"):
                 notes["failed"] = True
-            name = f"{identity}#{number}" if number else identity
+            message_identity = f"{identity}#{number}" if number else identity
             rows = [*shared_rows, *rows]
-            _add_message(transcript, name, body, times[message["hash"]], notes, rows)
+            _add_message(transcript, message_identity, body, times[message["hash"]], notes, rows)
             shared_rows = []
 
 
 def _make_messages(
     database: _Database, message: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], list[_TableRow]]]:
-    """Yield each tool result as a message, then the message itself, each with its table rows."""
+    """Yield each tool result as a message, then the rest as a message, each with its rows."""
     contents: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     rows: list[_TableRow] = []
-    for part in database.rows("parts", "message_hash", message["hash"], "position"):
+    for part in database.find("parts", "message_hash", message["hash"], "position"):
         payload = _parse_payload(part)
         if part["type"] == "tool_result":
             result = make_tool_result(payload.get("tool_call_id"), payload.get("output", ""))
             yield {**result, "name": as_text(payload.get("name"))}, [("parts", part)]
             continue
         rows.append(("parts", part))
-        rows += database.linked_rows("part_fragments", "part_id", part["id"], "fragments")
-        rows += database.linked_rows("part_attachments", "part_id", part["id"], "attachments")
+        rows += database.find_linked("part_fragments", "part_id", part["id"])
+        rows += database.find_linked("part_attachments", "part_id", part["id"])
         match part["type"]:
             case "tool_call":
                 call_id, name = payload.get("tool_call_id"), payload.get("name")
@@ -188,36 +195,31 @@ def _make_messages(
             case "reasoning":
                 thoughts.append(as_text(part["text"]))
             case "text":
-                text = part["text"] if part["text"] is not None else _join_pieces(database, payload)
+                text = part["text"]
+                text = _text_of_pieces(database, payload) if text is None else text
                 contents.append(text_part(text))
             case kind:
                 attachment = as_dict(payload.get("attachment")).get("id")
-                attachments = database.rows("attachments", "id", attachment)
+                attachments = database.find("attachments", "id", attachment)
                 rows += [("attachments", row) for row in attachments]
-                contents += [database.attachment_part(row) for row in attachments] or [
-                    {"type": kind, **payload}
-                ]
+                parts = [database.make_attachment_part(row) for row in attachments]
+                contents += parts or [{"type": kind, **payload}]
     if contents or thoughts or calls:
-        body: dict[str, Any] = {"role": message["role"], "content": make_content(contents)}
-        if thoughts:
-            body["reasoning_content"] = "\n\n".join(thoughts)
-        if calls:
-            body["tool_calls"] = calls
-        yield body, rows
+        yield make_message(message["role"], make_content(contents), thoughts, calls), rows
 
 
 def _parse_payload(part: Mapping[str, Any]) -> dict[str, Any]:
     return as_dict(parse_json(as_text(part["payload"]) or "null"))
 
 
-def _join_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
+def _text_of_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
     """Return a text that is stored as a sequence of fragments and literal texts."""
     pieces = []
     for fields in map(as_dict, as_list(payload.get("text_ref"))):
         if "literal" in fields:
             pieces.append(as_text(fields["literal"]))
         else:
-            fragments = database.rows("fragments", "id", fields.get("fragment"))
+            fragments = database.find("fragments", "id", fields.get("fragment"))
             pieces += [as_text(row["content"]) for row in fragments]
     return "".join(pieces)
 
@@ -226,16 +228,19 @@ def _join_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
 
 
 def _read_conversation(
-    database: _Database, item: str, conversation_rows: Sequence[_TableRow], transcript: Transcript
+    database: _Database,
+    conversation_id: str,
+    conversation_rows: Sequence[_TableRow],
+    transcript: Transcript,
 ) -> None:
     system_prompt = ""
     call_ids: list[str] = []
-    responses = database.rows("responses", "conversation_id", item, "datetime_utc, id")
+    responses = database.find("responses", "conversation_id", conversation_id, "datetime_utc, id")
     for response in responses:
         id_, at = response["id"], response["datetime_utc"]
         response_row = dict(response)
         rows: list[_TableRow] = [("responses", response_row)]
-        fragments = database.linked_rows("system_fragments", "response_id", id_, "fragments")
+        fragments = database.find_linked("system_fragments", "response_id", id_)
         text = _join_fragments("\n\n", fragments, response["system"])
         if text and text != system_prompt:
             system_prompt = text
@@ -244,7 +249,7 @@ def _read_conversation(
             _add_message(transcript, f"{id_}:system", body, at, {}, fragments)
         else:
             rows += fragments
-        results = database.rows("tool_results", "response_id", id_)
+        results = database.find("tool_results", "response_id", id_)
         for number, result in enumerate(results):
             # Results without an id belong to the calls of the previous answer, in order.
             call_id = call_ids[number] if number < len(call_ids) else f"{id_}:{number}"
@@ -254,27 +259,26 @@ def _read_conversation(
             notes = {"failed": bool(as_text(result.get("exception")))}
             result_rows = [("tool_results", result)]
             _add_message(transcript, f"{id_}:result{number}", body, at, notes, result_rows)
-        sources = database.linked_rows("prompt_fragments", "response_id", id_, "fragments")
-        text = _join_fragments("\n", sources, response["prompt"])
-        files = database.linked_rows("prompt_attachments", "response_id", id_, "attachments")
-        parts = [database.attachment_part(row) for table, row in files if table == "attachments"]
+        prompt_rows = database.find_linked("prompt_fragments", "response_id", id_)
+        text = _join_fragments("\n", prompt_rows, response["prompt"])
+        prompt_rows += database.find_linked("prompt_attachments", "response_id", id_)
+        attachments = [row for table, row in prompt_rows if table == "attachments"]
+        parts = [database.make_attachment_part(row) for row in attachments]
         if text or parts or not results:
-            sources += [*files, ("responses", {"id": id_, "prompt": response_row.pop("prompt")})]
+            prompt_rows.append(("responses", {"id": id_, "prompt": response_row.pop("prompt")}))
             content = [text_part(text), *parts] if parts else text
             body = {"role": "user", "content": content}
-            _add_message(transcript, f"{id_}:prompt", body, at, {}, sources)
-        calls = database.rows("tool_calls", "response_id", id_)
+            _add_message(transcript, f"{id_}:prompt", body, at, {}, prompt_rows)
+        calls = database.find("tool_calls", "response_id", id_)
         call_ids = [
             as_text(call["tool_call_id"]) or f"{id_}:{number}" for number, call in enumerate(calls)
         ]
-        body = {"role": "assistant", "content": as_text(response["response"])}
-        if as_text(response.get("reasoning")):
-            body["reasoning_content"] = response["reasoning"]
-        if calls:
-            body["tool_calls"] = [
-                make_tool_call(call_id, call["name"], as_text(call["arguments"]) or "{}")
-                for call_id, call in zip(call_ids, calls, strict=True)
-            ]
+        thoughts = list(filter(None, [as_text(response.get("reasoning"))]))
+        tool_calls = [
+            make_tool_call(call_id, call["name"], as_text(call["arguments"]) or "{}")
+            for call_id, call in zip(call_ids, calls, strict=True)
+        ]
+        body = make_message("assistant", as_text(response["response"]), thoughts, tool_calls)
         rows += [("tool_calls", call) for call in calls]
         if response is responses[-1]:
             rows += conversation_rows

@@ -11,19 +11,20 @@ from sqlite3 import Connection
 from typing import Any, Final
 
 from stenolog.stores.json_file import NotASession
+from stenolog.transfer.importers.chat_format import image_part, text_part
 from stenolog.transfer.importers.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.database_reader import DatabaseReader
 from stenolog.transfer.transcripts.transcript import (
+    Draft,
     Transcript,
     as_dict,
     as_text,
-    image_part,
     keep_record,
+    make_message,
     make_tool_call,
     make_tool_result,
     parse_json,
     sum_counts,
-    text_part,
     usage_counts,
 )
 
@@ -31,7 +32,7 @@ _DEFAULT_TITLE: Final = "New session - "
 _MESSAGES_SQL: Final = "SELECT * FROM message WHERE session_id=? ORDER BY time_created, id"
 _PARTS_SQL: Final = "SELECT * FROM part WHERE message_id=? ORDER BY id"
 
-_Draft = tuple[str, dict[str, Any], dict[str, Any], Any]
+_PartDraft = tuple[str, dict[str, Any], dict[str, Any], Any]
 """Identity, message, annotations and time."""
 
 
@@ -44,28 +45,25 @@ class OpenCode(DatabaseReader):
 
     def default_folder(self) -> Path | None:
         """Return the database, if it exists."""
-        data_home = os.environ.get("XDG_DATA_HOME")
-        folder = Path(data_home) if data_home else Path.home() / ".local" / "share"
-        path = folder / "opencode" / self.file_name
+        data_home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        path = data_home / "opencode" / self.file_name
         return path if path.is_file() else None
 
     def list_ids(self, connection: Connection) -> list[str]:
         """Return the ids of the sessions."""
         return [row["id"] for row in fetch_dicts(connection, "SELECT id FROM session ORDER BY id")]
 
-    def convert(self, connection: Connection, item: str, transcript: Transcript) -> None:
+    def convert(self, connection: Connection, conversation_id: str, transcript: Transcript) -> None:
         """Add the session with this id to an empty transcript. Raises NotASession."""
-        rows = fetch_dicts(connection, "SELECT * FROM session WHERE id=?", item)
+        rows = fetch_dicts(connection, "SELECT * FROM session WHERE id=?", conversation_id)
         if not rows:
-            raise NotASession(f"it no longer has the session {item}")
+            raise NotASession(f"it no longer has the session {conversation_id}")
         session = rows[0]
         reverted_from = as_text(_parse_object(session.get("revert")).get("messageID"))
-        for row in fetch_dicts(connection, _MESSAGES_SQL, item):
-            drafts = self._message_drafts(
-                row, fetch_dicts(connection, _PARTS_SQL, row["id"]), transcript
-            )
-            for identity, body, notes, at in drafts:
-                is_hidden = bool(reverted_from) and row["id"] >= reverted_from
+        for row in fetch_dicts(connection, _MESSAGES_SQL, conversation_id):
+            parts = fetch_dicts(connection, _PARTS_SQL, row["id"])
+            is_hidden = bool(reverted_from) and row["id"] >= reverted_from
+            for identity, body, notes, at in self._convert_message(row, parts, transcript):
                 transcript.add(identity, body, at=at, hidden=is_hidden, **notes)
         title = as_text(session.get("title"))
         parent = as_text(session.get("parent_id"))
@@ -78,20 +76,20 @@ class OpenCode(DatabaseReader):
             parent={"key": f"{self.program}:{parent}"} if parent else None,
         )
 
-    def _message_drafts(
+    def _convert_message(
         self, row: dict[str, Any], parts: list[dict[str, Any]], transcript: Transcript
-    ) -> list[_Draft]:
-        """Return a draft for each part of a message that has content."""
+    ) -> list[_PartDraft]:
+        """Return the drafts of all parts of a message. A part without content has no draft."""
         message = _parse_object(row["data"])
         role = as_text(message.get("role")) or "assistant"
         answer_notes = {"model": as_text(message.get("modelID")), "response": row["id"]}
-        drafts: list[_Draft] = []
+        drafts: list[_PartDraft] = []
         for part_row in parts:
             part = _parse_object(part_row["data"])
-            notes = answer_notes if role == "assistant" else {}
-            part_drafts = list(_part_drafts(part_row, role, part, notes))
+            notes = dict(answer_notes) if role == "assistant" else {}
+            part_drafts = list(_convert_part(part_row, role, part, notes))
             if not part_drafts:
-                transcript.leave_out(as_text(part.get("type")), len(as_text(part_row["data"])))
+                transcript.count_left_out(as_text(part.get("type")), len(as_text(part_row["data"])))
                 continue
             # The first part also keeps the record of the message to which all parts belong.
             record = {"part": part} if drafts else {"part": part, "message": message}
@@ -108,32 +106,29 @@ def _parse_object(text: Any) -> dict[str, Any]:
     return as_dict(parse_json(as_text(text) or "null"))
 
 
-def _part_drafts(
+def _convert_part(
     row: dict[str, Any], role: str, part: dict[str, Any], notes: dict[str, Any]
-) -> Iterator[_Draft]:
+) -> Iterator[_PartDraft]:
     part_id, at, text = row["id"], row["time_created"], as_text(part.get("text"))
     match part.get("type"):
         case "text":
-            yield part_id, {"role": role, "content": text}, dict(notes), at
+            yield part_id, {"role": role, "content": text}, notes, at
         case "reasoning":
-            body: dict[str, Any] = {"role": role, "content": None, "reasoning_content": text}
-            yield part_id, body, dict(notes), at
+            body = {"role": role, "content": None, "reasoning_content": text}
+            yield part_id, body, notes, at
         case "file":
-            yield part_id, {"role": role, "content": [_file_part(part)]}, dict(notes), at
+            yield part_id, {"role": role, "content": [_file_part(part)]}, notes, at
         case "tool":
             state = as_dict(part.get("state"))
             call = make_tool_call(part.get("callID"), part.get("tool"), state.get("input", {}))
-            body = {"role": "assistant", "content": None, "tool_calls": [call]}
-            yield f"{part_id}:call", body, dict(notes), at
+            yield f"{part_id}:call", make_message("assistant", None, calls=[call]), notes, at
             if state.get("status") in ("completed", "error"):
                 time = as_dict(state.get("time"))
                 result, result_notes = _tool_result(part.get("callID"), state, time)
                 yield f"{part_id}:result", result, result_notes, time.get("end") or at
 
 
-def _tool_result(
-    call_id: Any, state: Mapping[str, Any], time: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tool_result(call_id: Any, state: Mapping[str, Any], time: Mapping[str, Any]) -> Draft:
     """Return the result of a finished call, and its annotations."""
     is_error = state["status"] == "error"
     exit_code = as_dict(state.get("metadata")).get("exit")

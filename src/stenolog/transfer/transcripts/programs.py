@@ -11,14 +11,11 @@ from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers import sqlite_file
 from stenolog.transfer.importers.sqlite_file import SQLiteFile
 from stenolog.transfer.transcripts import aider
-from stenolog.transfer.transcripts.aider import Aider
-from stenolog.transfer.transcripts.chatgpt import ChatGPT
-from stenolog.transfer.transcripts.claude_ai import ClaudeAI
+from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
-from stenolog.transfer.transcripts.open_webui import OpenWebUI
 from stenolog.transfer.transcripts.opencode import OpenCode
 from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, read_json_lines
 
@@ -31,14 +28,14 @@ PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "opencode": OpenCode,
     "claude-ai": ClaudeAI,
     "open-webui": OpenWebUI,
-    "aider": Aider,
+    "aider": aider.Aider,
 }
 """The class that reads the transcripts of each program, by program name."""
 MAX_TRIES: Final = 20
-"""Maximum number of lines or files that are tried to recognize a program."""
+"""Maximum number of lines or files that are examined to recognize a program."""
 
 
-def usual_place(program: str) -> Path | None:
+def find_transcripts_path(program: str) -> Path | None:
     """Return the path of a program's transcripts, even if unreadable; None if missing."""
     try:
         return PROGRAMS[program]().default_folder()

@@ -7,8 +7,6 @@ identity, by which a later import recognizes stored messages.
 """
 
 import os
-import re
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,51 +17,47 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
-from stenolog.catalog.message_metadata import FIELD, RESPONSE
+from stenolog.catalog.message_metadata import FIELD, IDENTITY, RESPONSE
 from stenolog.stores.json_file import NotASession
 
 Kind = Literal["injected", "command", "interruption", "notification", "summary"]
-"""Kind of a message with role `user` that the user did not write. It is not a prompt.
+"""Kind of a message with role `user` that is not a prompt, because the user did not write it.
 
 injected: text that the program added. command: a command of the program, or its output.
 interruption: the user stopped the answer. notification: a background task ended. summary: written
 by a compaction.
 """
-IDENTITY: Final = "id"
-"""Name of the identity in the `stenolog` field of a stored message."""
 KIND: Final = "kind"
 MAX_TITLE_CHARS: Final = 80
-EXPORT_FILES: Final = r"conversations(-\d+)?\.json"
-MAX_EXPORT_BYTES: Final = 2 * 1024**3
-"""Maximum size in bytes of a file in a zip, because a small zip may expand to any size."""
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""
 _REFERENCE_KEY: Final = "$text"
-"""In a stored record, an object with only this key refers to a value of its messages."""
+"""In a stored record, an object with only this key refers to a value of the messages."""
 _MIN_REF_CHARS: Final = 40
 """Minimum number of characters of a text that is replaced by a reference."""
 _MAX_SEARCH_PASSES: Final = 4
-"""Maximum number of times that the texts of messages are searched, to bound the run time."""
+"""Maximum number of searches through all texts of the messages, to bound the run time."""
 _MIN_SEARCHED_CHARS: Final = 200
-"""Minimum number of characters of a text that is searched in longer texts."""
+"""Minimum number of characters of a text that is looked up inside longer texts."""
 _SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
-_SHORT_TYPES: Final = frozenset({int, float, bool, type(None)})
+_SCALAR_TYPES: Final = frozenset({int, float, bool, type(None)})
 _decode_json: Final = msgspec.json.Decoder().decode
 _to_json: Final = JSONEncoder(ensure_ascii=False).encode
 
 Draft = tuple[dict[str, Any], dict[str, Any]]
-"""A message in the chat format, and its annotations: arguments of `annotate`."""
+"""A message in the chat format, and its annotations: keyword arguments of `Transcript.add`."""
 
 
 class TranscriptMessage(Struct, kw_only=True):
     """A message of a transcript."""
 
     identity: str
-    """Identifier of the message in its session. It stays the same if the file is rewritten."""
-    message: dict[str, Any]
+    """Identifier of the message in its session; unchanged if the file is rewritten."""
+    body: dict[str, Any]
+    """The message in the chat format."""
     at: datetime | None = None
     hidden: bool = False
     """Whether the model no longer sees the message: abandoned, or replaced by a summary."""
@@ -79,7 +73,7 @@ class TranscriptFile(Struct, frozen=True, kw_only=True):
     size: int
     modified: int
     """Time of the last change, in nanoseconds."""
-    item: str = ""
+    conversation_id: str = ""
     """Identifier of the conversation in a file that holds several conversations."""
 
 
@@ -89,7 +83,7 @@ class Transcript(Struct, kw_only=True):
     program: str
     key: str
     title: str = ""
-    source: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     """Facts about the session: working directory, branch, models, versions, parent, cost."""
     summary: str = ""
     messages: list[TranscriptMessage] = field(default_factory=list)
@@ -102,57 +96,62 @@ class Transcript(Struct, kw_only=True):
         identity: str,
         body: dict[str, Any],
         *,
-        at: Any = None,
+        at: Any,
         hidden: bool = False,
-        **notes: Any,
+        kind: Kind | None = None,
+        model: str = "",
+        usage: Mapping[str, int] | None = None,
+        response: str = "",
+        seconds: float | None = None,
+        failed: bool = False,
     ) -> TranscriptMessage:
-        """Add a message. `at` is its time in any form. `notes` are arguments of `annotate`."""
-        message = annotate(body, identity, **notes)
-        transcript_message = TranscriptMessage(
-            identity=identity, message=message, at=parse_time(at), hidden=hidden
+        """Add a message with the fields that stenolog reads: identity, model, usage, failure.
+
+        `at` is a time in any form that `parse_time` reads. `response` is the id of the response to
+        which the message belongs. The usage of a response counts once, for all its messages.
+        """
+        annotations = {IDENTITY: identity, KIND: kind, "model": model, "usage": usage}
+        notes = non_empty({**annotations, "failed": failed, RESPONSE: response})
+        if seconds is not None:
+            notes["seconds"] = round(seconds, 3)
+        message = TranscriptMessage(
+            identity=identity, body={**body, FIELD: notes}, at=parse_time(at), hidden=hidden
         )
-        self.messages.append(transcript_message)
-        return transcript_message
+        self.messages.append(message)
+        return message
 
     def add_record(
-        self,
-        name: str,
-        drafts: Sequence[Draft],
-        record: Any,
-        *,
-        at: Any = None,
-        hidden: bool = False,
+        self, identity: str, drafts: Sequence[Draft], record: Any, *, at: Any, hidden: bool
     ) -> list[TranscriptMessage]:
-        """Add the messages of a record. The first message has the identity `name`.
-
-        The first message also keeps the record.
-        """
-        name = name or digest_identity(record)
+        """Add the messages of a record. The first message gets this identity and the record."""
+        identity = identity or digest_identity(record)
         keep_record([body for body, _ in drafts], self.program, record)
         return [
-            self.add(f"{name}#{number}" if number else name, body, at=at, hidden=hidden, **notes)
+            self.add(
+                f"{identity}#{number}" if number else identity, body, at=at, hidden=hidden, **notes
+            )
             for number, (body, notes) in enumerate(drafts)
         ]
 
     def finish(self, title: str | None = None, **facts: Any) -> None:
         """Set the title, by default the first prompt, and the known facts."""
-        model_names = (message.message[FIELD].get("model") for message in self.messages)
+        model_names = (message.body[FIELD].get("model") for message in self.messages)
         models = list(dict.fromkeys(filter(None, model_names)))
         self.title = one_line(self.first_prompt() if title is None else title)
-        self.source |= non_empty({"program": self.program, "models": models, **facts})
+        self.facts |= non_empty({"program": self.program, "models": models, **facts})
 
     def first_prompt(self) -> str:
         """Return the text of the first message that the user wrote."""
-        bodies = (body.message for body in self.messages)
+        bodies = (message.body for message in self.messages)
         prompts = (body for body in bodies if body["role"] == "user" and KIND not in body[FIELD])
         return next(filter(None, (text_of_parts(body["content"]) for body in prompts)), "")
 
-    def leave_out(self, kind: str, size: int) -> None:
+    def count_left_out(self, kind: str, size: int) -> None:
         """Count a record that is not imported."""
         self.left_out[kind] = self.left_out.get(kind, 0) + size
 
     def add_problem(self, text: str) -> None:
-        """Report content that could not be read."""
+        """Add a sentence about content that could not be read."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(text)
         elif len(self.problems) == MAX_PROBLEMS:
@@ -168,7 +167,7 @@ class TranscriptReader(ABC):
     program: str
 
     def default_folder(self) -> Path | None:
-        """Return the place where the program keeps its transcripts; None if it does not exist."""
+        """Return the folder or file of the program's transcripts; None if it is missing."""
         return None
 
     @abstractmethod
@@ -178,18 +177,18 @@ class TranscriptReader(ABC):
         Raises OSError, NotASession.
         """
 
-    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:
+    def read(self, file: TranscriptFile, *, include_copies: bool = True) -> Transcript:
         """Read a transcript. Raises OSError, NotASession.
 
         Messages that the program copied from another session, for example for a fork, are marked as
         copies. The usage of a copy counts for the other session, which `forked_from` names.
-        `forked_after` is the identity of the last copied message. With `is_complete=False` copies
-        are left out.
+        `forked_after` is the identity of the last copied message. `include_copies=False` leaves
+        copies out.
         """
         transcript = Transcript(program=self.program, key=file.key)
-        transcript.source["path"] = str(file.paths[-1])
+        transcript.facts["path"] = str(file.paths[-1])
         try:
-            self.fill(transcript, file, is_complete=is_complete)
+            self.fill(transcript, file, include_copies=include_copies)
         except (OSError, NotASession):
             raise
         except _SHAPE_ERRORS as error:
@@ -199,100 +198,30 @@ class TranscriptReader(ABC):
         return transcript
 
     @abstractmethod
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
         """Add messages, title and facts of a file to an empty transcript."""
 
-    def file_at(self, session: str, *paths: Path, item: str = "") -> TranscriptFile:
-        """Return the transcript of a session in these files. Raises OSError."""
+    def file_at(self, session_id: str, *paths: Path, conversation_id: str = "") -> TranscriptFile:
+        """Describe the transcript of a session in these files. Raises OSError."""
         statuses = [path.stat() for path in paths]
         # A database may have new rows in its WAL file before the database file changes.
         wal_files = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
         statuses += [log.stat() for log in wal_files if log.exists()]
         return TranscriptFile(
             program=self.program,
-            key=f"{self.program}:{session}",
+            key=f"{self.program}:{session_id}",
             paths=paths,
             size=sum(entry.st_size for entry in statuses),
             modified=max(entry.st_mtime_ns for entry in statuses),
-            item=item,
+            conversation_id=conversation_id,
         )
 
 
-class ExportReader(TranscriptReader):
-    """Reader of a program's exports: JSON arrays of conversations, in files or in a zip.
-
-    The file that was read last is kept in memory, so that its conversations are parsed only once.
-    """
-
-    id_fields: tuple[str, ...]
-    """Fields that may hold the id of a conversation."""
-    folder_files: str = EXPORT_FILES
-    """Pattern of the names of an export's files in a folder."""
-    required_bytes: bytes = b""
-    """Bytes that every conversation of the program contains."""
-
-    def __init__(self) -> None:
-        self._last_read: tuple[Path, int, dict[str, Raw]] | None = None
-
-    @abstractmethod
-    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:
-        """Add a conversation of the export at this path to an empty transcript."""
-
-    def find(self, path: Path) -> Iterator[TranscriptFile]:
-        """Yield the conversations of an export. Raises OSError."""
-        files = [path]
-        if path.is_dir():
-            files = [p for p in path.iterdir() if re.fullmatch(self.folder_files, p.name)]
-        for file in filter(os.path.isfile, sorted(files)):
-            for item, raw in self._conversations(file).items():
-                if self.required_bytes in bytes(raw):
-                    yield self.file_at(item, file, item=item)
-
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, is_complete: bool) -> None:  # noqa: ARG002
-        """Add the messages of a conversation, if it is still in the file. Raises OSError."""
-        path = file.paths[0]
-        raw = self._conversations(path).get(file.item, Raw(b"{}"))
-        self.convert(as_dict(parse_json(bytes(raw))), path, transcript)
-
-    def _conversations(self, path: Path) -> dict[str, Raw]:
-        """Return the conversations of a file by their ids, not yet decoded. Raises OSError."""
-        modified = path.stat().st_mtime_ns
-        if self._last_read is None or self._last_read[:2] != (path, modified):
-            raw_by_id: dict[str, Raw] = {}
-            for content in _read_export(path):
-                try:
-                    conversations = msgspec.json.decode(content, type=list[Raw])
-                except msgspec.DecodeError:
-                    continue  # not an export of this kind
-                for raw in conversations:
-                    fields = as_dict(parse_json(bytes(raw)))
-                    ids = (as_text(fields.get(name)) for name in self.id_fields)
-                    if item := next(filter(None, ids), ""):
-                        raw_by_id[item] = raw
-            self._last_read = path, modified, raw_by_id
-        return self._last_read[2]
-
-
-def _read_export(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file, or of the files with conversations in a zip."""
-    if not zipfile.is_zipfile(path):
-        yield path.read_bytes()
-        return
-    with zipfile.ZipFile(path) as archive:
-        for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
-            name = info.filename.rpartition("/")[2]
-            if not re.fullmatch(EXPORT_FILES, name) or info.filename.startswith("__MACOSX"):
-                continue
-            if info.file_size > MAX_EXPORT_BYTES:
-                raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
-            yield archive.read(info)
-
-
 def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files below a folder in order, without pipes, devices and broken links.
+    """Yield the files below a folder whose names match the pattern, in order.
 
-    Reading a pipe, for example, may never end. Links to folders are not followed. Raises
-    PermissionError at the end if a folder cannot be read.
+    Pipes, devices and broken links are skipped, because reading a pipe may never end. Links to
+    folders are not followed. Raises PermissionError at the end if a folder cannot be read.
     """
     errors: list[PermissionError] = []
     yield from _list_files_below(folder, pattern, errors)
@@ -329,34 +258,6 @@ def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
 
 
 # --- messages ------------------------------------------------------------------------------------
-
-
-def annotate(
-    message: dict[str, Any],
-    identity: str,
-    *,
-    kind: Kind | None = None,
-    model: str = "",
-    usage: Mapping[str, int] | None = None,
-    response: str = "",
-    seconds: float | None = None,
-    failed: bool = False,
-) -> dict[str, Any]:
-    """Return the message with the fields that stenolog reads: identity, model, usage, failure.
-
-    `response` identifies the response that the message is a part of. The usage of a response counts
-    once and covers all its messages.
-    """
-    annotations = {IDENTITY: identity, KIND: kind, "model": model, "usage": usage, "failed": failed}
-    notes = non_empty({**annotations, RESPONSE: response})
-    if seconds is not None:
-        notes["seconds"] = round(seconds, 3)
-    return {**message, FIELD: notes}
-
-
-def identity_of(body: Mapping[str, Any]) -> str | None:
-    """Return the identity of a stored message, or None if it was not imported from a transcript."""
-    return as_text(as_dict(body.get(FIELD)).get(IDENTITY)) or None
 
 
 def usage_counts(*, prompt: Any, answer: Any, cached: Any = 0) -> dict[str, int]:
@@ -397,6 +298,18 @@ def one_line(text: str) -> str:
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1].rstrip() + "…"
 
 
+def make_message(
+    role: str, content: Any, thoughts: Sequence[str] = (), calls: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return a message in the chat format. Empty thoughts and calls are left out."""
+    body: dict[str, Any] = {"role": role, "content": content}
+    if thoughts:
+        body["reasoning_content"] = "\n\n".join(thoughts)
+    if calls:
+        body["tool_calls"] = list(calls)
+    return body
+
+
 def make_tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call in the chat format. Arguments that are not text become JSON."""
     text = arguments if isinstance(arguments, str) else _to_json(arguments)
@@ -407,16 +320,6 @@ def make_tool_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
 def make_tool_result(call_id: Any, content: Any) -> dict[str, Any]:
     """Return the result of a tool in the chat format."""
     return {"role": "tool", "tool_call_id": as_text(call_id), "content": content}
-
-
-def image_part(url: str) -> dict[str, Any]:
-    """Return an image as a part of a message's content."""
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a part of a message's content."""
-    return {"type": "text", "text": text}
 
 
 def make_content(parts: Sequence[Any]) -> Any:
@@ -448,7 +351,7 @@ def branch_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
 # --- records -------------------------------------------------------------------------------------
 
 
-def record_field(program: str) -> str:
+def record_field_name(program: str) -> str:
     """Return the name of the field of a message that holds a record of this program."""
     return program.replace("-", "_")
 
@@ -462,13 +365,13 @@ def keep_record(messages: Sequence[dict[str, Any]], program: str, record: Any) -
         stored_record = _KnownValues(messages).add_references(record)
     except RecursionError:
         stored_record = record  # nested too deeply
-    messages[0][record_field(program)] = stored_record
+    messages[0][record_field_name(program)] = stored_record
 
 
 def restore_record(messages: Sequence[Mapping[str, Any]], program: str) -> Any:
     """Return the record from which these messages were made."""
     values = [value for message in messages for value in _values_of(message)]
-    return _resolve_references(messages[0][record_field(program)], values)
+    return _resolve_references(messages[0][record_field_name(program)], values)
 
 
 def _values_of(message: Mapping[str, Any]) -> Iterator[Any]:
@@ -493,7 +396,7 @@ class _KnownValues:
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self._values = [value for message in messages for value in _values_of(message)]
         self._text_indexes = {
-            value: number for number, value in enumerate(self._values) if isinstance(value, str)
+            value: index for index, value in enumerate(self._values) if isinstance(value, str)
         }
         """Index of each text in the values."""
         self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
@@ -511,7 +414,7 @@ class _KnownValues:
                     return {_REFERENCE_KEY: [self._text_indexes[text]]}
             fields = {
                 name: item
-                if (type(item) is str and len(item) < _MIN_REF_CHARS) or type(item) in _SHORT_TYPES
+                if (type(item) is str and len(item) < _MIN_REF_CHARS) or type(item) in _SCALAR_TYPES
                 else self.add_references(item)
                 for name, item in value.items()
             }
@@ -528,13 +431,13 @@ class _KnownValues:
         if text in self._text_indexes:
             return {_REFERENCE_KEY: [self._text_indexes[text], 0, len(text)]}
         if len(text) >= _MIN_SEARCHED_CHARS:
-            for known_text, number in self._text_indexes.items():
+            for known_text, index in self._text_indexes.items():
                 is_longer = len(known_text) > len(text)
                 self._characters_left -= len(known_text) if is_longer else 1
                 if self._characters_left < 0:
                     break
                 if is_longer and (start := known_text.find(text)) >= 0:
-                    return {_REFERENCE_KEY: [number, start, start + len(text)]}
+                    return {_REFERENCE_KEY: [index, start, start + len(text)]}
         return text
 
 
@@ -543,8 +446,8 @@ def _resolve_references(value: Any, values: Sequence[Any]) -> Any:
     if isinstance(value, dict):
         target = value[_REFERENCE_KEY] if value.keys() == {_REFERENCE_KEY} else value
         if isinstance(target, list):
-            number, *span = target
-            return values[number][slice(*span)] if span else parse_json(values[number])
+            index, *span = target
+            return values[index][slice(*span)] if span else parse_json(values[index])
         return {name: _resolve_references(item, values) for name, item in target.items()}
     if isinstance(value, list):
         return [_resolve_references(item, values) for item in value]
@@ -607,11 +510,6 @@ def as_list(value: Any) -> list[Any]:
 def as_text(value: Any) -> str:
     """Return the value if it is a text, else an empty text."""
     return value if isinstance(value, str) else ""
-
-
-def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the fields except those with these names."""
-    return {name: value for name, value in fields.items() if name not in names}
 
 
 def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct, field
 
-from stenolog.catalog.message_metadata import response_of, usage_of, without_usage
+from stenolog.catalog.message_metadata import identity_of, response_of, usage_of, without_usage
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage, SessionExists
 from stenolog.records import Message, timestamp
@@ -27,13 +27,19 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptReader,
     as_dict,
     digest_of_json,
-    identity_of,
 )
 
 META_FIELD: Final = "transcript"
 """Meta field of an imported session: facts about the session, and size and time of its file."""
 LEASE_SECONDS: Final = 60.0
-_BODY_FIELDS: Final = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+_CONTENT_FIELDS: Final = (
+    "role",
+    "content",
+    "reasoning_content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+)
 """Fields with the content of a message."""
 MAX_BATCH_MESSAGES: Final = 500
 """Maximum number of messages in one append."""
@@ -61,10 +67,10 @@ def import_transcript(
     reader: TranscriptReader, file: TranscriptFile, store: Store
 ) -> TranscriptReport:
     """Import a transcript, or its new messages. Raises OSError and the errors of the store."""
-    run = TranscriptImport(reader, store)
-    run.add(file)
-    run.flush()
-    return run.reports[0]
+    transcript_import = TranscriptImport(reader, store)
+    transcript_import.add(file)
+    transcript_import.flush()
+    return transcript_import.reports[0]
 
 
 class TranscriptImport:
@@ -93,15 +99,14 @@ class TranscriptImport:
             self.flush()
         info = find_info(self._store, file.key)
         earlier_files = self._previewed_files.get(file.key, [])
+        is_unchanged = info is not None and _is_same_file(info.meta, file)
         if earlier_files:
             last_file = earlier_files[-1]
             is_unchanged = (last_file.size, last_file.modified) == (file.size, file.modified)
-        else:
-            is_unchanged = info is not None and _is_same_file(info.meta, file)
         if is_unchanged:
             self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
-        transcript = self._reader.read(file, is_complete=False)
+        transcript = self._reader.read(file, include_copies=False)
         report = TranscriptReport(
             key=file.key,
             messages=len(transcript.messages),
@@ -109,8 +114,8 @@ class TranscriptImport:
             problems=transcript.problems,
         )
         if self._dry_run:
-            earlier = [(self._reader.read(f, is_complete=False), f) for f in earlier_files]
-            _update_session(self._store, transcript, file, report, dry_run=True, earlier=earlier)
+            earlier = [(self._reader.read(f, include_copies=False), f) for f in earlier_files]
+            _update_session(self._store, transcript, file, report, earlier, dry_run=True)
             if transcript.messages or info is not None:
                 self._previewed_files[file.key] = [*earlier_files, file]
         elif info is not None:
@@ -118,23 +123,22 @@ class TranscriptImport:
             with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
                 _update_session(lease.store, transcript, file, report)
         elif transcript.messages and isinstance(self._store, SnapshotStore):
-            self._add_new(transcript, file, report)
+            self._add_to_batch(transcript, file, report)
             return
         elif transcript.messages:
             _update_session(self._store, transcript, file, report)
         self.reports.append(report)
 
-    def _add_new(
+    def _add_to_batch(
         self, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
     ) -> None:
-        """Add a session that the store does not have to the next batch."""
+        """Add a new session to the next batch."""
         problems, uid = report.problems, token_hex(8)
-        snapshot, messages = snapshot_of(transcript, file, uid=uid, problems=problems)
+        snapshot, messages = make_snapshot(transcript, file, uid=uid, problems=problems)
         report.added = len(messages)
         self._pending.append((file, report, snapshot, messages))
         self._pending_bytes += sum(len(message.to_json()) for message in messages)
-        is_full = len(self._pending) >= MAX_BATCH_SESSIONS
-        if is_full or self._pending_bytes >= MAX_BATCH_BYTES:
+        if len(self._pending) >= MAX_BATCH_SESSIONS or self._pending_bytes >= MAX_BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -160,19 +164,19 @@ def _update_session(
     transcript: Transcript,
     file: TranscriptFile,
     report: TranscriptReport,
+    earlier_transcripts: Sequence[tuple[Transcript, TranscriptFile]] = (),
     *,
     dry_run: bool = False,
-    earlier: Sequence[tuple[Transcript, TranscriptFile]] = (),
 ) -> None:
     """Add new messages to a session, and hide messages that are no longer visible.
 
-    `earlier`: other files of the session that the same dry run has read.
+    `earlier_transcripts` are other files of the session, which the same dry run has read.
     """
     info = find_info(store, file.key)
     stored = _StoredMessages(store, file.key, exists=info is not None, dry_run=dry_run)
-    for earlier_transcript, earlier_file in earlier:
-        stored.append(stored.new_messages(earlier_transcript), earlier_file, [])
-    new_messages = stored.new_messages(transcript)
+    for earlier_transcript, earlier_file in earlier_transcripts:
+        stored.append(stored.find_new_messages(earlier_transcript), earlier_file, [])
+    new_messages = stored.find_new_messages(transcript)
     changed_ids = {message.identity for message in new_messages if message.identity in stored.seqs}
     stored_count = stored.append(new_messages, file, report.problems)
     report.changed = len(changed_ids)
@@ -197,10 +201,10 @@ def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
     return facts.get("size") == file.size and facts.get("modified") == file.modified
 
 
-def snapshot_of(
-    transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str] | None = None
+def make_snapshot(
+    transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str]
 ) -> tuple[Snapshot, list[Message]]:
-    """Return a transcript as a complete session. A message that cannot be stored is a problem."""
+    """Return a transcript as a complete session. Rejected messages are added to `problems`."""
     times = [None if m.at is None else timestamp(m.at) for m in transcript.messages]
     known_times = [at for at in times if at is not None]
     last_change = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
@@ -209,10 +213,9 @@ def snapshot_of(
     hidden_seqs: list[int] = []
     for message, time in zip(transcript.messages, times, strict=True):
         try:
-            payload = encode_object(message.message)
+            payload = encode_object(message.body)
         except RefusedMessage as error:
-            if problems is not None:
-                problems.append(f"message {message.identity} cannot be stored: {error}")
+            problems.append(f"message {message.identity} cannot be stored: {error}")
             continue
         at = time or at
         messages.append(Message(seq=len(messages) + 1, _at=at, _body=Raw(payload)))
@@ -226,7 +229,7 @@ def snapshot_of(
         updated=max(known_times, default=at),
         last_seq=len(messages),
         floor=floor,
-        hidden=spans.union((seq, seq) for seq in hidden_seqs if seq > floor),
+        hidden=spans.from_seqs(seq for seq in hidden_seqs if seq > floor),
         number=1,
         summary=transcript.summary,
         meta=_make_meta(transcript, file, {}),
@@ -235,7 +238,7 @@ def snapshot_of(
 
 
 class _StoredMessages:
-    """The messages of a session in the store. With `dry_run`, nothing is stored."""
+    """The messages of a session in the store. With `dry_run`, `append` stores nothing."""
 
     def __init__(self, store: Store, key: str, *, exists: bool, dry_run: bool) -> None:
         self._store = store
@@ -246,9 +249,9 @@ class _StoredMessages:
         self._digests: dict[str, str] = {}
         self._older_seqs: set[int] = set()
         self._last_seq = 0
-        self.visible: set[int] = set()
+        self.visible_seqs: set[int] = set()
         self.has_own_messages = False
-        """Whether the session was continued in stenolog. If True, an import hides nothing."""
+        """Whether the session was continued in stenolog. Then only older versions are hidden."""
         self._counted_responses: set[str] = set()
         if exists:
             for message in store.get_history(key, full=True):
@@ -261,7 +264,7 @@ class _StoredMessages:
                 self._record_message(identity, message.seq, content_digest(body))
                 if usage_of(body) is not None:
                     self._counted_responses.add(response_of(body))
-            self.visible = {message.seq for message in store.get_history(key)}
+            self.visible_seqs = {message.seq for message in store.get_history(key)}
 
     def _record_message(self, identity: str, seq: int, digest: str) -> None:
         if identity in self.seqs:
@@ -269,20 +272,20 @@ class _StoredMessages:
         self.seqs[identity] = seq
         self._digests[identity] = digest
 
-    def new_messages(self, transcript: Transcript) -> list[TranscriptMessage]:
+    def find_new_messages(self, transcript: Transcript) -> list[TranscriptMessage]:
         """Return the messages that are not stored, or stored with another content."""
         return [
             message
             for message in transcript.messages
-            if self._digests.get(message.identity) != content_digest(message.message)
+            if self._digests.get(message.identity) != content_digest(message.body)
         ]
 
     def hide_older_versions(self) -> None:
         """Hide the messages that a newer version replaced."""
-        older_seqs = self._older_seqs & self.visible
-        for first, last in spans.union((seq, seq) for seq in older_seqs):
+        older_seqs = self._older_seqs & self.visible_seqs
+        for first, last in spans.from_seqs(older_seqs):
             self._store.hide(self._key, first, last)
-        self.visible -= older_seqs
+        self.visible_seqs -= older_seqs
 
     def append(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
@@ -300,7 +303,7 @@ class _StoredMessages:
                 seqs = self._store.add_messages(self._key, bodies, once=once, at=times)
             for (message, body, _), seq in zip(batch, seqs, strict=True):
                 self._record_message(message.identity, seq, content_digest(body))
-                self.visible.add(seq)
+                self.visible_seqs.add(seq)
             self._last_seq = max(seqs)
             stored_count += len(batch)
         return stored_count
@@ -315,7 +318,7 @@ class _StoredMessages:
         at = next((message.at for message in messages if message.at is not None), at)
         for message in messages:
             at = message.at or at
-            body = self._without_counted_usage(message.message)
+            body = self._without_counted_usage(message.body)
             try:
                 size += len(encode_object(body))
             except RefusedMessage as error:
@@ -329,7 +332,7 @@ class _StoredMessages:
             yield batch
 
     def _without_counted_usage(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the message without its usage if an earlier message of the response has it."""
+        """Return the message, without its usage if the usage of the response is already stored."""
         response = response_of(body)
         if not response or usage_of(body) is None:
             return body
@@ -345,31 +348,33 @@ def content_digest(body: Mapping[str, Any]) -> str:
     Fields of the program and of stenolog are left out, because a program that rewrites its file may
     add fields to records whose messages stay the same.
     """
-    return digest_of_json({name: body[name] for name in _BODY_FIELDS if body.get(name) is not None})
+    content = {name: body[name] for name in _CONTENT_FIELDS if body.get(name) is not None}
+    return digest_of_json(content)
 
 
 def _apply_visibility(
     store: Store, stored: _StoredMessages, transcript: Transcript, summary: str
 ) -> None:
     """Hide messages that the program's model no longer sees, and store the program's summary."""
-    seqs = stored.seqs
+    seqs, visible_seqs = stored.seqs, stored.visible_seqs
     hidden_ids = (message.identity for message in transcript.messages if message.hidden)
-    seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & stored.visible
+    seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & visible_seqs
     if transcript.summary and transcript.summary != summary:
-        first = min(stored.visible - seqs_to_hide, default=max(stored.visible, default=0) + 1)
-        if first > 1:
-            store.checkpoint(transcript.key, summary=transcript.summary, upto=first - 1)
-            seqs_to_hide = {seq for seq in seqs_to_hide if seq >= first}
+        next_seq = max(visible_seqs, default=0) + 1
+        first_visible = min(visible_seqs - seqs_to_hide, default=next_seq)
+        if first_visible > 1:
+            store.checkpoint(transcript.key, summary=transcript.summary, upto=first_visible - 1)
+            seqs_to_hide = {seq for seq in seqs_to_hide if seq >= first_visible}
         else:
             store.set_summary(transcript.key, transcript.summary)
-    for first, last in spans.union((seq, seq) for seq in seqs_to_hide):
+    for first, last in spans.from_seqs(seqs_to_hide):
         store.hide(transcript.key, first, last)
 
 
 def _make_meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
     """Return the meta fields of the session. A title that the user gave in stenolog stays."""
     old_facts = as_dict(meta.get(META_FIELD))
-    facts = {**transcript.source, "size": file.size, "modified": file.modified}
+    facts = {**transcript.facts, "size": file.size, "modified": file.modified}
     fields: dict[str, Any] = {}
     if transcript.title:
         facts["title"] = transcript.title

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
-from stenolog.gateway.viewer.inspector_page import BAR_WIDTH, divide_system_tokens, inspect
+from stenolog.gateway.viewer.inspector_page import (
+    BAR_WIDTH,
+    divide_system_tokens,
+    load_inspector_page,
+)
 from stenolog.testing.scripted_model import ScriptedModel
 from support.tool_samples import SECRET
 
@@ -45,7 +49,7 @@ def test_parts_add_up_to_the_request_and_the_budget(
         ]
         store.add_messages(_KEY, bodies)
         store.checkpoint(_KEY, summary=summary, upto=4)
-        found = inspect(agent, _KEY)
+        found = load_inspector_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
     assert found.left_out > 0
@@ -85,7 +89,7 @@ def test_secrets_are_covered_in_every_part_of_the_request(tmp_path: Path) -> Non
             ],
         )
         agent.store.checkpoint(_KEY, summary=f"They talked about {SECRET}.", upto=0)
-        found = inspect(agent, _KEY)
+        found = load_inspector_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
     assert found.recalled
@@ -102,6 +106,6 @@ def test_secrets_are_covered_in_every_part_of_the_request(tmp_path: Path) -> Non
 def test_parts_of_the_system_message_are_complete(
     head: int, system: int, memory: int, summary: bool
 ) -> None:
-    parts = divide_system_tokens(head, system=system, memory=memory, summary=summary)
+    parts = divide_system_tokens(head, system=system, memory=memory, has_summary=summary)
     assert sum(parts.values()) == head
     assert min(parts.values()) >= 0

@@ -19,7 +19,7 @@ import pytest
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
-from stenolog.gateway.viewer import conversation_navigation
+from stenolog.gateway.viewer import conversation_page
 from stenolog.gateway.viewer.pages import CONTENT_SECURITY_POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -399,7 +399,7 @@ def test_search_in_a_session_stops_at_its_time_limit(
         assert whole["complete"]
         # A clock on which each message takes four seconds.
         ticks = count(0.0, 4.0)
-        monkeypatch.setattr(conversation_navigation, "monotonic", lambda: next(ticks))
+        monkeypatch.setattr(conversation_page, "monotonic", lambda: next(ticks))
         found = client.get("/s/drawn/find", params={"q": "x"}).json()
         assert not found["complete"]
 

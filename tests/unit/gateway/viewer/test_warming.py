@@ -22,7 +22,7 @@ assert {"pygments.lexers.python", "pygments.lexers.sql"} <= set(sys.modules)
 
 _LIST_FIRST = """
 import sys, threading
-import stenolog.cli.agents, stenolog.cli.view, stenolog.gateway.daemon
+import stenolog.cli.agents, stenolog.cli.serve, stenolog.gateway.daemon
 from stenolog.gateway.viewer.routes import viewer_routes
 viewer_routes(list_first=True)
 slow = {"markdown_it", "nh3", "pygments", "httpx2", "importlib.metadata", "urllib.request"}

@@ -51,7 +51,7 @@ def test_p9_cached_state_of_written_sessions_is_bounded(fast_path: Path) -> None
         assert len(store.list_sessions()) == WRITTEN > open_logs._MAX_SYNCED_ENTRIES
         assert len(logs._open_logs) <= open_logs._MAX_OPEN_LOGS
         assert len(logs.synced_entries) <= open_logs._MAX_SYNCED_ENTRIES
-        assert sum(log.weight for log in logs._open_logs.values()) <= 100_000
+        assert sum(log.memory_bytes for log in logs._open_logs.values()) <= 100_000
         assert logs._locked_logs == {}
         assert logs.suspect_names == set()
         assert kinds[Log] <= open_logs._MAX_OPEN_LOGS

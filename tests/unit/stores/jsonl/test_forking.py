@@ -9,7 +9,7 @@ import pytest
 
 from stenolog import JSONLStore, NoSuchSession
 from stenolog.maintenance.workspace_check import examine
-from stenolog.records import Purged
+from stenolog.records import PurgeResult
 from stenolog.stores.jsonl import lifecycle
 
 KEY = "a"
@@ -160,15 +160,15 @@ def test_p9_fork_is_opened_by_reading_its_end(tmp_path: Path) -> None:
 def test_fork_does_not_copy_messages_purged_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
 ) -> None:
-    composed = lifecycle.forked_log
-    purged: list[Purged] = []
+    composed = lifecycle.compose_forked_log
+    purged: list[PurgeResult] = []
 
     def purge_just_then(*args: Any) -> bytes:
         if not purged:
             purged.append(other.purge("k", before=before))
         return composed(*args)
 
-    monkeypatch.setattr(lifecycle, "forked_log", purge_just_then)
+    monkeypatch.setattr(lifecycle, "compose_forked_log", purge_just_then)
     with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
         store.add_message("k", "user", "secret")
         store.add_message("k", "user", "known")

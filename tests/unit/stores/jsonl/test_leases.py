@@ -356,13 +356,13 @@ def test_store_of_a_lease_does_not_keep_the_lease_alive(store: JSONLStore) -> No
 def test_p9_append_through_a_lease_is_a_fast_append_with_one_lease_check(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check, looks = leases.JSONLLease.check, list[int]()
+    check, looks = leases.JSONLLease.check_held, list[int]()
 
     def counted(lease: leases.JSONLLease) -> None:
         looks.append(lease.epoch)
         check(lease)
 
-    monkeypatch.setattr(leases.JSONLLease, "check", counted)
+    monkeypatch.setattr(leases.JSONLLease, "check_held", counted)
     with store.lease(KEY, ttl=60) as lease:
         behind = lease.store
         assert behind.add_message(KEY, "user", "2", once="t") == 2

@@ -100,7 +100,9 @@ def test_p1_p4_append_continues_the_session_after_a_reader_failed(
         assert [message.seq for message in store.get_history(KEY)] == list(range(1, 22))
 
 
-@pytest.mark.parametrize("step", ["_apply_records", "_apply_scan", "_parse_before", "read_bytes"])
+@pytest.mark.parametrize(
+    "step", ["_apply_records", "_apply_scan", "_parse_earlier_bytes", "read_bytes"]
+)
 def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -148,7 +150,7 @@ def test_p4_session_created_after_the_check_is_not_replaced(
         read = next(n for n, label in enumerate(labels, 1) if label.endswith("pread"))
         with JSONLStore(fast_path) as store:
             # The key was free when it was checked, and a reader loads the log by now.
-            monkeypatch.setattr(store._lifecycle, "_check_free", lambda _: None)
+            monkeypatch.setattr(store._lifecycle, "_check_key_unused", lambda _: None)
             engine.scheduler = Scheduler(read)
             found, result = engine.scheduler.run(
                 lambda: store.get_history("new"), lambda: calls[call](store)
@@ -173,7 +175,7 @@ _GUARDED = {
     "has_state_record",
     "is_suspect",
     "keeps_messages",
-    "last_weight",
+    "last_memory_bytes",
     "lines_since_state",
     "loaded_offset",
     "messages",

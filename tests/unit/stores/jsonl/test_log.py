@@ -223,7 +223,7 @@ def test_p9_message_cache_stays_within_its_limit(tmp_path: Path) -> None:
         for _ in range(4):
             for session in range(30):
                 assert len(store.get_history(f"s{session}")) == 20
-        held = sum(log.weight for log in store._logs._open_logs.values())
+        held = sum(log.memory_bytes for log in store._logs._open_logs.values())
         assert held < 3 * 200_000
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stenolog import JSONLStore, NoSuchSession, StoreBusy
 from stenolog.errors import SessionDeleted
-from stenolog.memory.consolidation import Consolidation
+from stenolog.memory.consolidation import Consolidator
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.in_memory import InMemoryStore
@@ -105,7 +105,7 @@ def test_p4_consolidation_skips_no_remaining_turn_during_a_purge(
     reader, purger = stores
     notes = Notes(InMemoryStore())
     just_then(lambda: purger.purge(KEY, before=5))
-    Consolidation(reader, notes, None).run(KEY)
+    Consolidator(reader, notes, None).run(KEY)
     ends = [note.seqs[-1] for note in notes.list(Scope(who=KEY), kind="daily")]
     assert ends == [6, 8, 10, 12, 14, 16, 18, 20]
 

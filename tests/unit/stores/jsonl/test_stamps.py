@@ -30,7 +30,7 @@ def _look(store: JSONLStore) -> dict[str, str]:
     """Compute the stamps from every file."""
     found = {}
     for path in store.folder.glob("*.jsonl"):
-        key = file_names.key_of_log(path.name) or session_list._key_inside(
+        key = file_names.key_of_log(path.name) or session_list._key_in_file(
             store._directory, path.name
         )
         at = path.lstat()

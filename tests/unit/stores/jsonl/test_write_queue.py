@@ -105,7 +105,7 @@ class LockTakenLate:
 def test_p8_wait_for_a_gate_respects_the_timeout(tmp_path: Path, call: str) -> None:
     with JSONLStore(tmp_path, busy_timeout=0.05) as store:
         store.add_message("a", "user", "opens the log")
-        gate = store._queue._gate("a")
+        gate = store._queue._get_gate("a")
         real, gate.lock = gate.lock, cast("Any", LockTakenLate())
         told: list[object] = []
 
@@ -137,9 +137,9 @@ _MODULES = (write_queue, open_logs)
 
 
 class Caller(threading.Thread):
-    """A thread that makes one append, and its result."""
+    """A thread that makes one call, and the result of the call."""
 
-    def __init__(self, append: Callable[[], int], strike: Striking | None = None) -> None:
+    def __init__(self, append: Callable[[], int | None], strike: Striking | None = None) -> None:
         super().__init__()
         self.told: int | BaseException | None = None
         self._append, self._strike = append, strike
@@ -156,7 +156,7 @@ def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
     """Interrupt the leader of three callers; return the place, or "" if there was no interrupt."""
     key, strike = f"{number}", Striking(number, _MODULES)
     store.add_message(key, "user", "before")
-    gate = store._queue._gate(key)
+    gate = store._queue._get_gate(key)
     callers = [
         Caller(lambda: store.add_message(key, "user", "leader"), strike),
         Caller(lambda: store.add_message(key, "user", "second")),
@@ -227,3 +227,20 @@ def test_p7_p8_ctrl_c_anywhere_in_an_append_leaves_no_lock(fast_path: Path) -> N
             assert store.add_message(key, "user", "after") in (3, 4), strike.where
             struck.append(strike.where)
     assert {"try_fast_append", "fast_append"} == {where.partition(",")[0] for where in struck[:-1]}
+
+
+def test_p7_p8_ctrl_c_anywhere_in_a_change_leaves_no_lock(fast_path: Path) -> None:
+    struck = list[str]()
+    with JSONLStore(fast_path) as store:
+        while not struck or struck[-1]:
+            key, strike = f"{len(struck)}", Striking(len(struck) + 1, _MODULES)
+            store.add_message(key, "user", "before")
+            strike.armed.set()
+            caller = Caller(partial(store.set_summary, key, "x"), strike)
+            caller.start()
+            caller.join(SECONDS)
+            _check_free(fast_path, key)
+            assert store.get_summary(key) in ("", "x"), strike.where
+            store.set_summary(key, "after")
+            struck.append(strike.where)
+    assert {"run_exclusive", "_run_work"} <= {where.partition(",")[0] for where in struck}

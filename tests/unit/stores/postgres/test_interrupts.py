@@ -11,7 +11,8 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from stenolog import PostgresStore
-from stenolog.stores.postgres import connections, database, dialect, notifications, transactions
+from stenolog.stores.postgres import connections, database, notifications, transactions
+from stenolog.stores.postgres import store as postgres_store
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql import leases
 from stenolog.stores.sql import store as sql_store
@@ -22,8 +23,8 @@ PATIENCE: Final = 60.0
 _MODULES: Final = (
     connections,
     database,
-    dialect,
     notifications,
+    postgres_store,
     transactions,
     leases,
     sql_store,
@@ -169,7 +170,7 @@ def test_p8_waiting_for_a_connection_can_be_interrupted_anywhere(
 def test_p8_connection_interrupted_after_a_prepare_is_not_reused(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result_of = Transaction._result
+    result_of = Transaction._fetch_result
 
     def interrupt(transaction: Transaction, expected: ExecStatus) -> Any:
         result = result_of(transaction, expected)
@@ -181,7 +182,7 @@ def test_p8_connection_interrupted_after_a_prepare_is_not_reused(
 
     with PostgresStore(postgres_url, connections=1) as store:
         store.set_meta("a", title="A session that exists")
-        monkeypatch.setattr(Transaction, "_result", interrupt)
+        monkeypatch.setattr(Transaction, "_fetch_result", interrupt)
         with pytest.raises(KeyboardInterrupt):
             store.add_message("a", "user", "x")
         store.add_message("a", "user", "y")

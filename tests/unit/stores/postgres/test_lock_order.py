@@ -77,7 +77,7 @@ def test_p7_purge_during_a_writing_turn_causes_no_deadlock(postgres_url: str, na
             for thread in (purge, write):
                 thread.join(SECONDS)
                 assert not thread.is_alive()
-            assert [type(one).__name__ for one in purged] == ["Purged"]
+            assert [type(one).__name__ for one in purged] == ["PurgeResult"]
             assert [type(one) for one in written] == [LeaseLost]
             assert store.list_sessions() == []
     # The server updates its counters when a connection ends.

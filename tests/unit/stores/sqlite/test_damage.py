@@ -8,7 +8,8 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import connections, file_check, schema
+from stenolog.stores.sqlite import connections, file_check
+from stenolog.stores.sqlite.database_file import run_script
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 
@@ -46,7 +47,7 @@ def test_p3_a_damaged_message_hides_only_itself_and_is_reported(
         assert "steno doctor" in caplog.text
         info = store.info("a")
         assert (info.lost, info.damaged, info.visible, info.count, info.last_seq) == (1, 1, 5, 5, 6)
-        assert info.in_sight == ((1, 4), (6, 6))
+        assert info.visible_spans == ((1, 4), (6, 6))
         assert (store.info("b").lost, len(store.get_history("b"))) == (0, 1)
         assert store.add_message("a", "user", "word 7") == 7
         assert _texts(store) == [*intact, "word 7"]
@@ -83,7 +84,7 @@ def test_p3_p7_missing_message_is_counted_and_reported_once(
         assert [one.partition(",")[0] for one in reported] == ["messages 5 to 6", "message 8"]
         info = store.info("a")
         assert (info.lost, info.damaged, info.visible, info.count, info.last_seq) == (3, 3, 6, 6, 9)
-        assert info.in_sight == ((1, 4), (7, 7), (9, 9))
+        assert info.visible_spans == ((1, 4), (7, 7), (9, 9))
         assert [message.seq for message in store.follow("a", timeout=0)] == [1, 2, 3, 4, 7, 9]
 
 
@@ -172,7 +173,7 @@ def test_p13_messages_without_crc_are_read(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "old")
     connection = apsw.Connection(str(file))
-    schema.run_script(connection, "UPDATE message SET crc = NULL")
+    run_script(connection, "UPDATE message SET crc = NULL")
     connection.close()
     with SQLiteStore(file) as store:
         assert _texts(store) == ["old"]

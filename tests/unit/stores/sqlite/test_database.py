@@ -15,7 +15,8 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore, StoreBusy
-from stenolog.stores.sqlite import connections, dialect
+from stenolog.stores.sqlite import connections
+from stenolog.stores.sqlite import store as sqlite_store
 from stenolog.stores.sqlite.transactions import Transaction
 from support.reachable_objects import hanging_on
 
@@ -171,7 +172,7 @@ def test_p9_log_size_is_bounded_while_readers_overlap(
 def test_a_follower_is_woken_by_a_writer_of_this_process(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialect, "FOLLOW_POLL_SECONDS", 60.0)
+    monkeypatch.setattr(sqlite_store, "FOLLOW_POLL_SECONDS", 60.0)
     following = store.follow("a")
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.extend(m.content for m in islice(following, 2)))

@@ -7,7 +7,8 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore, StoreUnavailable
-from stenolog.stores.sqlite import file_check, schema
+from stenolog.stores.sqlite import file_check
+from stenolog.stores.sqlite.database_file import newest_version, run_script
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 
@@ -31,7 +32,7 @@ def used(file: Path) -> Path:
 
 def _spoil(file: Path, script: str) -> None:
     connection = apsw.Connection(str(file))
-    schema.run_script(connection, script)
+    run_script(connection, script)
     connection.close()
 
 
@@ -102,7 +103,7 @@ def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> Non
     theirs = tmp_path / "theirs.db"
     shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
     assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]
-    _spoil(used, f"PRAGMA user_version = {schema.newest_version() + 1}")
+    _spoil(used, f"PRAGMA user_version = {newest_version() + 1}")
     assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]
     with pytest.raises(StoreUnavailable):
         file_check.examine(tmp_path / "nothing.db")

@@ -18,7 +18,7 @@ from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, Store
 from stenolog.errors import StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.sql.leases import StoreLeases
-from stenolog.stores.sqlite import processes
+from stenolog.stores.sqlite import lease_holders
 from support.namespaces import in_namespace
 
 
@@ -381,7 +381,7 @@ def _is_free(store: SQLiteStore) -> bool:
 
 @pytest.fixture
 def _tells() -> None:
-    if processes.current_process() is None:
+    if lease_holders.current_process() is None:
         pytest.skip("NOT RUN: the start times of processes are unknown here")
 
 
@@ -431,7 +431,7 @@ def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
     os.close(ends)
     os.waitpid(pid, 0)
     assert not while_it_lived
-    assert _is_free(store) or processes.current_process() is None
+    assert _is_free(store) or lease_holders.current_process() is None
     for descriptor in (heard, says, reads):
         os.close(descriptor)
 

@@ -6,8 +6,14 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores.sqlite import schema
-from stenolog.stores.sqlite.database_file import APPLICATION_ID
+from stenolog.stores.sqlite.database_file import (
+    APPLICATION_ID,
+    create_compatibility_views,
+    migrations,
+    newest_version,
+    run_script,
+    view_scripts,
+)
 from stenolog.stores.sqlite.transactions import FURTHER_SQL, PARAMETER_COUNTS, SQL
 
 
@@ -24,19 +30,19 @@ def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
 def _made(*scripts: str) -> apsw.Connection:
     connection = apsw.Connection(":memory:")
     for script in scripts:
-        schema.run_script(connection, script)
+        run_script(connection, script)
     return connection
 
 
 def _old_database(file: Path, version: int) -> None:
     """Create a database as a stenolog of that schema left it."""
     connection = apsw.Connection(str(file))
-    for script in schema.migrations()[:version]:
-        schema.run_script(connection, script)
-    schema.run_script(connection, f"PRAGMA user_version = {version}")
-    schema.run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
-    schema.run_script(connection, "PRAGMA journal_mode = WAL")
-    schema.run_script(
+    for script in migrations()[:version]:
+        run_script(connection, script)
+    run_script(connection, f"PRAGMA user_version = {version}")
+    run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+    run_script(connection, "PRAGMA journal_mode = WAL")
+    run_script(
         connection,
         """
         INSERT INTO session VALUES
@@ -55,16 +61,16 @@ def _old_database(file: Path, version: int) -> None:
 def test_new_schema_equals_the_migrated_one(file: Path) -> None:
     SQLiteStore(file).close()
     fresh = apsw.Connection(str(file))
-    migrated = _made(*schema.migrations())
+    migrated = _made(*migrations())
     try:
         assert _tables(fresh) == _tables(migrated)
-        assert fresh.pragma("user_version") == schema.newest_version() == len(schema.migrations())
+        assert fresh.pragma("user_version") == newest_version() == len(migrations())
     finally:
         fresh.close()
         migrated.close()
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest_version()))
+@pytest.mark.parametrize("version", range(1, newest_version()))
 def test_p13_older_database_is_migrated_with_its_content(file: Path, version: int) -> None:
     _old_database(file, version)
     with SQLiteStore(file) as store:
@@ -73,16 +79,16 @@ def test_p13_older_database_is_migrated_with_its_content(file: Path, version: in
         with store.lease("a", ttl=10) as lease:
             assert not lease.lost
     connection = apsw.Connection(str(file))
-    fresh = _made(*schema.migrations())
+    fresh = _made(*migrations())
     try:
         assert _tables(connection) == _tables(fresh)
-        assert connection.pragma("user_version") == schema.newest_version()
+        assert connection.pragma("user_version") == newest_version()
     finally:
         connection.close()
         fresh.close()
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest_version()))
+@pytest.mark.parametrize("version", range(1, newest_version()))
 def test_p13_read_only_store_reads_an_older_database(file: Path, version: int) -> None:
     _old_database(file, version)
     before = file.read_bytes()
@@ -110,10 +116,10 @@ def test_p13_reader_sees_a_migration_by_a_writer(file: Path) -> None:
         assert not reading.database.is_outdated
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest_version()))
+@pytest.mark.parametrize("version", range(1, newest_version()))
 def test_views_of_older_tables_have_all_new_columns(version: int) -> None:
-    fresh, old = _made(*schema.migrations()), _made(*schema.migrations()[:version])
-    schema.show_as_newest(old, version)
+    fresh, old = _made(*migrations()), _made(*migrations()[:version])
+    create_compatibility_views(old, version)
     try:
         tables = [str(name) for kind, name, *_ in _tables(fresh) if kind == "table"]
         for table in tables:
@@ -128,13 +134,13 @@ def _columns(connection: apsw.Connection, table: str) -> list[str]:
 
 
 def test_each_migration_starts_with_its_reason() -> None:
-    for script in (*schema.migrations(), *schema.views().values()):
+    for script in (*migrations(), *view_scripts().values()):
         assert script.startswith("-- ")
 
 
 @pytest.mark.parametrize("name", SQL)
 def test_no_statement_needs_a_full_scan(name: str) -> None:
-    connection = _made(*schema.migrations())
+    connection = _made(*migrations())
     plan = [
         detail
         for statement in (SQL[name], *FURTHER_SQL.get(name, ()))

@@ -10,7 +10,7 @@ from stenolog import SQLiteStore
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.database_file import known_bugs
-from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.store import SQLiteDialect
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def test_transcript_with_parallel_calls_resume_and_compaction_is_read() -> None:
 
 def test_usage_counts_once_per_response() -> None:
     transcript = read(PROJECT / "20c7a18b-7d9d-457e-bc34-7dfb461f0515.jsonl")
-    notes = [one.message["stenolog"] for one in transcript.messages]
+    notes = [one.body["stenolog"] for one in transcript.messages]
     assert sum(one["usage"]["answer"] for one in notes if "usage" in one) == 554
-    assert transcript.source["reported_cost"] == pytest.approx(0.048672)
+    assert transcript.facts["reported_cost"] == pytest.approx(0.048672)
 
 
 def test_a_prompt_typed_during_a_turn_is_a_user_message_and_a_rewound_one_is_hidden() -> None:
@@ -95,7 +95,7 @@ def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
     session = "claude-code:cbdd2046-99ed-4655-8da0-7133a40fa66b"
     transcript = ClaudeCode().read(keys[f"{session}:a7371e2533c617445"])
     assert transcript.title == "Count the boats"
-    assert transcript.source["parent"]["key"] == session
+    assert transcript.facts["parent"]["key"] == session
     assert outline(transcript) == [
         "+ user HELPER-JOB: count the boats",
         "+ assistant Bash() [62]",
@@ -103,15 +103,15 @@ def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
         "+ assistant There are 3 boats. [31]",
     ]
     parent = ClaudeCode().read(keys[session])
-    calls = [c["id"] for one in parent.messages for c in one.message.get("tool_calls", ())]
-    assert transcript.source["parent"]["tool_call_id"] in calls
+    calls = [c["id"] for one in parent.messages for c in one.body.get("tool_calls", ())]
+    assert transcript.facts["parent"]["tool_call_id"] in calls
 
 
 def test_messages_copied_by_a_fork_stay_in_their_session() -> None:
     path = PROJECT / "9e1eb1be-32e7-4220-a0bf-a63df7f38f75.jsonl"
     assert len(read(path).messages) == 11
-    fork = read(path, is_complete=False)
-    assert fork.source["forked_from"] == "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
+    fork = read(path, include_copies=False)
+    assert fork.facts["forked_from"] == "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
     assert outline(fork) == [
         "+ user What did we do, in the fork?",
         "+ assistant We added a tide table to pag [35]",
@@ -120,7 +120,7 @@ def test_messages_copied_by_a_fork_stay_in_their_session() -> None:
 
 def test_pictures_are_image_parts() -> None:
     transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
-    part = transcript.messages[0].message["content"][1]
+    part = transcript.messages[0].body["content"][1]
     assert part["type"] == "image_url"
     assert part["image_url"]["url"].startswith("data:image/png;base64,")
 
@@ -133,10 +133,10 @@ def test_a_torn_last_line_is_not_read() -> None:
 
 def test_working_directory_branch_model_and_version_are_read() -> None:
     transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
-    assert transcript.source["folders"] == ["/home/ada/harbour"]
-    assert transcript.source["branches"] == ["main"]
-    assert transcript.source["models"] == ["claude-sonnet-4-5-20250929"]
-    assert transcript.source["versions"] == ["2.1.325"]
+    assert transcript.facts["folders"] == ["/home/ada/harbour"]
+    assert transcript.facts["branches"] == ["main"]
+    assert transcript.facts["models"] == ["claude-sonnet-4-5-20250929"]
+    assert transcript.facts["versions"] == ["2.1.325"]
 
 
 def test_copies_of_prompts_are_left_out_and_counted() -> None:

@@ -18,7 +18,7 @@ def test_each_record_can_be_rebuilt_from_its_message(path: Path) -> None:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     # The oldest files have no envelope.
     records += [{"type": "response_item", "payload": record} for record in records]
-    rebuilt = rebuild_records(Codex(), path, is_complete=False)
+    rebuilt = rebuild_records(Codex(), path, include_copies=False)
     assert rebuilt
     assert all(record in records for record in rebuilt)
 
@@ -74,8 +74,8 @@ def test_a_reverted_and_compacted_thread_of_two_files_is_one_session() -> None:
 def test_a_fork_refers_to_its_parent() -> None:
     reader = Codex()
     (file,) = (one for one in reader.find(ROLLOUTS / "sessions") if "98be" in one.key)
-    fork = reader.read(file, is_complete=False)
-    assert fork.source["forked_from"] == "codex:01a1e437-7030-7230-8002-8dfe870f6794"
+    fork = reader.read(file, include_copies=False)
+    assert fork.facts["forked_from"] == "codex:01a1e437-7030-7230-8002-8dfe870f6794"
     assert outline(fork) == [
         "+ user and now, in the fork?",
         "+ assistant In the fork: 3 lighthouses. [60]",
@@ -87,7 +87,7 @@ def test_a_subagent_is_linked_to_its_parent() -> None:
     (transcript,) = (
         one for one in map(_read, Codex().find(ROLLOUTS / "sessions")) if "c1b6" in one.key
     )
-    assert transcript.source["parent"]["key"] == "codex:01a1e437-c149-7580-a29a-003dd9970142"
+    assert transcript.facts["parent"]["key"] == "codex:01a1e437-c149-7580-a29a-003dd9970142"
     assert transcript.title == "SCOUT-JOB: read lighthouses.txt"
 
 

@@ -24,7 +24,7 @@ LOGS = SAMPLES / "llm-logs" / "logs.db"
 
 def read(path: Path) -> dict[str, Transcript]:
     reader = LLMLogs()
-    return {file.item: reader.read(file) for file in reader.find(path)}
+    return {file.conversation_id: reader.read(file) for file in reader.find(path)}
 
 
 def test_thread_with_a_tool_is_read() -> None:
@@ -36,8 +36,8 @@ def test_thread_with_a_tool_is_read() -> None:
         "+ tool 3",
         '+ assistant { "prompt": "", "system": "Y [41]',
     ]
-    call = transcript.messages[2].message["tool_calls"][0]
-    assert transcript.messages[3].message["tool_call_id"] == call["id"]
+    call = transcript.messages[2].body["tool_calls"][0]
+    assert transcript.messages[3].body["tool_call_id"] == call["id"]
 
 
 def test_messages_have_the_time_of_the_turn_that_added_them() -> None:
@@ -52,7 +52,7 @@ def test_messages_have_the_time_of_the_turn_that_added_them() -> None:
 
 def test_reasoning_is_kept_apart_from_the_answer() -> None:
     transcript = read(LOGS)["01m7j3t4cze2csq776qx51gxws"]
-    assert transcript.messages[1].message["reasoning_content"].startswith("First I consider")
+    assert transcript.messages[1].body["reasoning_content"].startswith("First I consider")
 
 
 def test_conversation_of_the_old_tables_is_read() -> None:
@@ -101,20 +101,20 @@ def test_fragments_and_attachments_are_part_of_the_message(filled_logs: Path) ->
         "+ tool 4 failed",
         "+ assistant At 4.",
     ]
-    kinds = [part["type"] for part in new.messages[0].message["content"]]
+    kinds = [part["type"] for part in new.messages[0].body["content"]]
     assert kinds == ["text", "image_url", "file", "image_url", "text"]
     picture = f"data:image/png;base64,{b64encode(PICTURE).decode()}"
     for transcript, separator, prompt in (
         (old, "\n", "When is high water?"),
         (new, "", "What is in these pictures?"),
     ):
-        parts = next(one for one in transcript.messages if one.message["role"] == "user").message
+        parts = next(one for one in transcript.messages if one.body["role"] == "user").body
         assert parts["content"][0]["text"] == f"{FRAGMENT}{separator}{prompt}"
         assert parts["content"][1]["image_url"]["url"] == picture
 
 
 def test_old_result_without_an_id_belongs_to_the_call_before_it(filled_logs: Path) -> None:
-    messages = [one.message for one in read(filled_logs)[OLD_CONVERSATION].messages]
+    messages = [one.body for one in read(filled_logs)[OLD_CONVERSATION].messages]
     (result,) = (one for one in messages if one["role"] == "tool")
     (call,) = (call for one in messages for call in one.get("tool_calls", ()))
     assert result["tool_call_id"] == call["id"]

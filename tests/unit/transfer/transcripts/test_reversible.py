@@ -173,10 +173,10 @@ def test_aider() -> None:
     reader = PROGRAMS["aider"]()
     for file in reader.find(SAMPLES / "aider"):
         chats = dict(aider._read_chats(file.paths[0]))
-        bodies = [one.message for one in reader.read(file).messages]
+        bodies = [one.body for one in reader.read(file).messages]
         listed = (body.get("aider", {}).get("lines") or aider.usual_lines(body) for body in bodies)
         lines = "\n".join(line for lines in listed for line in lines).rstrip("\n")
-        assert lines == "\n".join(chats[file.item]).rstrip("\n")
+        assert lines == "\n".join(chats[file.conversation_id]).rstrip("\n")
 
 
 TABLES = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE '%_fts%'"
@@ -194,7 +194,7 @@ def test_llm(tmp_path: Path, *, is_filled: bool) -> None:
     reader = PROGRAMS["llm"]()
     rebuilt: dict[str, list[dict[str, Any]]] = {}
     for file in reader.find(path):
-        messages = [one.message for one in reader.read(file).messages]
+        messages = [one.body for one in reader.read(file).messages]
         for table, rows in llm_rows(messages).items():
             rebuilt.setdefault(table, []).extend(rows)
     stored = {table: rows for table, rows in llm_tables(path).items() if rows}

@@ -17,7 +17,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts import transcript_import
-from stenolog.transfer.transcripts.claude_ai import ClaudeAI
+from stenolog.transfer.transcripts.chat_exports import ClaudeAI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI

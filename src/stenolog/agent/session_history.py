@@ -1,0 +1,233 @@
+"""Functions that read and change the messages of a session, for turns and commands.
+
+Another process may change the session at any moment: add or hide messages, or delete the session.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, Final, Literal
+
+from stenolog.catalog.message_metadata import FIELD, is_received, last_seen_seq, model_of
+from stenolog.codec import encode_message
+from stenolog.context.turn_state import answer_to, turn_state
+from stenolog.errors import NoSuchSession, SessionDeleted, StaleHistory, StenologError
+from stenolog.messages import Body, body_of, calls_of, has_text
+from stenolog.records import Message
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView, Store, find_info, find_view, fork_seq_of
+
+_MAX_SCANNED_MESSAGES: Final = 200
+"""Number of newest messages that are searched for the user message of an answer."""
+
+NewHistory = Sequence[Message | Mapping[str, Any]]
+ReplaceResult = Literal["done", "unchanged", "message arrived"]
+"""Outcome of `replace_history`. Only "done" means that the visible messages were replaced."""
+
+
+def replace_history(
+    sessions: SessionStore,
+    key: str,
+    make_history: Callable[[Sequence[Message]], NewHistory | None],
+    view: SessionView | None = None,
+) -> ReplaceResult:
+    """Replace the visible messages of a session, in one operation of the store.
+
+    `make_history` receives the visible messages and returns the new messages, or None for no
+    change. If a message arrives before the operation is stored, nothing changes. Messages that
+    another process hides at the same time stay hidden. After a crash, either the old or the new
+    messages are visible. `view`: a view of the session that the caller has just read. This call
+    blocks. Only the lease holder may call this function. Raises NoSuchSession if the session is
+    gone.
+    """
+    if view is None:
+        view = find_view(sessions.store, key)
+    history = make_history(() if view is None else view.messages)
+    if history is None:
+        return "unchanged"
+    # `last_seq` would be wrong: it includes a message that another process is still writing.
+    upto = 0 if view is None else view.upto
+    try:
+        sessions.store.set_history(key, history, expect_last=upto)
+    except StaleHistory:
+        if view is not None:
+            sessions.store.info(key)  # raises NoSuchSession if the session is gone
+        return "message arrived"
+    if view is not None:
+        _hide_copies(sessions.store, view, history)
+    return "done"
+
+
+def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
+    """Hide copies of messages that another process hid after `view` was read.
+
+    The messages with which both `view` and `history` start normally keep their seqs. `set_history`
+    stores copies of these messages only if another process has hidden some of the originals, for
+    example with `clear`.
+    """
+    pairs = zip(view.messages, history, strict=False)
+    common_count = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+    new_count = len(history) - common_count
+    info = store.info(view.key)
+    if info.uid != view.uid or info.last_seq <= view.upto + new_count:
+        return
+    bodies = list(map(body_of, history))
+    stored_bodies = list(map(body_of, store.get_history(view.key, after=view.upto, full=True)))
+    for start in range(common_count):
+        copied_count = len(bodies) - start
+        if stored_bodies[:copied_count] == bodies[start:]:
+            last_copy_seq = view.upto + copied_count - new_count
+            store.hide(view.key, view.upto + 1, last_copy_seq)
+            return
+
+
+def read_last_seq(sessions: SessionStore, key: str) -> int:
+    """Return the last seq of a session, including hidden messages; 0 if there is no session."""
+    info = find_info(sessions.store, key)
+    return 0 if info is None else info.last_seq
+
+
+# --- unfinished turns -----------------------------------------------------------------------------
+# Only unfinished turns that a stenolog agent started are resumed.
+#
+# A stenolog agent marks every user message that it receives (docs/decisions/0012).
+# Messages stored by another program and imported messages have no mark.
+# A turn that a fork copied is resumed only in the source session.
+
+
+def is_own_turn(history: Sequence[Message], *, after: int) -> bool:
+    """Return whether a stenolog agent received the last user message.
+
+    Returns False if the seq of that message is not above `after`.
+    """
+    return is_received(next(filter(has_text, _bodies_after(history, after)), {}))
+
+
+def is_own_call(history: Sequence[Message], *, after: int) -> bool:
+    """Return whether a stenolog agent stored the last tool calls.
+
+    Returns False if the seq of the message with these calls is not above `after`.
+    """
+    return model_of(next(filter(calls_of, _bodies_after(history, after)), {})) is not None
+
+
+def _bodies_after(history: Sequence[Message], seq: int) -> Iterator[Body]:
+    """Yield the messages after this seq, newest first."""
+    return (message.to_dict() for message in reversed(history) if message.seq > seq)
+
+
+def read_fork_seq(sessions: SessionStore, key: str) -> int:
+    """Return the seq up to which a session was copied from another session, or 0."""
+    info = find_info(sessions.store, key)
+    return 0 if info is None else fork_seq_of(info)
+
+
+def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
+    """Hide a message that a turn stored after its user message was hidden. This call blocks.
+
+    The turn hides the message when it ends, unless the process is killed first. Returns whether a
+    message was hidden. Only the lease holder may call this function.
+    """
+    seq = find_late_seq(sessions, view)
+    if seq is None:
+        return False
+    sessions.store.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
+    return True
+
+
+def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
+    """Return the seq of a message that was stored after its user message was hidden, or None.
+
+    Before each write, a turn checks that its user message is still visible, so only the last
+    message can be late. A late message is the newest write of the session. If messages were hidden
+    after that write, for example by `truncate_history`, the user wants to keep the answer visible
+    without its user message.
+    """
+    info = view.info
+    if not view.messages or info.visible == info.count:
+        return None
+    newest_message = view.messages[-1]
+    body = newest_message.to_dict()
+    is_newest_write = (
+        newest_message.seq == info.last_seq > fork_seq_of(info)
+        and newest_message.at == info.updated
+    )
+    if not is_newest_write or body.get("role") == "user" or FIELD not in body:
+        return None
+    first_seq = info.visible_spans[-1][0] if info.visible_spans else newest_message.seq
+    last_range_messages = [message for message in view.messages if message.seq >= first_seq]
+    if last_user_message(last_range_messages) is not None:
+        return None
+    seen_seq = last_seen_seq(body, newest_message.seq)
+    stored_messages = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    seen_messages = [message for message in stored_messages if message.seq <= seen_seq]
+    user_message = last_user_message(seen_messages)
+    if user_message is None or not user_message.hidden:
+        return None
+    visible_seqs = {message.seq for message in view.messages}
+    is_late = visible_seqs.isdisjoint(turn_state(seen_messages).unanswered)
+    return newest_message.seq if is_late else None
+
+
+def last_user_message(history: Sequence[Message]) -> Message | None:
+    """Return the newest user message with text, or None."""
+    return next((message for message in reversed(history) if has_text(message.to_dict())), None)
+
+
+# --- deleted sessions and stored answers ----------------------------------------------------------
+
+
+def refresh_view(store: Store, key: str, old_view: SessionView | None) -> SessionView:
+    """Return a view of a session; read only messages that `old_view` does not have."""
+    return store.view(key) if old_view is None else old_view.merged(store.refresh(old_view))
+
+
+def missing_session_error(store: Store, key: str) -> NoSuchSession:
+    """Return the error for a deleted or purged session."""
+    with suppress(StenologError):
+        if any(entry.key == key for entry in store.list_trash()):
+            return SessionDeleted(key)
+    return NoSuchSession(key)
+
+
+def withdraw_message(
+    store: Store, old_view: SessionView, seq: int, body: Mapping[str, Any]
+) -> None:
+    """Withdraw a message that this process wrote into a new session with the key of `old_view`.
+
+    No message is destroyed. A new session with only this message goes into the trash; in any other
+    session the message is hidden.
+    """
+    key = old_view.key
+    with suppress(StenologError):
+        new_view = store.view(key)
+        messages_at_seq = [message for message in new_view.messages if message.seq == seq]
+        bodies_at_seq = [encode_message(message.to_dict()) for message in messages_at_seq]
+        if new_view.uid == old_view.uid or encode_message(body) not in bodies_at_seq:
+            return  # the new session was deleted as well, or the old session restored
+        if new_view.info.count == 1:
+            trash_entry = store.delete(key)
+            if (trash_entry.uid, trash_entry.count) == (new_view.uid, 1):
+                return
+            # Another process has just written to the session, or restored the old session.
+            store.restore(key, uid=trash_entry.uid)
+            if trash_entry.uid != new_view.uid:
+                return
+        store.hide(key, seq, seq)
+
+
+def find_answer(
+    sessions: SessionStore, key: str, seq: int, history: Sequence[Message] | None = None
+) -> Message | None:
+    """Return the answer to the message at this seq, or None.
+
+    If the message is hidden and has no answer, return the message itself. `history`: the visible
+    messages, if the caller has read them. This call blocks.
+    """
+    if history is None:
+        history = sessions.get_history(key, after=seq - 1)
+    visible_messages = [message for message in history if message.seq >= seq]
+    if visible_messages and visible_messages[0].seq == seq:
+        return answer_to(visible_messages, seq)
+    stored_messages = sessions.get_history(key, after=seq - 1, full=True)
+    return answer_to(stored_messages, seq) or next(iter(stored_messages), None)

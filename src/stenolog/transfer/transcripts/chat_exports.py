@@ -1,0 +1,425 @@
+"""Exports of chat services: ChatGPT, Claude.ai and Open WebUI.
+
+An export is a JSON array of conversations in one or more files, or a zip with these files.
+"""
+
+import base64
+import mimetypes
+import os
+import re
+import zipfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from stenolog.transfer.importers.chat_format import image_part, text_part
+from stenolog.transfer.transcripts.transcript import (
+    Draft,
+    Transcript,
+    TranscriptFile,
+    TranscriptReader,
+    as_dict,
+    as_list,
+    as_text,
+    branch_to,
+    make_content,
+    make_tool_call,
+    make_tool_result,
+    parse_json,
+    usage_counts,
+)
+
+EXPORT_FILE_NAME: Final = r"conversations(-\d+)?\.json"
+MAX_EXPORT_BYTES: Final = 2 * 1024**3
+"""Maximum size in bytes of a file in a zip. A small zip may expand to any size."""
+MAX_PICTURE_BYTES: Final = 1024 * 1024
+"""Maximum size in bytes of a picture that is stored in its message."""
+
+
+class ExportReader(TranscriptReader):
+    """Reader of a program's exports: JSON arrays of conversations, in files or in a zip.
+
+    The file that was read last is kept in memory, so that its conversations are parsed only once.
+    """
+
+    id_fields: tuple[str, ...]
+    """Fields that may hold the id of a conversation."""
+    file_name_pattern: str = EXPORT_FILE_NAME
+    """Pattern for the names of an export's files in a folder."""
+    required_bytes: bytes = b""
+    """Bytes that every conversation of the program contains."""
+
+    def __init__(self) -> None:
+        self._last_read: tuple[Path, int, dict[str, Raw]] | None = None
+
+    @abstractmethod
+    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:
+        """Add a conversation of the export at this path to an empty transcript."""
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the conversations of an export. Raises OSError."""
+        files = [path]
+        if path.is_dir():
+            files = [p for p in path.iterdir() if re.fullmatch(self.file_name_pattern, p.name)]
+        for file in filter(os.path.isfile, sorted(files)):
+            for id_, raw in self._read_conversations(file).items():
+                if self.required_bytes in bytes(raw):
+                    yield self.file_at(id_, file, conversation_id=id_)
+
+    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+        """Add the messages of a conversation, if it is still in the file. Raises OSError."""
+        path = file.paths[0]
+        raw = self._read_conversations(path).get(file.conversation_id, Raw(b"{}"))
+        self.convert(as_dict(parse_json(bytes(raw))), path, transcript)
+
+    def _read_conversations(self, path: Path) -> dict[str, Raw]:
+        """Return the conversations of a file as JSON, by id. Raises OSError."""
+        modified = path.stat().st_mtime_ns
+        if self._last_read is None or self._last_read[:2] != (path, modified):
+            raw_by_id: dict[str, Raw] = {}
+            for content in _read_export(path):
+                try:
+                    conversations = msgspec.json.decode(content, type=list[Raw])
+                except msgspec.DecodeError:
+                    continue  # not an export of this kind
+                for raw in conversations:
+                    fields = as_dict(parse_json(bytes(raw)))
+                    ids = (as_text(fields.get(name)) for name in self.id_fields)
+                    if conversation_id := next(filter(None, ids), ""):
+                        raw_by_id[conversation_id] = raw
+            self._last_read = path, modified, raw_by_id
+        return self._last_read[2]
+
+
+def _read_export(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, or of the files with conversations in a zip."""
+    if not zipfile.is_zipfile(path):
+        yield path.read_bytes()
+        return
+    with zipfile.ZipFile(path) as archive:
+        for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
+            name = info.filename.rpartition("/")[2]
+            if not re.fullmatch(EXPORT_FILE_NAME, name) or info.filename.startswith("__MACOSX"):
+                continue
+            if info.file_size > MAX_EXPORT_BYTES:
+                raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
+            yield archive.read(info)
+
+
+def _as_number(value: Any) -> float:
+    """Return the value if it is a number, else 0."""
+    return value if isinstance(value, int | float) else 0.0
+
+
+# --- ChatGPT --------------------------------------------------------------------------------------
+
+
+class ChatGPT(ExportReader):
+    """Reader of ChatGPT's exports.
+
+    A conversation is a tree of nodes. The path to `current_node` is the current branch. The nodes
+    of other branches are imported as hidden messages. The export has no token counts.
+    """
+
+    program = "chatgpt"
+    id_fields = ("conversation_id", "id")
+
+    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:
+        """Add a conversation of the export at this path to an empty transcript."""
+        nodes = as_dict(conversation.get("mapping")).items()
+        mapping = {node_id: node for node_id, node in nodes if isinstance(node, dict)}
+        current_branch = _current_branch(mapping, conversation.get("current_node"))
+        pictures = _Pictures(path)
+        for node_id in _sort_nodes(mapping, current_branch):
+            node, call_id = mapping[node_id], _find_call_id(mapping, node_id)
+            draft = _convert_node(node, call_id=call_id, find_picture=pictures.find)
+            if draft is not None:
+                at, is_hidden = node["message"].get("create_time"), node_id not in current_branch
+                transcript.add_record(node_id, [draft], node, at=at, hidden=is_hidden)
+            elif isinstance(node.get("message"), dict):
+                transcript.count_left_out("empty message", 0)
+        transcript.finish(
+            as_text(conversation.get("title")) or None,
+            archived=conversation.get("is_archived"),
+            starred=conversation.get("is_starred"),
+            gizmo=conversation.get("gizmo_id"),
+        )
+
+
+def _current_branch(mapping: Mapping[str, Any], leaf: Any) -> list[str]:
+    """Return the ids from the root to `leaf`, or to the newest leaf if `leaf` is unknown."""
+    parents = {node_id: as_text(node.get("parent")) or None for node_id, node in mapping.items()}
+    if leaf not in mapping:
+        parent_ids = set(parents.values())
+        leaves = [node_id for node_id in mapping if node_id not in parent_ids]
+        leaf = max(leaves, key=lambda node_id: _node_time(mapping[node_id]), default=None)
+    return branch_to(leaf, parents)[::-1]
+
+
+def _sort_nodes(mapping: Mapping[str, Any], current_branch: Sequence[str]) -> list[str]:
+    """Return the ids of all nodes. Each other branch follows its node on the current branch."""
+    children: dict[Any, list[str]] = {}
+    for node_id, node in mapping.items():
+        children.setdefault(node.get("parent"), []).append(node_id)
+    current_nodes = set(current_branch)
+    ordered_ids: dict[str, None] = {}
+    for root in (*current_branch[:1], *mapping):
+        stack = [root]
+        while stack:
+            node_id = stack.pop()
+            if node_id not in ordered_ids:
+                ordered_ids[node_id] = None
+                # The child on the current branch comes last, so it is pushed first.
+                child_ids = reversed(children.get(node_id, []))
+                stack += sorted(child_ids, key=lambda child: child not in current_nodes)
+    return list(ordered_ids)
+
+
+def _find_call_id(mapping: Mapping[str, Any], node_id: str) -> str:
+    """Return the id of the nearest tool call above a tool's result; empty if there is none."""
+    ancestor_id = mapping[node_id].get("parent")
+    for _ in range(len(mapping)):
+        node = as_dict(mapping.get(ancestor_id)) if isinstance(ancestor_id, str) else {}
+        message = as_dict(node.get("message"))
+        if not node or as_dict(message.get("author")).get("role") == "user":
+            return ""
+        if _is_tool_call(message):
+            return str(ancestor_id)
+        ancestor_id = node.get("parent")
+    return ""
+
+
+def _is_tool_call(message: Mapping[str, Any]) -> bool:
+    is_answer = as_dict(message.get("author")).get("role") == "assistant"
+    return is_answer and message.get("recipient") not in (None, "all")
+
+
+def _convert_node(
+    node: Mapping[str, Any], *, call_id: str, find_picture: Callable[[str], str]
+) -> Draft | None:
+    """Return the message of a node and its annotations; None for a node without content."""
+    message = as_dict(node.get("message"))
+    content = as_dict(message.get("content"))
+    metadata = as_dict(message.get("metadata"))
+    role = as_text(as_dict(message.get("author")).get("role"))
+    body: dict[str, Any] = {"role": role, "content": None}
+    content_type = content.get("content_type")
+    if _is_tool_call(message):
+        text = _text_of_content(content)
+        arguments = text if isinstance(parse_json(text), dict) else {"input": text}
+        body["tool_calls"] = [make_tool_call(node.get("id"), message["recipient"], arguments)]
+    elif content_type == "thoughts":
+        thoughts = (t for t in as_list(content.get("thoughts")) if isinstance(t, dict))
+        body["reasoning_content"] = "\n\n".join(as_text(t.get("content")) for t in thoughts)
+    elif content_type == "reasoning_recap":
+        body["reasoning_content"] = as_text(content.get("content"))
+    elif content_type == "user_editable_context":
+        texts = [as_text(content.get(name)) for name in ("user_profile", "user_instructions")]
+        body = {"role": "system", "content": "\n\n".join(filter(None, texts))}
+    elif content_type == "multimodal_text":
+        parts = as_list(content.get("parts"))
+        body["content"] = [_convert_part(part, find_picture) for part in parts]
+    else:
+        body["content"] = _text_of_content(content)
+    if role == "tool":
+        body["tool_call_id"] = call_id
+    if not any(body.get(name) for name in ("content", "tool_calls", "reasoning_content")):
+        return None
+    hidden_fields = ("is_visually_hidden_from_conversation", "is_user_system_message")
+    status = as_dict(metadata.get("aggregate_result")).get("status")
+    return body, {
+        "kind": "injected" if any(map(metadata.get, hidden_fields)) else None,
+        "model": as_text(metadata.get("model_slug")) if role == "assistant" else "",
+        "failed": status not in (None, "success") or content_type == "system_error",
+    }
+
+
+def _text_of_content(content: Mapping[str, Any]) -> str:
+    """Return the text of a content; empty if the content has parts other than text."""
+    for name in ("text", "result"):
+        if isinstance(content.get(name), str):
+            return str(content[name])
+    parts = as_list(content.get("parts"))
+    return "\n".join(parts) if all(isinstance(part, str) for part in parts) else ""
+
+
+def _convert_part(part: Any, find_picture: Callable[[str], str]) -> dict[str, Any]:
+    """Return a part in the chat format."""
+    if isinstance(part, str):
+        return text_part(part)
+    fields = as_dict(part)
+    if fields.get("content_type") == "audio_transcription":
+        return text_part(as_text(fields.get("text")))
+    pointer = as_text(fields.get("asset_pointer"))
+    if url := find_picture(pointer):
+        return image_part(url)
+    name = as_text(fields.get("content_type")) or "part"
+    return text_part(f"[{name} {pointer}]".replace(" ]", "]"))
+
+
+def _node_time(node: Mapping[str, Any]) -> float:
+    return _as_number(as_dict(node.get("message")).get("create_time"))
+
+
+class _Pictures:
+    """The pictures of an export. Messages refer to pictures by id."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find(self, pointer: str) -> str:
+        """Return a picture as a data URI; empty if the picture is missing or too large."""
+        picture_id = pointer.rpartition("//")[2]
+        names = self._names if picture_id else []
+        name = next((name for name in names if picture_id in name), "")
+        data = self._read_picture(name) if name else b""
+        if not data:
+            return ""
+        mime_type = mimetypes.guess_type(name)[0] or "image/png"
+        return f"data:{mime_type};base64,{base64.b64encode(data).decode()}"
+
+    @cached_property
+    def _names(self) -> list[str]:
+        if zipfile.is_zipfile(self._path):
+            with zipfile.ZipFile(self._path) as archive:
+                return archive.namelist()
+        folder = self._path.parent
+        return [str(path.relative_to(folder)) for path in folder.rglob("file*")]
+
+    def _read_picture(self, name: str) -> bytes:
+        if zipfile.is_zipfile(self._path):
+            with zipfile.ZipFile(self._path) as archive:
+                info = archive.getinfo(name)
+                return archive.read(name) if info.file_size <= MAX_PICTURE_BYTES else b""
+        path = self._path.parent / name
+        return path.read_bytes() if path.stat().st_size <= MAX_PICTURE_BYTES else b""
+
+
+# --- Claude.ai ------------------------------------------------------------------------------------
+
+
+class ClaudeAI(ExportReader):
+    """Reader of Claude.ai's exports.
+
+    Messages form a tree. The branch that ends at the newest leaf is the current branch. The export
+    does not name the model.
+    """
+
+    program = "claude-ai"
+    id_fields = ("uuid",)
+
+    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:  # noqa: ARG002
+        """Add a conversation of the export to an empty transcript."""
+        records = [as_dict(record) for record in as_list(conversation.get("chat_messages"))]
+        parents = {
+            as_text(record.get("uuid")): as_text(record.get("parent_message_uuid")) or None
+            for record in records
+        }
+        has_tree = any(parent in parents for parent in parents.values())
+        parent_ids = set(parents.values())
+        leaves = [record for record in records if as_text(record.get("uuid")) not in parent_ids]
+        newest_leaf = max(leaves, key=lambda leaf: as_text(leaf.get("created_at")), default={})
+        current_ids = set(branch_to(as_text(newest_leaf.get("uuid")), parents))
+        for record in records:
+            record_id, at = as_text(record.get("uuid")), record.get("created_at")
+            if drafts := list(_convert_claude_message(record)):
+                is_hidden = has_tree and record_id not in current_ids
+                transcript.add_record(record_id, drafts, record, at=at, hidden=is_hidden)
+        transcript.summary = as_text(conversation.get("summary"))
+        transcript.finish(as_text(conversation.get("name")) or None)
+
+
+def _convert_claude_message(message: Mapping[str, Any]) -> Iterator[Draft]:
+    """Yield the messages in a message of the export: answers with calls, and results."""
+    role = "user" if message.get("sender") == "human" else "assistant"
+    blocks = [as_dict(block) for block in as_list(message.get("content"))]
+    if not any(block.get("type") == "text" for block in blocks) and as_text(message.get("text")):
+        blocks.append(text_part(message["text"]))
+    body: dict[str, Any] = {"role": role}
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block.get("type"):
+            case "text":
+                parts.append(text_part(as_text(block.get("text"))))
+            case "thinking":
+                thoughts = body.get("reasoning_content"), as_text(block.get("thinking"))
+                body["reasoning_content"] = "\n\n".join(filter(None, thoughts))
+            case "tool_use":
+                call = make_tool_call(block.get("id"), block.get("name"), block.get("input", {}))
+                body.setdefault("tool_calls", []).append(call)
+            case "tool_result":
+                # The blocks before and after a tool result become separate messages.
+                yield {**body, "content": make_content(parts)}, {}
+                body, parts = {"role": role}, []
+                result = make_tool_result(block.get("tool_use_id"), block.get("content", ""))
+                yield result, {"failed": block.get("is_error") is True}
+            case _:
+                parts.append(dict(block))
+    for attachment in map(as_dict, as_list(message.get("attachments"))):
+        name, text = as_text(attachment.get("file_name")), attachment.get("extracted_content")
+        parts.append(text_part(f"[file {name}]\n{as_text(text)}"))
+    if parts or len(body) > 1:
+        yield {**body, "content": make_content(parts)}, {}
+
+
+# --- Open WebUI -----------------------------------------------------------------------------------
+
+
+class OpenWebUI(ExportReader):
+    """Reader of Open WebUI's "Export chats": one JSON file with an array of chats.
+
+    `history` holds every message, including answers that were replaced by a regenerated answer. The
+    message with the id `currentId` is the end of the current branch. Reasoning and tool calls are
+    `<details>` elements in the text, and stay in the text.
+    """
+
+    program = "open-webui"
+    id_fields = ("id",)
+    file_name_pattern = r".*\.json"
+    required_bytes = b'"history"'
+
+    def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:  # noqa: ARG002
+        """Add a chat of the export to an empty transcript."""
+        history = as_dict(as_dict(conversation.get("chat")).get("history"))
+        records = as_dict(history.get("messages")).items()
+        messages = {id_: as_dict(record) for id_, record in records if record}
+        parents = {id_: as_text(m.get("parentId")) or None for id_, m in messages.items()}
+        current_ids = set(branch_to(as_text(history.get("currentId")), parents))
+        for id_, record in sorted(messages.items(), key=_webui_time):
+            draft, at = _convert_webui_message(id_, record), record.get("timestamp")
+            transcript.add_record(id_, [draft], record, at=at, hidden=id_ not in current_ids)
+        transcript.finish(
+            as_text(conversation.get("title")) or None,
+            archived=conversation.get("archived"),
+            pinned=conversation.get("pinned"),
+            tags=as_dict(conversation.get("meta")).get("tags"),
+        )
+
+
+def _convert_webui_message(message_id: str, record: dict[str, Any]) -> Draft:
+    role = as_text(record.get("role")) or "user"
+    content: Any = record.get("content")
+    files = [as_dict(file) for file in as_list(record.get("files"))]
+    urls = [file.get("url") for file in files if file.get("type") == "image"]
+    pictures = [image_part(url) for url in urls if isinstance(url, str)]
+    if pictures:
+        content = [text_part(as_text(content)), *pictures]
+    usage, info = as_dict(record.get("usage")), as_dict(record.get("info"))
+    return {"role": role, "content": content}, {
+        "model": as_text(record.get("model")) if role == "assistant" else "",
+        "usage": usage_counts(
+            prompt=usage.get("prompt_tokens", info.get("prompt_eval_count")),
+            answer=usage.get("completion_tokens", info.get("eval_count")),
+        ),
+        "response": message_id,
+        "failed": bool(record.get("error")),
+    }
+
+
+def _webui_time(item: tuple[str, dict[str, Any]]) -> float:
+    return _as_number(item[1].get("timestamp"))

@@ -1,0 +1,153 @@
+"""Messages are shown as readable HTML that runs nothing and loads nothing."""
+
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.gateway.viewer.safe_html import (
+    MAX_RENDERED,
+    coloured_code,
+    is_picture_url,
+    to_html,
+)
+
+_PICTURE = "data:image/png;base64,iVBORw0KGgo="
+_ACTS = re.compile(r"<(script|style|iframe|object|svg|form|input|meta|base|link)|\son\w+\s*=")
+_SIGNS = "<>\"'`[]()!&/=: \n\tascriptonerrjvx#|-*_~\\"
+
+
+def _acting(made: str) -> list[str]:
+    """The tags that would do something; what stands in quotes is no part of a tag."""
+    tags = re.findall(r"<[^>]*>", re.sub(r'"[^"]*"', '""', made).lower())
+    return [tag for tag in tags if _ACTS.search(tag)]
+
+
+def test_markdown_is_rendered() -> None:
+    made = to_html("# Title\n\n*a* **b** `c` ~~d~~\n\n- one\n\n|x|y|\n|-|-|\n|1|2|")
+    for tag in ("<h1>Title</h1>", "<em>a</em>", "<code>c</code>", "<s>d</s>", "<li>", "<td>1</td>"):
+        assert tag in made
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "shown"),
+    [
+        (
+            "See https://a.example/b_c_d, please",
+            "https://a.example/b_c_d",
+            "https://a.example/b_c_d",
+        ),
+        ("(at https://a.example/x)", "https://a.example/x", "https://a.example/x"),
+        ("http://a.example/x_(y)?a=1&b=2.", "http://a.example/x_(y)?a=1&b=2", None),
+        ("<https://a.example/>", "https://a.example/", "https://a.example/"),
+        ("[https://a.example/x](https://b.example/)", "https://b.example/", "https://a.example/x"),
+        ("- [ ] do https://a.example/", "https://a.example/", "https://a.example/"),
+    ],
+)
+def test_address_in_text_becomes_one_link(text: str, address: str, shown: str | None) -> None:
+    made = to_html(text)
+    [link] = re.findall(r'<a href="([^"]*)" rel="[^"]*">([^<]*)</a>', made)
+    assert html.unescape(link[0]) == address
+    assert html.unescape(link[1]) == (shown or address)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`https://a.example/`",
+        "```\nhttps://a.example/\n```",
+        "xhttps://a.example/",
+        "javascript:alert(1) file:///etc/passwd",
+        "https://",
+    ],
+)
+def test_other_text_is_not_a_link(text: str) -> None:
+    assert "<a" not in to_html(text)
+
+
+def test_many_brackets_after_an_address_are_cut_in_bounded_time() -> None:
+    assert to_html("https://a.example/" + ")" * 50_000).count("<a") == 1
+
+
+def test_task_list_has_boxes() -> None:
+    made = to_html("- [x] read\n- [ ] write\n\n1. [X] three\n\n[ ] not a task")
+    assert re.findall(r'<span class="task">(.)</span> (\w+)', made) == [
+        ("☑", "read"),
+        ("☐", "write"),
+        ("☑", "three"),
+    ]
+    assert "[ ] not a task" in made
+
+
+def test_table_columns_keep_their_alignment() -> None:
+    made = to_html("|a|b|c|\n|:-|:-:|-:|\n|1|2|3|")
+    assert '<th class="center">b</th>' in made
+    assert '<td class="right">3</td>' in made
+    assert "style" not in made
+
+
+def test_code_is_coloured_by_its_language() -> None:
+    made = to_html("```python\ndef f(): return 'x'\n```")
+    assert '<span class="k">def</span>' in made
+    assert "def" in to_html("```no-such-language\ndef f()\n```")
+    assert "<span" not in coloured_code("<b>" * 9_000, "html")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "```html\n<script>alert(1)</script>\n```",
+        '```"><script>\nx\n```',
+        "[x](javascript:alert(1))",
+        "[x](JaVaScRiPt:alert(1))",
+        "[x](data:text/html;base64,PHNjcmlwdD4=)",
+        "[x](vbscript:x)",
+        "<javascript:alert(1)>",
+        "![x](javascript:alert(1))",
+        "![x](data:image/svg+xml;base64,PHN2Zz4=)",
+        '![x](https://evil.example/"onerror=alert(1))',
+        '[x](https://a.example "t\\" onclick=alert(1)")',
+        "[x]: javascript:alert(1)\n\n[x]",
+    ],
+)
+def test_hostile_markdown_renders_without_active_content(text: str) -> None:
+    made = to_html(text)
+    assert _acting(made) == []
+    for address in re.findall(r'(?:href|src)="([^"]*)"', made):
+        assert address.startswith(("https://", "http://", "mailto:"))
+
+
+@given(st.text(alphabet=st.sampled_from(_SIGNS), max_size=80))
+def test_no_text_renders_as_an_active_tag(text: str) -> None:
+    assert _acting(to_html(text)) == []
+
+
+def test_html_tags_in_messages_are_shown_as_text() -> None:
+    assert to_html("a <b>bold</b> <i>word</i>") == (
+        "<p>a &lt;b&gt;bold&lt;/b&gt; &lt;i&gt;word&lt;/i&gt;</p>\n"
+    )
+    assert "&lt;table&gt;" in to_html("<table><tr><td>x</td></tr></table>")
+
+
+def test_only_embedded_pictures_are_shown() -> None:
+    assert f'<img src="{_PICTURE}"' in to_html(f"![a]({_PICTURE})")
+    made = to_html("![a cat](https://elsewhere.example/cat.png)")
+    assert "<img" not in made
+    assert 'href="https://elsewhere.example/cat.png"' in made
+    assert "noreferrer" in made
+    assert not is_picture_url("data:image/svg+xml;base64,PHN2Zz4=")
+    assert not is_picture_url(7)
+
+
+def test_very_long_text_is_cut_and_not_rendered() -> None:
+    made = to_html("<b>" + "x" * MAX_RENDERED)
+    assert made.startswith('<pre class="plain">&lt;b&gt;')
+    assert "3 more characters" in made
+
+
+def test_lone_surrogates_are_replaced() -> None:
+    assert "a?b" in to_html("a\ud800b")
