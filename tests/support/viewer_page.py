@@ -75,8 +75,8 @@ class ViewerPage:
     ) -> None:
         self.page.close()
         if error is None:
-            assert self.problems == []
-            assert self.foreign_requests == []
+            assert self.problems == [], self.problems
+            assert self.foreign_requests == [], self.foreign_requests
 
     def open(self, path: str) -> Response:
         """Open the page at this path."""
