@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -31,8 +31,9 @@ from stenolog.stores.arguments import (
     token_bytes,
 )
 from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql import dialect as sql
 from stenolog.stores.sql.dialect import Row, UniqueConflict
-from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
+from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import MissingRows, create_session
 from stenolog.stores.sql.store import SQLStore
@@ -84,6 +85,7 @@ class PostgresStore(SQLStore):
         connections: int = MAX_CONNECTIONS,
         answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
+        super().__init__(namespace)
         check_namespace(namespace)
         check_optional_int(connections=connections)
         if connections < 1:
@@ -101,7 +103,6 @@ class PostgresStore(SQLStore):
             answer_timeout=answer_timeout,
         )
         """The open database, for code that keeps its own tables in the database."""
-        super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.database.address!r}, namespace={self._namespace!r})"
@@ -116,6 +117,159 @@ class PostgresStore(SQLStore):
             return False
         return self.database.is_same_database(other.database)
 
+    def _run_message_read(self, work: Callable[[sql.Transaction, DamageReports | None], T]) -> T:
+        """Run `work`, which reads a session and its messages, on the data of one moment.
+
+        Messages never change, so two statements without a transaction are enough. If messages were
+        purged between the two statements, `work` runs again in one transaction.
+        """
+        try:
+            return self._run_read(lambda transaction, _: work(transaction, None))
+        except MissingRows:
+            return super()._run_message_read(work)
+
+    # --- appends -----------------------------------------------------------------------------
+
+    def _append_one(self, key: str, payload: bytes) -> int:
+        self._check_open()
+        namespace = self._namespace
+        try:
+            seq = self.database.run_statement(  # guard: postgres-no-blind-retry
+                lambda transaction: _append_one(transaction, namespace, key, payload), safe=False
+            )
+        except _SessionMissing:
+            return self._append_batch(key, Batch((payload,)), is_new=True)
+        self._notify(key)
+        return seq
+
+    def _append_batch(self, key: str, batch: Batch, *, is_new: bool = False) -> int:
+        """Append a batch in one round trip and return its first seq.
+
+        `is_new`: create the session first. Raises OnceConflict, LeaseLost.
+        """
+        self._check_open()
+        epoch = 0
+        if self._lease is not None:
+            self._lease.check_ownership()
+            epoch = self._lease.epoch
+
+        while True:
+            append_batch = _append_new if is_new else _append
+            run_work = self.database.run_write if is_new else self.database.run_statement
+            work = partial(
+                append_batch, namespace=self._namespace, key=key, batch=batch, epoch=epoch
+            )
+            try:
+                first_seq = run_work(work, safe=batch.once is not None)
+            except _SessionMissing:
+                is_new = True
+            except UniqueConflict:
+                # guard: postgres-token-race
+                continue  # another writer has just stored the same idempotency key
+            else:
+                self._notify(key)
+                return first_seq
+
+    def _append_group(
+        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
+    ) -> None:
+        """Append batches in order; put the outcome of each batch at its index in `results`.
+
+        Adjacent batches without idempotency keys are merged, and stored completely or not at all.
+        """
+        # Each batch with an idempotency key forms its own group.
+        groups = groupby(group, lambda item: None if item[1].once is None else item[0])
+        for adjacent_batches in (list(items) for _, items in groups):
+            try:
+                merged_batch = _merge_batches([batch for _, batch in adjacent_batches])
+                first_seq = self._append_batch(key, merged_batch)
+            except StenologError as error:
+                for index, _ in adjacent_batches:
+                    results[index] = copy_error(error)
+                continue
+            for index, batch in adjacent_batches:
+                results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
+                first_seq += len(batch.payloads)
+
+    # --- notification ------------------------------------------------------------------------
+
+    def _notify(self, key: str) -> None:
+        self.database.notifications.notify(_notification_name(self._namespace, key))
+
+    @contextmanager
+    def _listen_for_changes(self, key: str) -> Iterator[tuple[Callable[[float], object], float]]:
+        notifications = self.database.notifications
+        name = _notification_name(self._namespace, key)
+        signal = notifications.subscribe(name)
+        try:
+            yield (
+                lambda seconds: signal.wait(min(seconds, notifications.poll_interval)),
+                notifications.max_poll_interval,
+            )
+        finally:
+            notifications.unsubscribe(name, signal)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _waiting_for_lease(self, key: str) -> Iterator[Callable[[float], object]]:
+        with self._listen_for_changes(key) as (wait, _):
+            yield lambda seconds: wait(min(_LEASE_POLL_SECONDS, seconds))
+
+    def _is_lease_held(self, row: Row) -> bool:
+        return bool(row[0])
+
+    def _acquire_lease(self, key: str, *, ttl: float) -> int:
+        """Acquire the lease and return its epoch; 0 if the lease is held.
+
+        The server's clock measures the ttl.
+        """
+        # The random name makes a retry safe after a lost response.
+        random_name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
+        values = self._namespace, key.encode(), holder_name(), random_name, seconds
+        for (epoch,) in self.database.run_statement(
+            lambda transaction: transaction.run("take_lease", *values), safe=True
+        ):
+            try:
+                self._leases.add_lease(key, epoch)
+            except StoreClosed:
+                self._release_leases([epoch])
+                raise
+            return int(epoch)
+        return 0
+
+    def _renew_lease(self, key: str, epoch: int, *, ttl: float) -> None:
+        self._check_open()
+        seconds = min(float(ttl), _MAX_LEASE_SECONDS)
+        if not self.database.run_statement(
+            lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
+        ) or not self._leases.confirm_renewal(key, epoch):
+            raise LeaseLost(key, epoch)
+
+    def _release_leases(self, epochs: Sequence[int]) -> None:
+        self.database.run_statement(
+            lambda transaction: transaction.run("end_leases", list(epochs)), safe=True
+        )
+
+    # --- purge, health, close ----------------------------------------------------------------
+
+    def _erase_bytes(self) -> tuple[str, ...]:
+        try:
+            notices = self.database.vacuum()
+        except StenologError as error:
+            notices = [str(error)]
+        remaining_text = "the pages of the tables still contain it until their owner vacuums them"
+        return (f"{remaining_text}: {notices[0]}",) if notices else ()
+
+    def health(self) -> Health:
+        """Return whether writes are expected to work."""
+        self._check_open()
+        errors, problems = self.database.problems()
+        return Health(ok=not errors, free_bytes=None, problems=(*errors, *problems))
+
+    def _close_database(self) -> None:
+        self.database.release()
+
 
 def _open_database(**settings: Any) -> "Database":
     """Open the database with these settings. Raises UsageError if the driver is not installed."""
@@ -129,228 +283,6 @@ def _open_database(**settings: Any) -> "Database":
             f"a PostgreSQL store needs the package psycopg: {install_command('postgres')}"
         ) from error
     return database.open_database(Settings(**settings))
-
-
-class PostgresDialect:
-    """A database shared by the stores of a process. Implements `sql.dialect.Dialect`."""
-
-    def __init__(self, database: "Database") -> None:
-        self.database = database
-        self.settings = database.settings
-        self.damage: DamageReports = database.damage
-        self._closed = False
-
-    def check_open(self) -> None:
-        """Raise StoreClosed if the store is closed."""
-        if self._closed:
-            raise StoreClosed("the store is closed")
-
-    def check_writable(self) -> None:
-        """Raise StoreClosed or ReadOnly if nothing can be written."""
-        self.check_open()
-        self.database.check_writable()
-
-    # --- transactions ------------------------------------------------------------------------
-
-    def run_read(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work`, which only reads, without a transaction. Retry after a lost connection."""
-        self.check_open()
-        return self.database.run_read(work)
-
-    def run_message_read(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, on the data of one moment.
-
-        Messages never change, so two statements without a transaction are enough. If messages were
-        purged between the two statements, `work` runs again in one transaction.
-        """
-        try:
-            return self.run_read(lambda transaction: work(transaction, None))
-        except MissingRows:
-            with self.read_transaction() as transaction:
-                return work(transaction, self.damage)
-
-    @contextmanager
-    def read_transaction(self) -> Iterator["Transaction"]:
-        """Open a transaction that reads the data of one moment."""
-        self.check_open()
-        with self.database.read_transaction() as transaction:
-            yield transaction
-
-    def run_write(self, work: Callable[["Transaction"], T]) -> T:
-        """Run `work` in a write transaction. Retry if the transaction was certainly not stored."""
-        self.check_open()
-        return self.database.run_write(work)
-
-    def write_transaction(self) -> AbstractContextManager["Transaction"]:
-        """Open a write transaction; any error rolls it back."""
-        self.check_writable()
-        return self.database.write_transaction()
-
-    # --- appends -----------------------------------------------------------------------------
-
-    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message in one round trip and return its seq."""
-        self.check_open()
-        try:
-            seq = self.database.run_statement(  # guard: postgres-no-blind-retry
-                lambda transaction: _append_one(transaction, namespace, key, payload), safe=False
-            )
-        except _SessionMissing:
-            return self.append(namespace, key, Batch((payload,)), None, is_new=True)
-        self.notify(namespace, key)
-        return seq
-
-    def append(
-        self,
-        namespace: str,
-        key: str,
-        batch: Batch,
-        lease: SQLLease[Any] | None,
-        *,
-        is_new: bool = False,
-    ) -> int:
-        """Append a batch in one round trip and return its first seq.
-
-        `is_new`: create the session first. Raises OnceConflict, LeaseLost.
-        """
-        self.check_open()
-        if lease is not None:
-            lease.check_ownership()
-        epoch = lease.epoch if lease is not None else 0
-
-        while True:
-            append_batch = _append_new if is_new else _append
-            run_work = self.database.run_write if is_new else self.database.run_statement
-            work = partial(append_batch, namespace=namespace, key=key, batch=batch, epoch=epoch)
-            try:
-                first_seq = run_work(work, safe=batch.once is not None)
-            except _SessionMissing:
-                is_new = True
-            except UniqueConflict:
-                # guard: postgres-token-race
-                continue  # another writer has just stored the same idempotency key
-            else:
-                self.notify(namespace, key)
-                return first_seq
-
-    def append_group(
-        self,
-        namespace: str,
-        key: str,
-        group: Sequence[tuple[int, Batch]],
-        results: list[AppendResult],
-        lease: SQLLease[Any] | None,
-    ) -> None:
-        """Append batches in order; put the outcome of each batch at its index in `results`.
-
-        Adjacent batches without idempotency keys are merged, and stored completely or not at all.
-        """
-        # Each batch with an idempotency key forms its own group.
-        groups = groupby(group, lambda item: None if item[1].once is None else item[0])
-        for adjacent_batches in (list(items) for _, items in groups):
-            try:
-                merged_batch = _merge_batches([batch for _, batch in adjacent_batches])
-                first_seq = self.append(namespace, key, merged_batch, lease)
-            except StenologError as error:
-                for index, _ in adjacent_batches:
-                    results[index] = copy_error(error)
-                continue
-            for index, batch in adjacent_batches:
-                results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
-                first_seq += len(batch.payloads)
-
-    # --- notification ------------------------------------------------------------------------
-
-    def notify(self, namespace: str, key: str) -> None:
-        """Notify followers in all processes that a session has changed."""
-        self.database.notifications.notify(_notification_name(namespace, key))
-
-    @contextmanager
-    def listen_for_changes(
-        self, namespace: str, key: str
-    ) -> Iterator[tuple[Callable[[float], object], float]]:
-        """Listen for changes of a session.
-
-        Yields a function that waits for a change, and the maximum seconds to pass to it.
-        """
-        notifications, name = self.database.notifications, _notification_name(namespace, key)
-        signal = notifications.subscribe(name)
-        try:
-            yield (
-                lambda seconds: signal.wait(min(seconds, notifications.poll_interval)),
-                notifications.max_poll_interval,
-            )
-        finally:
-            notifications.unsubscribe(name, signal)
-
-    # --- leases ------------------------------------------------------------------------------
-
-    @contextmanager
-    def waiting_for_lease(self, namespace: str, key: str) -> Iterator[Callable[[float], object]]:
-        """Yield a function that waits for a change of the session, but only for a short time."""
-        with self.listen_for_changes(namespace, key) as (wait, _):
-            yield lambda seconds: wait(min(_LEASE_POLL_SECONDS, seconds))
-
-    def is_lease_held(self, row: Row) -> bool:
-        """Return whether the lease of this row is held."""
-        return bool(row[0])
-
-    def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
-        """Acquire the lease and return its epoch; 0 if the lease is held.
-
-        The server's clock measures the ttl.
-        """
-        # The random name makes a retry safe after a lost response.
-        random_name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
-        values = namespace, key.encode(), holder_name(), random_name, seconds
-        for (epoch,) in self.database.run_statement(
-            lambda transaction: transaction.run("take_lease", *values), safe=True
-        ):
-            try:
-                leases.add_lease(key, epoch)
-            except StoreClosed:
-                self.release_leases([epoch])
-                raise
-            return int(epoch)
-        return 0
-
-    def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
-        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
-        self.check_open()
-        seconds = min(float(ttl), _MAX_LEASE_SECONDS)
-        if not self.database.run_statement(
-            lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
-        ) or not leases.confirm_renewal(key, epoch):
-            raise LeaseLost(key, epoch)
-
-    def release_leases(self, epochs: Sequence[int]) -> None:
-        """Release these leases. Raises StoreUnavailable."""
-        self.database.run_statement(
-            lambda transaction: transaction.run("end_leases", list(epochs)), safe=True
-        )
-
-    # --- purge, health, close ----------------------------------------------------------------
-
-    def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Vacuum the tables after a purge; return where purged bytes remain."""
-        try:
-            notices = self.database.vacuum()
-        except StenologError as error:
-            notices = [str(error)]
-        remaining_text = "the pages of the tables still contain it until their owner vacuums them"
-        return (f"{remaining_text}: {notices[0]}",) if notices else ()
-
-    def health(self) -> Health:
-        """Return whether writes are expected to work."""
-        self.check_open()
-        errors, problems = self.database.problems()
-        return Health(ok=not errors, free_bytes=None, problems=(*errors, *problems))
-
-    def close(self) -> None:
-        """Release the shared database; the last store closes it. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.database.release()
 
 
 class _SessionMissing(Exception):

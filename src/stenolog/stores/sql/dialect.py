@@ -9,15 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from stenolog.errors import NotStored, StenologError, StoreUnavailable
-from stenolog.records import Health, Message, Span, State
-from stenolog.stores.arguments import AppendResult, Batch
+from stenolog.records import Message, Span, State
 from stenolog.stores.log_reports import DamageReports
-
-if TYPE_CHECKING:
-    from stenolog.stores.sql.leases import SQLLease, StoreLeases
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -88,7 +84,7 @@ class Transaction(Protocol):
     def erase_on_delete(self) -> AbstractContextManager[object]:
         """Return a context manager for the statements that delete rows in a purge.
 
-        `Dialect.erase_purged_bytes` erases the bytes that these statements leave.
+        `SQLStore._erase_bytes` erases the bytes that these statements leave.
         """
 
     def unfinished_purges(self) -> list[str | bytes]:
@@ -107,8 +103,8 @@ class Settings(Protocol):
         """Maximum time that a call waits for other writers, in seconds."""
 
 
-class Dialect(Protocol):
-    """The database of one store."""
+class Database(Protocol):
+    """The database of a store. Every method raises the errors of `Store`, never driver errors."""
 
     @property
     def damage(self) -> DamageReports:
@@ -118,25 +114,13 @@ class Dialect(Protocol):
     def settings(self) -> Settings:
         """Options with which the database was opened."""
 
-    def check_open(self) -> None:
-        """Raise StoreClosed if the store is closed."""
-
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""
-
-    # --- transactions ------------------------------------------------------------------------
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work`, which only reads. After a lost connection, `work` runs again.
 
         Two reads in `work` may see different data.
-        """
-
-    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, on the data of one moment.
-
-        If `work` gets None instead of DamageReports, `work` must raise MissingRows for missing
-        messages. After MissingRows, `work` runs again.
         """
 
     def read_transaction(self) -> AbstractContextManager[Transaction]:
@@ -147,67 +131,6 @@ class Dialect(Protocol):
 
     def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction; any error rolls it back."""
-
-    # --- appends -----------------------------------------------------------------------------
-
-    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message on the fast path and return its seq."""
-
-    def append(self, namespace: str, key: str, batch: Batch, lease: "SQLLease[Any] | None") -> int:
-        """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
-
-    def append_group(
-        self,
-        namespace: str,
-        key: str,
-        group: Sequence[tuple[int, Batch]],
-        results: list[AppendResult],
-        lease: "SQLLease[Any] | None",
-    ) -> None:
-        """Append batches in order; put the outcome of each batch at its index in `results`."""
-
-    # --- notification ------------------------------------------------------------------------
-
-    def notify(self, namespace: str, key: str, /) -> None:
-        """Tell followers that a session has changed, unless the commit has already told them."""
-
-    def listen_for_changes(
-        self, namespace: str, key: str, /
-    ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
-        """Listen for changes of a session.
-
-        Yields a function that waits for a change, and the maximum seconds to pass to it.
-        """
-
-    # --- leases ------------------------------------------------------------------------------
-
-    def waiting_for_lease(
-        self, namespace: str, key: str, /
-    ) -> AbstractContextManager[Callable[[float], object]]:
-        """Yield a function that waits until the lease may be free, at most the given seconds."""
-
-    def is_lease_held(self, row: Row) -> bool:
-        """Return whether the lease is held; `row` is a row of the statement `lease_in_force`."""
-
-    def acquire_lease(self, leases: "StoreLeases", namespace: str, key: str, *, ttl: float) -> int:
-        """Acquire the lease and return its epoch; 0 if another holder was faster."""
-
-    def renew_lease(self, leases: "StoreLeases", key: str, epoch: int, *, ttl: float) -> None:
-        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
-
-    def release_leases(self, epochs: Sequence[int]) -> None:
-        """Release these leases. Raises StoreUnavailable."""
-
-    # --- purge, health, close ----------------------------------------------------------------
-
-    def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Erase the bytes of purged rows; return a sentence about each place where bytes remain."""
-
-    def health(self) -> Health:
-        """Return whether writes are expected to work."""
-
-    def close(self) -> None:
-        """Release the database; a second call does nothing."""
 
 
 # --- SQL files -------------------------------------------------------------------------------

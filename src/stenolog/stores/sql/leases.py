@@ -3,17 +3,14 @@
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from stenolog.errors import LeaseLost, NoSuchSession, StoreBusy, StoreClosed
+from stenolog.errors import LeaseLost, NoSuchSession, StoreClosed
 from stenolog.stores.locks import ThreadLock
-from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.session_rows import printable_text, uid_and_last_seq
+from stenolog.stores.sql.dialect import Transaction
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.store import SQLStore
@@ -95,57 +92,14 @@ def holder_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
 
 
-def acquire_lease(
-    dialect: Dialect, leases: StoreLeases, namespace: str, key: str, *, ttl: float, wait: float
-) -> int:
-    """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
-    deadline = time.monotonic() + wait
-    read_holder = partial(describe_holder, dialect=dialect, namespace=namespace, key=key)
-    with dialect.waiting_for_lease(namespace, key) as wait_for_change:
-        while True:
-            if leases.is_closed:
-                raise StoreClosed("the store is closed")
-            # Read first, so that waiting callers do not write all the time.
-            description = dialect.run_read(read_holder)
-            if description is None:
-                epoch = dialect.acquire_lease(leases, namespace, key, ttl=ttl)
-                if epoch:
-                    return epoch
-                continue
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise StoreBusy(f"{key!r} is leased by {description}")
-            wait_for_change(remaining)
-
-
-def describe_holder(
-    transaction: Transaction, dialect: Dialect, namespace: str, key: str
-) -> str | None:
-    """Return a description of the lease's holder; None if the lease is free.
-
-    Raises NoSuchSession.
-    """
-    if uid_and_last_seq(transaction, namespace, key) is None:
-        raise NoSuchSession(key)
-    rows = transaction.run("find_lease", namespace, transaction.key_parameter(key))
-    for holder, since, *lease_row in rows:
-        if dialect.is_lease_held(tuple(lease_row)):
-            return f"{printable_text(holder)}, since {printable_text(since)}"
-    return None
-
-
 class SQLLease(Generic[S]):
     """A lease on one session. Writes are rejected after another holder took over the lease.
 
     A lease belongs to the process that acquired it. In a forked child the lease counts as lost.
     """
 
-    def __init__(
-        self, store: S, dialect: Dialect, leases: StoreLeases, key: str, epoch: int, ttl: float
-    ) -> None:
-        self._dialect = dialect
+    def __init__(self, store: S, leases: StoreLeases, key: str, epoch: int, ttl: float) -> None:
         self._leases = leases
-        self._namespace = store.namespace
         self._process = os.getpid()
         self._released = False
         self._ttl = ttl
@@ -162,12 +116,10 @@ class SQLLease(Generic[S]):
         if self._leases.is_closed or self._is_in_forked_child():
             return True
         try:
-            rows = self._dialect.run_read(
-                lambda transaction: transaction.run("lease_in_force", self.epoch)
-            )
+            rows = self.store._run_read(lambda tx, _: tx.run("lease_in_force", self.epoch))
         except StoreClosed:
             return True
-        return not any(self._dialect.is_lease_held(row) for row in rows)
+        return not any(self.store._is_lease_held(row) for row in rows)
 
     def check_ownership(self) -> None:
         """Raise LeaseLost in a forked child, and after a release."""
@@ -207,7 +159,7 @@ class SQLLease(Generic[S]):
     def renew(self) -> None:
         """Extend the lease to ttl seconds from now. Raises LeaseLost."""
         self.check_ownership()
-        self._dialect.renew_lease(self._leases, self.key, self.epoch, ttl=self._ttl)
+        self.store._renew_lease(self.key, self.epoch, ttl=self._ttl)
 
     def release(self) -> None:
         """Release the lease; a second call does nothing.
@@ -219,8 +171,8 @@ class SQLLease(Generic[S]):
         self._released = True
         try:
             with suppress(StoreClosed):
-                self._dialect.release_leases([self.epoch])
-                self._dialect.notify(self._namespace, self.key)
+                self.store._release_leases([self.epoch])
+                self.store._notify(self.key)
             # Forget the lease last, so that a concurrent `close` still releases the lease.
             self._leases.forget_lease(self.key, self.epoch)
         except BaseException:

@@ -1,14 +1,16 @@
 """SQLStore: the methods of a store that SQLite and PostgreSQL share."""
 
 import copy
+import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
-from stenolog.errors import NoSuchSession, StenologError, UsageError
+from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreClosed, UsageError
 from stenolog.records import (
     CompactionResult,
     Health,
@@ -19,6 +21,7 @@ from stenolog.records import (
 )
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
+    AppendResult,
     Batch,
     check_count,
     check_int,
@@ -33,11 +36,11 @@ from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, SessionOperations, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import lifecycle, session_rows
-from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease
+from stenolog.stores.sql.dialect import Database, Row, Transaction
+from stenolog.stores.sql.leases import SQLLease, StoreLeases
 from stenolog.stores.sql.lifecycle import RemovedMessages
 from stenolog.stores.sql.rows import parse_time, session_info
-from stenolog.stores.sql.session_rows import decode_text
+from stenolog.stores.sql.session_rows import decode_text, printable_text
 
 P = ParamSpec("P")
 _Work = Callable[Concatenate[Transaction, str, P], T]
@@ -47,16 +50,18 @@ _Work = Callable[Concatenate[Transaction, str, P], T]
 class SQLStore(SessionOperations):
     """Sessions in the tables of a database. stores/base.py documents each call."""
 
-    def __init__(self, namespace: str, dialect: Dialect) -> None:
+    database: Database
+    """The open database."""
+
+    def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._dialect = dialect
         self._lease: SQLLease[Any] | None = None
         self._leases = StoreLeases()
 
     @property
     def read_only(self) -> bool:
         """Whether the store was opened read-only."""
-        return self._dialect.settings.read_only
+        return self.database.settings.read_only
 
     @property
     def namespace(self) -> str:
@@ -66,7 +71,7 @@ class SQLStore(SessionOperations):
     @property
     def busy_timeout(self) -> float:
         """Maximum time that a call waits for other writers, in seconds."""
-        return self._dialect.settings.busy_timeout
+        return self.database.settings.busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -84,8 +89,8 @@ class SQLStore(SessionOperations):
         check_key(key)
         if once is not None or self._lease is not None:
             check_once(once)
-            return self._dialect.append(self._namespace, key, Batch((payload,), once), self._lease)
-        return self._dialect.append_one(self._namespace, key, payload)
+            return self._append_batch(key, Batch((payload,), once))
+        return self._append_one(key, payload)
 
     def add_messages(
         self,
@@ -99,18 +104,18 @@ class SQLStore(SessionOperations):
         check_key(key)
         batch = make_batch(messages, once, at)
         if not batch.payloads:
-            self._dialect.check_writable()
+            self._check_writable()
             return []
-        first = self._dialect.append(self._namespace, key, batch, self._lease)
+        first = self._append_batch(key, batch)
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """Append for several callers in order; return the seqs or the error of each caller."""
         check_key(key)
-        self._dialect.check_writable()
+        self._check_writable()
         group, results = make_group(appends)
         if group:
-            self._dialect.append_group(self._namespace, key, group, results, self._lease)
+            self._append_group(key, group, results)
         return results
 
     # --- visibility, summary, meta -----------------------------------------------------------
@@ -118,9 +123,9 @@ class SQLStore(SessionOperations):
     def _change(self, key: str, decide: Decide[T]) -> T:
         """Call `decide` and store the change in one transaction, which may be retried."""
         check_key(key)
-        decision = self._run_write(session_rows.apply_operation, key, decide, self._dialect.damage)
+        decision = self._run_write(session_rows.apply_operation, key, decide, self.database.damage)
         if decision.change is not None:
-            self._dialect.notify(self._namespace, key)
+            self._notify(key)
         return decision.result
 
     def compact(self, key: str) -> CompactionResult:
@@ -150,13 +155,13 @@ class SQLStore(SessionOperations):
         check_key(new_key)
         check_optional_int(at=at)
         self._run_write(lifecycle.fork, key, new_key, at=at)
-        self._dialect.notify(self._namespace, new_key)
+        self._notify(new_key)
 
     def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash."""
         check_key(key)
         trashed = self._run_write(lifecycle.delete, key)
-        self._dialect.notify(self._namespace, key)
+        self._notify(key)
         return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
@@ -165,11 +170,11 @@ class SQLStore(SessionOperations):
         target_key = key if as_key is None else as_key
         check_key(target_key)
         self._run_write(lifecycle.restore, key, uid=uid, as_key=target_key)
-        self._dialect.notify(self._namespace, target_key)
+        self._notify(target_key)
 
     def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, the last deleted first."""
-        return self._run_read(lifecycle.list_trash, self._dialect.damage)
+        return self._run_read(lifecycle.list_trash, self.database.damage)
 
     def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Delete a session or its older messages permanently, and erase their bytes.
@@ -190,7 +195,7 @@ class SQLStore(SessionOperations):
         removed, has_unfinished = self._run_write(work)
         if removed is None and not has_unfinished:
             raise NoSuchSession(key)
-        self._dialect.notify(self._namespace, key)
+        self._notify(key)
         return self._erase_purged_bytes(removed or RemovedMessages(0, 0, 0, ()))
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
@@ -199,12 +204,12 @@ class SQLStore(SessionOperations):
         removed = self._run_write(lifecycle.purge_trash, key, entries)
         if removed is None:
             raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
-        self._dialect.notify(self._namespace, key)
+        self._notify(key)
         return self._erase_purged_bytes(removed)
 
     def unfinished_purges(self) -> list[TrashedSession]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        start_times = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        start_times = self._run_read(lambda transaction, _: transaction.unfinished_purges())
         return [
             TrashedSession(key="", uid="", deleted=parse_time(at), count=0) for at in start_times
         ]
@@ -221,7 +226,7 @@ class SQLStore(SessionOperations):
             messages=removed.messages,
             first=removed.first,
             last=removed.last,
-            not_reached=removed.not_reached + self._dialect.erase_purged_bytes(),
+            not_reached=removed.not_reached + self._erase_bytes(),
         )
 
     # --- leases ------------------------------------------------------------------------------
@@ -230,20 +235,41 @@ class SQLStore(SessionOperations):
         """Acquire the lease of this session: one holder at a time, across all processes."""
         check_key(key)
         states.check_lease_times(ttl, wait)
-        self._dialect.check_writable()
-        wait = self.busy_timeout if wait is None else wait
-        epoch = acquire_lease(self._dialect, self._leases, self._namespace, key, ttl=ttl, wait=wait)
-        return SQLLease(self, self._dialect, self._leases, key, epoch, ttl)
+        self._check_writable()
+        deadline = time.monotonic() + (self.busy_timeout if wait is None else wait)
+        with self._waiting_for_lease(key) as wait_for_change:
+            while True:
+                # Read first, so that waiting callers do not write all the time.
+                holder = self._run_read(self._describe_holder, key)
+                if holder is None:
+                    epoch = self._acquire_lease(key, ttl=ttl)
+                    if epoch:
+                        return SQLLease(self, self._leases, key, epoch, ttl)
+                    continue
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise StoreBusy(f"{key!r} is leased by {holder}")
+                wait_for_change(remaining)
+
+    def _describe_holder(self, transaction: Transaction, namespace: str, key: str) -> str | None:
+        """Return a description of the lease's holder; None if the lease is free.
+
+        Raises NoSuchSession.
+        """
+        if session_rows.uid_and_last_seq(transaction, namespace, key) is None:
+            raise NoSuchSession(key)
+        rows = transaction.run("find_lease", namespace, transaction.key_parameter(key))
+        for holder, since, *lease_row in rows:
+            if self._is_lease_held(tuple(lease_row)):
+                return f"{printable_text(holder)}, since {printable_text(since)}"
+        return None
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return those of `keys` whose sessions are leased now, by any process."""
-        return self._dialect.run_read(
-            lambda transaction: {
-                decode_text(key)
-                for key, *lease_row in transaction.run("leases", self._namespace)
-                if self._dialect.is_lease_held(tuple(lease_row))
-            }
-        ).intersection(keys)
+        rows = self._run_read(lambda transaction, namespace: transaction.run("leases", namespace))
+        return {
+            decode_text(key) for key, *lease_row in rows if self._is_lease_held(tuple(lease_row))
+        }.intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
         """Return a copy of this store that rejects writes after the lease is lost."""
@@ -273,7 +299,7 @@ class SQLStore(SessionOperations):
                 transaction, session, damage, last=last, after=after
             )
 
-        return self._dialect.run_message_read(read)
+        return self._run_message_read(read)
 
     def get_summary(self, key: str) -> str:
         """Return the summary, or an empty text."""
@@ -285,7 +311,7 @@ class SQLStore(SessionOperations):
         """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
         session = self._run_read(lifecycle.require_session, key)
-        return session_info(session, self._dialect.damage.lost_seqs(session.state.uid))
+        return session_info(session, self.database.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -310,14 +336,14 @@ class SQLStore(SessionOperations):
                 transaction, session, damage, last=last, after=after
             )
             return SessionView(
-                info=session_info(session, self._dialect.damage.lost_seqs(state.uid)),
+                info=session_info(session, self.database.damage.lost_seqs(state.uid)),
                 messages=tuple(messages),
                 upto=session.last_seq,
                 last=last,
                 after=after,
             )
 
-        return self._dialect.run_message_read(read)
+        return self._run_message_read(read)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
@@ -328,12 +354,12 @@ class SQLStore(SessionOperations):
             raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
         return self._run_read(
-            session_rows.list_keys, self._dialect.damage, prefix=prefix, limit=limit, after=after
+            session_rows.list_keys, self.database.damage, prefix=prefix, limit=limit, after=after
         )
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session: a text that differs after every change."""
-        return self._run_read(session_rows.session_stamps, self._dialect.damage)
+        return self._run_read(session_rows.session_stamps, self.database.damage)
 
     def read_marker(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
@@ -350,18 +376,16 @@ class SQLStore(SessionOperations):
         """Yield each message after seq `after` once, as it arrives."""
         check_key(key)
         check_int(after=after)
-        self._dialect.check_open()
+        self._check_open()
         return self._follow(key, max(0, after), uid, timeout)
 
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
         def read_new(last_seq: int) -> NewMessages | None:
-            return self._dialect.run_message_read(
-                partial(self._read_new_messages, key=key, after=last_seq)
-            )
+            return self._run_message_read(partial(self._read_new_messages, key=key, after=last_seq))
 
-        with self._dialect.listen_for_changes(self._namespace, key) as (wait, max_wait):
+        with self._listen_for_changes(key) as (wait, max_wait):
             yield from poll_messages(
                 read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=max_wait
             )
@@ -382,9 +406,8 @@ class SQLStore(SessionOperations):
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have a session, even if only in the trash."""
-        return self._dialect.run_read(
-            lambda transaction: [namespace for (namespace,) in transaction.run("namespaces")]
-        )
+        rows = self._run_read(lambda transaction, _: transaction.run("namespaces"))
+        return [namespace for (namespace,) in rows]
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return the SnapshotMark of every session of this namespace, deleted sessions first."""
@@ -393,7 +416,8 @@ class SQLStore(SessionOperations):
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session."""
-        with self._dialect.read_transaction() as transaction:
+        self._check_open()
+        with self.database.read_transaction() as transaction:
             yield lifecycle.read_snapshot(transaction, self._namespace, mark, after=after)
 
     @contextmanager
@@ -403,31 +427,33 @@ class SQLStore(SessionOperations):
             with self.read_snapshot(mark) as reading:
                 yield reading
             return
-        with self._dialect.write_transaction() as transaction:
+        self._check_open()
+        with self.database.write_transaction() as transaction:
             yield lifecycle.read_snapshot(transaction, self._namespace, mark, lock=True)
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Open a writer that stores several sessions in one transaction."""
+        self._check_open()
         with (
-            self._dialect.write_transaction() as transaction,
+            self.database.write_transaction() as transaction,
             nullcontext() if self._lease is None else self._lease.fence(transaction),
         ):
             yield lifecycle.SQLSnapshotWriter(transaction, self._namespace)
 
-    # --- health and close --------------------------------------------------------------------
-
-    def health(self) -> Health:
-        """Return whether writes are expected to work."""
-        return self._dialect.health()
+    # --- close -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Release every lease and the database; a second call does nothing."""
-        epochs = self._leases.close()
-        with suppress(StenologError):
-            if epochs:
-                self._dialect.release_leases(epochs)
-        self._dialect.close()
+        if self._leases.is_closed:
+            return
+        try:
+            epochs = self._leases.close()
+            with suppress(StenologError):
+                if epochs:
+                    self._release_leases(epochs)
+        finally:
+            self._close_database()
 
     def __enter__(self) -> Self:
         return self
@@ -435,21 +461,103 @@ class SQLStore(SessionOperations):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._leases.is_closed:
+            raise StoreClosed("the store is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        self.database.check_writable()
+
+    # --- transactions ------------------------------------------------------------------------
+
     def _run_read(self, work: _Work[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` with a read transaction, the namespace and these arguments."""
-        return self._dialect.run_read(
+        self._check_open()
+        return self.database.run_read(
             lambda transaction: work(transaction, self._namespace, *args, **options)
         )
 
+    def _run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
+        """Run `work`, which reads a session and its messages, on the data of one moment.
+
+        If `work` gets None instead of DamageReports, `work` must raise MissingRows for missing
+        messages. After MissingRows, `work` runs again.
+        """
+        self._check_open()
+        with self.database.read_transaction() as transaction:
+            return work(transaction, self.database.damage)
+
     def _run_write(self, work: _Work[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` with a write transaction. If this store has a lease, the lease is checked."""
+        self._check_open()
         lease = self._lease
         if lease is not None:
-            self._dialect.check_open()
             lease.check_ownership()
 
         def fenced_work(transaction: Transaction) -> T:
             with nullcontext() if lease is None else lease.fence(transaction):
                 return work(transaction, self._namespace, *args, **options)
 
-        return self._dialect.run_write(fenced_work)
+        return self.database.run_write(fenced_work)
+
+    # --- operations that differ between the databases ----------------------------------------
+
+    @abstractmethod
+    def _append_one(self, key: str, payload: bytes) -> int:
+        """Append one message on the fast path and return its seq."""
+
+    @abstractmethod
+    def _append_batch(self, key: str, batch: Batch) -> int:
+        """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
+
+    @abstractmethod
+    def _append_group(
+        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
+    ) -> None:
+        """Append batches in order; put the outcome of each batch at its index in `results`."""
+
+    @abstractmethod
+    def _notify(self, key: str, /) -> None:
+        """Tell followers that a session has changed, unless the commit has already told them."""
+
+    @abstractmethod
+    def _listen_for_changes(
+        self, key: str, /
+    ) -> AbstractContextManager[tuple[Callable[[float], object], float]]:
+        """Listen for changes of a session.
+
+        Yields a function that waits for a change, and the maximum seconds to pass to it.
+        """
+
+    @abstractmethod
+    def _waiting_for_lease(self, key: str, /) -> AbstractContextManager[Callable[[float], object]]:
+        """Yield a function that waits until the lease may be free, at most the given seconds."""
+
+    @abstractmethod
+    def _is_lease_held(self, row: Row) -> bool:
+        """Return whether the lease is held; `row` is a row of the statement `lease_in_force`."""
+
+    @abstractmethod
+    def _acquire_lease(self, key: str, *, ttl: float) -> int:
+        """Acquire the lease and return its epoch; 0 if another holder was faster."""
+
+    @abstractmethod
+    def _renew_lease(self, key: str, epoch: int, *, ttl: float) -> None:
+        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
+
+    @abstractmethod
+    def _release_leases(self, epochs: Sequence[int]) -> None:
+        """Release these leases. Raises StoreUnavailable."""
+
+    @abstractmethod
+    def _erase_bytes(self) -> tuple[str, ...]:
+        """Erase the bytes of purged rows; return a sentence about each place where bytes remain."""
+
+    @abstractmethod
+    def health(self) -> Health:
+        """Return whether writes are expected to work."""
+
+    @abstractmethod
+    def _close_database(self) -> None:
+        """Release the database. Called once."""

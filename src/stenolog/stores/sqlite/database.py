@@ -111,6 +111,11 @@ class Database:
                     raise
                 raise failure from error
 
+    def run_write(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` in a write transaction."""
+        with self.write_transaction() as transaction:
+            return work(transaction)
+
     def rewrite(self) -> None:
         """Rewrite the file and empty its log, so that no bytes of deleted rows remain.
 
@@ -319,6 +324,11 @@ class Database:
                     raise
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise read_failure(error, f"reading {self.file}") from error
+
+    def run_read(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work`, which only reads, on the data of one moment."""
+        with self.read_transaction() as transaction:
+            return work(transaction)
 
     @property
     def is_outdated(self) -> bool:

@@ -15,7 +15,6 @@ from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.database_file import known_bugs
-from stenolog.stores.sqlite.store import SQLiteDialect
 from stenolog.stores.sqlite.transactions import Transaction
 
 _MAX_INTEGRITY_PROBLEMS: Final = 20
@@ -55,7 +54,7 @@ def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
         return []
     database = Database(file, Settings())
     try:
-        return repair_sessions(SQLiteDialect(database).run_write, repairable)
+        return repair_sessions(database.run_write, repairable)
     finally:
         database.close()
 

@@ -29,9 +29,8 @@ from stenolog.stores.arguments import (
     token_bytes,
 )
 from stenolog.stores.catalog_file import catalog_path, delete_catalogs
-from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.dialect import Row
-from stenolog.stores.sql.leases import SQLLease, StoreLeases, describe_holder, holder_name
+from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sql.store import SQLStore
@@ -74,6 +73,7 @@ class SQLiteStore(SQLStore):
         synchronous: Literal["full", "normal"] = "full",
         cache_kb: int = DEFAULT_CACHE_KB,
     ) -> None:
+        super().__init__(namespace)
         check_namespace(namespace)
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
@@ -90,7 +90,6 @@ class SQLiteStore(SQLStore):
             cache_kb=cache_kb,
         )
         """The open database file."""
-        super().__init__(namespace, SQLiteDialect(self.database))
 
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if the tables have an older version.
@@ -105,60 +104,10 @@ class SQLiteStore(SQLStore):
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self.database.file)!r}, namespace={self._namespace!r})"
 
-
-def _open_database(file: str | os.PathLike[str], **settings: Any) -> "Database":
-    """Open the database in this file. Raises UsageError if the driver is not installed."""
-    try:
-        from stenolog.stores.sqlite.connections import Settings
-        from stenolog.stores.sqlite.database import Database
-    except ImportError as error:
-        raise missing_driver_error(error) from error
-    return Database(file, Settings(**settings))
-
-
-def missing_driver_error(error: ImportError) -> Exception:
-    """Return the error to raise if the driver is missing; any other ImportError unchanged."""
-    if error.name != "apsw":
-        return error
-    return UsageError(
-        f"a SQLite store needs the package apsw, which includes SQLite: {install_command('sqlite')}"
-    )
-
-
-class SQLiteDialect:
-    """One database file. Implements `sql.dialect.Dialect`."""
-
-    def __init__(self, database: "Database") -> None:
-        self.database = database
-        self.settings = database.settings
-        self.damage: DamageReports = database.damage
-        self.check_open = database.check_open
-        self.check_writable = database.check_writable
-        self.read_transaction = database.read_transaction
-        self.write_transaction = database.write_transaction
-        self.close = database.close
-
-    # --- transactions ------------------------------------------------------------------------
-
-    def run_read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, on the data of one moment."""
-        with self.read_transaction() as transaction:
-            return work(transaction)
-
-    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, on the data of one moment."""
-        with self.read_transaction() as transaction:
-            return work(transaction, self.damage)
-
-    def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction."""
-        with self.write_transaction() as transaction:
-            return work(transaction)
-
     # --- appends -----------------------------------------------------------------------------
 
-    def append_one(self, namespace: str, key: str, payload: bytes) -> int:
-        """Append one message on the fast path and return its seq."""
+    def _append_one(self, key: str, payload: bytes) -> int:
+        namespace = self._namespace
 
         def work(transaction: Transaction) -> int:
             at = now()
@@ -173,32 +122,23 @@ class SQLiteDialect:
 
         return self.database.run_shared(work)
 
-    def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
-        """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
-
+    def _append_batch(self, key: str, batch: Batch) -> int:
         def work(transaction: Transaction) -> int:
-            if lease is not None:
-                lease.check_held(transaction)
-            return _append(transaction, namespace, key, batch)
+            if self._lease is not None:
+                self._lease.check_held(transaction)
+            return _append(transaction, self._namespace, key, batch)
 
         return self.database.run_shared(work)
 
-    def append_group(
-        self,
-        namespace: str,
-        key: str,
-        group: Sequence[tuple[int, Batch]],
-        results: list[AppendResult],
-        lease: SQLLease[Any] | None,
+    def _append_group(
+        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
     ) -> None:
-        """Append batches in one transaction; put each outcome at its index in `results`."""
-
         def work(transaction: Transaction) -> None:
-            if lease is not None:
-                lease.check_held(transaction)
+            if self._lease is not None:
+                self._lease.check_held(transaction)
             for index, batch in group:
                 try:
-                    first_seq = _append(transaction, namespace, key, batch)
+                    first_seq = _append(transaction, self._namespace, key, batch)
                     results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
                 except StenologError as error:
                     results[index] = error
@@ -211,16 +151,14 @@ class SQLiteDialect:
 
     # --- notification ------------------------------------------------------------------------
 
-    def notify(self, _namespace: str, _key: str, /) -> None:
+    def _notify(self, _key: str, /) -> None:
         """Do nothing: each commit wakes the followers of this process; other processes poll."""
 
     @contextmanager
-    def listen_for_changes(
-        self, _namespace: str, _key: str, /
+    def _listen_for_changes(
+        self, _key: str, /
     ) -> Iterator[tuple[Callable[[float], object], float]]:
         """Listen for commits of this process.
-
-        Yields a function that waits for a commit, and the maximum seconds to pass to it.
 
         By default, a commit is on the disk before readers see it. So a power cut cannot remove
         messages that a follower has received.
@@ -241,23 +179,18 @@ class SQLiteDialect:
     # --- leases ------------------------------------------------------------------------------
 
     @contextmanager
-    def waiting_for_lease(
-        self, _namespace: str, _key: str, /
-    ) -> Iterator[Callable[[float], object]]:
-        """Yield a function that waits for a few milliseconds."""
+    def _waiting_for_lease(self, _key: str, /) -> Iterator[Callable[[float], object]]:
         yield lambda seconds: time.sleep(min(_LEASE_POLL_SECONDS, seconds))
 
-    def is_lease_held(self, row: Row) -> bool:
-        """Return whether the lease of this row is held."""
+    def _is_lease_held(self, row: Row) -> bool:
         return is_held(*row)
 
-    def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
-        """Acquire the lease and return its epoch; 0 if another holder was faster."""
-        epoch = 0
+    def _acquire_lease(self, key: str, *, ttl: float) -> int:
+        namespace, leases, epoch = self._namespace, self._leases, 0
         try:
             with self.database.write_transaction() as transaction:
                 # guard: sqlite-one-lease-holder
-                if describe_holder(transaction, self, namespace, key) is not None:
+                if self._describe_holder(transaction, namespace, key) is not None:
                     return 0
                 transaction.run("end_lease_of", namespace, key)
                 [(epoch,)] = transaction.run(
@@ -276,23 +209,20 @@ class SQLiteDialect:
             raise
         return int(epoch)
 
-    def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
-        """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
+    def _renew_lease(self, key: str, epoch: int, *, ttl: float) -> None:
         with self.database.write_transaction() as transaction:
-            expires_at, holder = time.time() + ttl, format_holder(leases.name, ttl)
+            expires_at, holder = time.time() + ttl, format_holder(self._leases.name, ttl)
             renewed_rows = transaction.run("renew_lease", epoch, now(), expires_at, holder)
-            if not renewed_rows or not leases.confirm_renewal(key, epoch):
+            if not renewed_rows or not self._leases.confirm_renewal(key, epoch):
                 raise LeaseLost(key, epoch)
 
-    def release_leases(self, epochs: Sequence[int]) -> None:
-        """Release these leases."""
+    def _release_leases(self, epochs: Sequence[int]) -> None:
         with self.database.write_transaction() as transaction:
             transaction.run_many("end_leases", ((epoch,) for epoch in epochs))
 
-    # --- purge and health --------------------------------------------------------------------
+    # --- purge, health, close ----------------------------------------------------------------
 
-    def erase_purged_bytes(self) -> tuple[str, ...]:
-        """Rewrite the file and empty its log after a purge; return where purged bytes remain."""
+    def _erase_bytes(self) -> tuple[str, ...]:
         database = self.database
         try:
             with database.read_transaction() as transaction:
@@ -322,6 +252,28 @@ class SQLiteDialect:
                 problems.append("a purge was interrupted; purge again to finish it")
         free_bytes, errors = self.database.disk_space()
         return Health(ok=not errors, free_bytes=free_bytes, problems=(*errors, *problems))
+
+    def _close_database(self) -> None:
+        self.database.close()
+
+
+def _open_database(file: str | os.PathLike[str], **settings: Any) -> "Database":
+    """Open the database in this file. Raises UsageError if the driver is not installed."""
+    try:
+        from stenolog.stores.sqlite.connections import Settings
+        from stenolog.stores.sqlite.database import Database
+    except ImportError as error:
+        raise missing_driver_error(error) from error
+    return Database(file, Settings(**settings))
+
+
+def missing_driver_error(error: ImportError) -> Exception:
+    """Return the error to raise if the driver is missing; any other ImportError unchanged."""
+    if error.name != "apsw":
+        return error
+    return UsageError(
+        f"a SQLite store needs the package apsw, which includes SQLite: {install_command('sqlite')}"
+    )
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:

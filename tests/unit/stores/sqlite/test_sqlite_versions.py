@@ -10,7 +10,6 @@ from stenolog import SQLiteStore
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.database_file import known_bugs
-from stenolog.stores.sqlite.store import SQLiteDialect
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,6 @@ def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
         store.database.close()
         with caplog.at_level(logging.WARNING, "stenolog"):
             store.database = Database(file, Settings(sqlite_version="3.40.1"))
-            store._dialect = SQLiteDialect(store.database)
         assert "WAL-reset" in caplog.text
         assert any("3.40.1" in problem for problem in store.health().problems)
 
