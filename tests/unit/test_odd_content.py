@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
-from stenolog.catalog.indexing import SessionReader, StampRules
+from stenolog.catalog.indexing import SessionReader
 from stenolog.cli.show import MessageRenderer, message_fields, print_message
 from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
@@ -87,7 +87,7 @@ def _odd_messages() -> SearchStrategy[dict[str, Any]]:
 
 def _catalog(store: Store, info: SessionInfo, _history: list[Message]) -> None:
     # Raises NotIndexable if a catalog would list the session with a problem.
-    for step in SessionReader(store, StampRules()).steps_to_current(info.key, "stamp", None):
+    for step in SessionReader(store).steps_to_current(info.key, "stamp", None):
         assert len(step.messages) in (0, info.count)
 
 

@@ -26,7 +26,6 @@ from threading import get_ident
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from stenolog.catalog.catalog_database import (
     VERSION,
@@ -270,6 +269,8 @@ class Connection(sqlite3.Connection):
     """A connection to SQLite with the statements of a catalog."""
 
     fulltext: FullTextIndex = "fts5"
+    identity: Identity | None = None
+    """Identity of the connected file; None for a database in memory."""
 
     def run(self, name: str, values: Sequence[Any] = (), /, *, column: str = "") -> sqlite3.Cursor:
         """Execute a statement of queries.sql and return its rows."""
@@ -278,13 +279,6 @@ class Connection(sqlite3.Connection):
     def run_many(self, name: str, rows: Iterable[Sequence[Any]], /) -> None:
         """Execute a statement of queries.sql once per row of values."""
         self.executemany(load_statements()[name], rows)
-
-
-class _OpenFile(Struct, frozen=True):
-    """A connection, and the identity of its file."""
-
-    connection: Connection
-    identity: Identity
 
 
 class FileDatabase:
@@ -298,7 +292,7 @@ class FileDatabase:
         self._exclusive_lock = ExclusiveLock(str(path))
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
         """Exclusive uses that block other threads during a fork, by id of the forking thread."""
-        self._connections: dict[str, _OpenFile] = {}
+        self._connections: dict[str, Connection] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
         self._damaged_file: Identity | None = None
         """Identity of the file that was found to be damaged."""
@@ -309,29 +303,29 @@ class FileDatabase:
     def read_transaction(self) -> Iterator[Connection]:
         """Start a read transaction, which sees a consistent state of the tables."""
         with self._exclusive_use() as use:
-            open_file = self._begin_read()
-            with self._convert_errors(open_file, use):
-                yield open_file.connection
+            connection = self._begin_read()
+            with self._convert_errors(connection, use):
+                yield connection
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
         """Start a write transaction: committed at the end, rolled back on any error."""
         with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
-            open_file = self._open_for_writing()
+            connection = self._open_for_writing()
             try:
-                with self._convert_errors(open_file, use), larger_page_cache(open_file.connection):
-                    open_file.connection.execute("BEGIN IMMEDIATE")
+                with self._convert_errors(connection, use), larger_page_cache(connection):
+                    connection.execute("BEGIN IMMEDIATE")
                     write_lock_content(lock, WRITING_MARK)
-                    yield open_file.connection
-                    open_file.connection.execute("COMMIT")
+                    yield connection
+                    connection.execute("COMMIT")
             finally:
                 if (
                     self._exclusive_lock.is_active(use)
-                    and file_identity(self._path) == open_file.identity
+                    and file_identity(self._path) == connection.identity
                 ):
                     write_lock_content(lock, file_stamp(self._path))
-            if file_identity(self._path) != open_file.identity:
+            if file_identity(self._path) != connection.identity:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
@@ -402,21 +396,21 @@ class FileDatabase:
         with self._exclusive_lock.exclusive_use(timeout=self._lock.timeout) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
-            for open_file in self._connections.values():
+            for connection in self._connections.values():
                 # A call that Ctrl-C interrupted may have left its transaction open.
-                roll_back(open_file.connection)
+                roll_back(connection)
             yield use
 
     # --- connections -------------------------------------------------------------------------
 
-    def _begin_read(self) -> "_OpenFile":
+    def _begin_read(self) -> Connection:
         """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
-                open_file = self._connect("ro")
-                open_file.connection.execute("BEGIN")
+                connection = self._connect("ro")
+                connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
-                self._check_tables(open_file)
+                self._check_tables(connection)
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
                 self._damaged_file = file_identity(self._path)
@@ -429,30 +423,30 @@ class FileDatabase:
                 with self._hold_lock():
                     self._open_for_writing()
             else:
-                return open_file
+                return connection
         raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
-    def _open_for_writing(self) -> "_OpenFile":
+    def _open_for_writing(self) -> Connection:
         """Return a writable connection. The caller must hold the lock.
 
         Raises CatalogDamaged, CatalogUnusable.
         """
         try:
-            open_file = self._connect("rw")
+            connection = self._connect("rw")
             # If a writer died, this check recovers the database.
-            self._check_tables(open_file)
+            self._check_tables(connection)
         except sqlite3.Error as error:
             raise self._convert_error(error) from error
-        return open_file
+        return connection
 
-    def _check_tables(self, open_file: "_OpenFile") -> None:
+    def _check_tables(self, connection: Connection) -> None:
         """Raise CatalogDamaged if the tables are missing or have another version."""
-        if not has_tables(open_file.connection):
-            roll_back(open_file.connection)
-            self._damaged_file = open_file.identity
+        if not has_tables(connection):
+            roll_back(connection)
+            self._damaged_file = connection.identity
             raise CatalogDamaged(f"{self._path} has another version")
 
-    def _connect(self, mode: str) -> "_OpenFile":
+    def _connect(self, mode: str) -> Connection:
         """Return a connection to the current file if it is unchanged since the last write.
 
         Raises sqlite3.Error.
@@ -464,34 +458,35 @@ class FileDatabase:
         if not self._is_unchanged():
             self._damaged_file = identity
             raise CatalogDamaged(f"{self._path} was changed by another program")
-        open_file = self._connections.get(mode)
-        if open_file is None or open_file.identity != identity:
+        connection = self._connections.get(mode)
+        if connection is None or connection.identity != identity:
             self._close_connection(mode)
             connection = connect_file(self._path, mode, timeout=self._lock.timeout)
-            open_file = self._connections[mode] = _OpenFile(connection, identity)
-        return open_file
+            connection.identity = identity
+            self._connections[mode] = connection
+        return connection
 
     @contextmanager
-    def _convert_errors(self, open_file: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
+    def _convert_errors(self, connection: Connection, use: ExclusiveUse) -> Iterator[None]:
         """Convert errors of SQLite, and leave no transaction open."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._convert_error(error, open_file) from error
+            raise self._convert_error(error, connection) from error
         except (ValueError, msgspec.MsgspecError) as error:
             # Only this class writes to the catalog, so data that cannot be decoded is damaged.
-            self._damaged_file = open_file.identity
+            self._damaged_file = connection.identity
             raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
             if self._exclusive_lock.is_active(use):
-                roll_back(open_file.connection)
+                roll_back(connection)
 
     def _convert_error(
-        self, error: sqlite3.Error, open_file: "_OpenFile | None" = None
+        self, error: sqlite3.Error, connection: Connection | None = None
     ) -> CatalogDamaged | CatalogUnusable:
         catalog_error = convert_error(error, str(self._path))
         identity = file_identity(self._path)
-        if identity is None or (open_file is not None and identity != open_file.identity):
+        if identity is None or (connection is not None and identity != connection.identity):
             # The file was removed during the call, which may have caused the error.
             return CatalogDamaged(str(catalog_error))
         if isinstance(catalog_error, CatalogDamaged):
@@ -499,9 +494,9 @@ class FileDatabase:
         return catalog_error
 
     def _close_connection(self, mode: str) -> None:
-        open_file = self._connections.pop(mode, None)
-        if open_file is not None:
-            open_file.connection.close()
+        connection = self._connections.pop(mode, None)
+        if connection is not None:
+            connection.close()
 
     def _close_connections(self) -> None:
         for mode in ("ro", "rw"):
@@ -545,8 +540,8 @@ class FileDatabase:
         """Drop all connections: they belong to the parent process."""
         self._exclusive_lock = ExclusiveLock(str(self._path))
         self._uses_during_fork = {}
-        for open_file in self._connections.values():
-            keep_forever(open_file.connection)
+        for connection in self._connections.values():
+            keep_forever(connection)
         self._connections = {}
 
 

@@ -54,7 +54,6 @@ from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys
 from stenolog.stores.catalog_file import CatalogFileStore
-from stenolog.stores.jsonl import JSONLStore
 
 if TYPE_CHECKING:
     # Imported on demand: a list does not need these modules.
@@ -79,7 +78,6 @@ _LAZY_MODULES: Final = (
     "stenolog.catalog.indexing",
     "stenolog.catalog.query",
     "stenolog.catalog.message_search",
-    "stenolog.stores.jsonl.session_list",
     "hashlib",
 )
 """Modules that are imported on first use."""
@@ -618,17 +616,12 @@ class Refresher:
         self, catalog_stamps: _KnownStamps, stamps: dict[str, str], progress: Progress
     ) -> set[str]:
         """Index the changes. Return the keys of sessions that another process changed first."""
-        # Imported on demand: these modules are needed only if there are changes.
-        from stenolog.catalog.indexing import Indexer, StampRules
-        from stenolog.stores.jsonl import session_list
+        # Imported on demand: this module is needed only if there are changes.
+        from stenolog.catalog.indexing import Indexer
 
-        stamp_rules = StampRules()
-        if isinstance(self._store, JSONLStore):
-            stamp_rules = StampRules(session_list.has_grown, session_list.write_time)
         indexer = Indexer(
             self._store,
             self.database,
-            stamp_rules,
             catalog_id=catalog_stamps.catalog_id,
             known_stamps=catalog_stamps.stamps,
             price_list_version=self._price_list_version,

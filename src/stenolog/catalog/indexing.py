@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import astuple
 
 from stenolog.catalog import searchable_text, steps, tokenizer
@@ -26,19 +25,11 @@ from stenolog.errors import (
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import log_reports, spans
 from stenolog.stores.base import Store
+from stenolog.stores.jsonl import JSONLStore, session_list
 
 _MAX_READ_ATTEMPTS: Final = 20
 _FIRST_TAIL_LENGTH: Final = 32
 """Number of messages in the first read of a session's end, which shows the state of a turn."""
-
-
-class StampRules(Struct, frozen=True):
-    """Rules to interpret the stamps of a store. Most stamps only show that a session changed."""
-
-    may_be_append: Callable[[str, str], bool] = lambda _before, _now: True
-    """Function that returns whether appends alone may have changed one stamp to the other."""
-    recency: Callable[[str], int] = lambda _stamp: 0
-    """Function that returns a number for a stamp: the later the change, the higher the number."""
 
 
 class NotIndexable(Exception):
@@ -62,7 +53,6 @@ class Indexer:
         self,
         store: Store,
         database: Database,
-        rules: StampRules,
         *,
         catalog_id: int | None,
         known_stamps: Mapping[str, str | None],
@@ -70,17 +60,18 @@ class Indexer:
     ) -> None:
         self._known = known_stamps
         self._database = database
-        self._rules = rules
         self._price_list_version = price_list_version
-        self._sessions = SessionReader(store, rules)
+        self._sessions = SessionReader(store)
         self._writer = CatalogWriter(database, catalog_id, price_list_version)
         self.missed_keys = self._writer.missed_keys
         """Keys of the sessions that another process changed first."""
 
     def index(self, stamps: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
         """Add the new messages of these sessions. `stamps`: the stamp of each session by key."""
-        # Messages of about the same time get neighbouring ids, so that the newest are easy to find.
-        keys = sorted(stamps, key=lambda key: self._rules.recency(stamps[key]))
+        keys = list(stamps)
+        if self._sessions.has_log_stamps:
+            # Messages of about the same time get neighbouring ids: the newest are easy to find.
+            keys.sort(key=lambda key: session_list.write_time(stamps[key]))
         # Concurrent processes start at different sessions and share the work.
         start = int.from_bytes(os.urandom(4)) % max(1, len(keys))
         for done, key in enumerate(keys[start:] + keys[:start]):
@@ -140,9 +131,10 @@ class Indexer:
 class SessionReader:
     """A reader that compares a session with its catalog row, and yields the missing steps."""
 
-    def __init__(self, store: Store, rules: StampRules) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._rules = rules
+        self.has_log_stamps = isinstance(store, JSONLStore)
+        """Whether stamps show the growth of a log. Other stamps only show that it changed."""
         self._price = LazyPrices()
 
     def steps_to_current(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
@@ -230,7 +222,9 @@ class SessionReader:
         if info.generation != row.generation:
             # Archiving does not change messages, but other rewrites of a log may change them.
             return info.archived <= row.archived
-        return row.stamp is not None and not self._rules.may_be_append(row.stamp, stamp)
+        if not self.has_log_stamps or row.stamp is None:
+            return False
+        return not session_list.has_grown(row.stamp, stamp)
 
     def _read_state(self, key: str) -> tuple[State, list[Message]]:
         """Return the state of the session, and the visible messages that determine it."""

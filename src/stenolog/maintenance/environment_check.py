@@ -18,7 +18,7 @@ from stenolog.catalog import Entry, open_catalog
 from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable
 from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
-from stenolog.catalog.indexing import NotIndexable, SessionReader, StampRules
+from stenolog.catalog.indexing import NotIndexable, SessionReader
 from stenolog.errors import StenologError
 from stenolog.sessions.folders import NAMESPACE, locate_sessions, other_namespaces
 from stenolog.stores.base import Store
@@ -254,7 +254,7 @@ def find_unindexable_sessions(store: Store) -> Iterator[tuple[str, NotIndexable]
     Sessions that the store itself cannot read are skipped.
     """
     indexed_stamps = _read_indexed_stamps(store)
-    reader = SessionReader(store, StampRules())
+    reader = SessionReader(store)
     for key, stamp in store.stamps().items():
         if indexed_stamps.get(key) == stamp:
             continue

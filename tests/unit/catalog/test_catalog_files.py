@@ -191,7 +191,7 @@ def test_the_large_page_cache_is_kept_only_during_a_write(logs: Store) -> None:
             sizes += list(transaction.execute("PRAGMA cache_size"))
         with database.read_transaction() as transaction:
             sizes += list(transaction.execute("PRAGMA cache_size"))
-        writer = database._connections["rw"].connection
+        writer = database._connections["rw"]
         sizes += writer.execute("PRAGMA cache_size").fetchall()
         database.close()
     assert sizes == [(-64 * 1024,), (-2 * 1024,), (-2 * 1024,)]

@@ -16,7 +16,7 @@ import stenolog
 from stenolog.catalog import Catalog, indexing, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
-from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
+from stenolog.catalog.indexing import Indexer, SessionReader
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
@@ -340,7 +340,6 @@ def _slow(catalog: Catalog) -> Indexer:
     return Indexer(
         catalog._store,
         current.database,
-        StampRules(),
         catalog_id=known.catalog_id,
         known_stamps=known.stamps,
     )
