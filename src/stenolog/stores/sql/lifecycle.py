@@ -7,11 +7,11 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import astuple, replace
 
 from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists, StoreBusy
-from stenolog.records import Archive, Message, Token, TrashedSession
+from stenolog.records import Archive, Message, PurgeResult, Token, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.arguments import token_bytes, token_text
@@ -149,17 +149,7 @@ def list_trash(
 # --- purge -----------------------------------------------------------------------------------
 
 
-class RemovedMessages(Struct, frozen=True):
-    """Result of a purge: number of messages, and their first and last seq."""
-
-    messages: int
-    first: int
-    last: int
-    not_reached: tuple[str, ...]
-    """Sentences about other places that may still contain purged messages."""
-
-
-def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
+def purge_all(transaction: Transaction, namespace: str, key: str) -> PurgeResult | None:
     """Remove all sessions of a key and the key's lease; return None if no session has the key."""
     rows = transaction.run("sessions_of_key", namespace, transaction.key_parameter(key))
     if not rows:
@@ -184,7 +174,7 @@ def _describe_import_sources(transaction: Transaction, namespace: str, key: str)
 
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, expected: Collection[DeletedSession]
-) -> RemovedMessages | None:
+) -> PurgeResult | None:
     """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
     # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key_parameter(key))
@@ -203,7 +193,7 @@ def _remove_sessions(
     key: str,
     rows: Sequence[Row],
     import_notes: tuple[str, ...],
-) -> RemovedMessages:
+) -> PurgeResult:
     session_ids = [session_id for session_id, _ in rows]
     ranges = [_message_range(transaction, session_id, MAX_SEQ) for session_id in session_ids]
     with transaction.erase_on_delete():
@@ -216,17 +206,17 @@ def _remove_sessions(
         if not transaction.run("find_current", namespace, transaction.key_parameter(key)):
             transaction.run("end_lease_of", namespace, transaction.key_parameter(key))
     not_reached = states.describe_remaining(key, forks=_find_fork_keys(transaction, namespace, key))
-    return RemovedMessages(
-        sum(messages for messages, *_ in ranges),
-        min((first for messages, first, _ in ranges if messages), default=0),
-        max(last for _, _, last in ranges),
-        not_reached + import_notes,
+    return PurgeResult(
+        messages=sum(messages for messages, *_ in ranges),
+        first=min((first for messages, first, _ in ranges if messages), default=0),
+        last=max(last for _, _, last in ranges),
+        not_reached=not_reached + import_notes,
     )
 
 
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
-) -> RemovedMessages | None:
+) -> PurgeResult | None:
     """Remove the messages with seqs below `before`, and the undo steps that `decide_purge` drops.
 
     Return None if the session does not exist.
@@ -269,7 +259,9 @@ def purge_before(
             first_unarchived_seq = states.archived_upto(state) + 1
             [(*_, size)] = transaction.run("extent", session.id, first_unarchived_seq, MAX_SEQ)
             save_state(transaction, session, state, size=size)
-    return RemovedMessages(messages, first, last, not_reached + import_notes)
+    return PurgeResult(
+        messages=messages, first=first, last=last, not_reached=not_reached + import_notes
+    )
 
 
 def _message_range(transaction: Transaction, session_id: int, upto: int) -> tuple[int, int, int]:

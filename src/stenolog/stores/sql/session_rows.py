@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Sequence
 
-from stenolog.records import Archive, Change, Message, Span, State, Undo
+from stenolog.records import Archive, Change, CompactionResult, Message, Span, State, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.log_reports import DamageReports
@@ -355,15 +355,19 @@ def complete_undo_step(transaction: Transaction, session: Session, step: Undo) -
     )
 
 
-def compact(transaction: Transaction, session: Session) -> tuple[int, int]:
-    """Mark the messages up to the floor as archived; return their count and their size in bytes."""
+def compact(transaction: Transaction, namespace: str, key: str) -> CompactionResult:
+    """Mark the messages up to the floor as archived."""
+    session = find_session(transaction, namespace, key, lock=True)
+    if session is None:
+        return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
     state = states.copy_state(session.state)
     first, last = states.archived_upto(state) + 1, state.floor
-    if last < first:
-        return 0, 0
-    [(count, _, _, size)] = transaction.run("extent", session.id, first, last)
+    count = size = 0
+    if first <= last:
+        [(count, _, _, size)] = transaction.run("extent", session.id, first, last)
+    bytes_after = session.bytes - size
     if count:
         state.archive = Archive("", 1, last)
         state.generation += 1
-        save_state(transaction, session, state, size=session.bytes - size, updated=session.updated)
-    return count, size
+        save_state(transaction, session, state, size=bytes_after, updated=session.updated)
+    return CompactionResult(archived=count, bytes_before=session.bytes, bytes_after=bytes_after)

@@ -9,6 +9,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self
 
+from msgspec.structs import replace
+
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreClosed, UsageError
 from stenolog.records import (
@@ -38,13 +40,13 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWri
 from stenolog.stores.sql import lifecycle, session_rows
 from stenolog.stores.sql.dialect import Database, Row, Transaction
 from stenolog.stores.sql.leases import SQLLease, StoreLeases
-from stenolog.stores.sql.lifecycle import RemovedMessages
 from stenolog.stores.sql.rows import parse_time, session_info
 from stenolog.stores.sql.session_rows import decode_text, printable_text
 
 P = ParamSpec("P")
 _Work = Callable[Concatenate[Transaction, str, P], T]
 """Function that takes a transaction, the namespace and other arguments."""
+_NOTHING_REMOVED = PurgeResult(messages=0, first=0, last=0, not_reached=())
 
 
 class SQLStore(SessionOperations):
@@ -135,17 +137,7 @@ class SQLStore(SessionOperations):
         floor. Only `archived`, `generation` and `bytes` of `info` change.
         """
         check_key(key)
-
-        def work(transaction: Transaction, namespace: str) -> CompactionResult:
-            session = session_rows.find_session(transaction, namespace, key, lock=True)
-            if session is None:
-                return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
-            count, size = session_rows.compact(transaction, session)
-            return CompactionResult(
-                archived=count, bytes_before=session.bytes, bytes_after=session.bytes - size
-            )
-
-        return self._run_write(work)
+        return self._run_write(session_rows.compact, key)
 
     # --- lifecycle ---------------------------------------------------------------------------
 
@@ -185,7 +177,7 @@ class SQLStore(SessionOperations):
         check_key(key)
         check_optional_int(before=before)
 
-        def work(transaction: Transaction, namespace: str) -> tuple[RemovedMessages | None, bool]:
+        def work(transaction: Transaction, namespace: str) -> tuple[PurgeResult | None, bool]:
             if before is None:
                 removed = lifecycle.purge_all(transaction, namespace, key)
             else:
@@ -196,7 +188,7 @@ class SQLStore(SessionOperations):
         if removed is None and not has_unfinished:
             raise NoSuchSession(key)
         self._notify(key)
-        return self._erase_purged_bytes(removed or RemovedMessages(0, 0, 0, ()))
+        return self._erase_purged_bytes(removed or _NOTHING_REMOVED)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key."""
@@ -218,16 +210,11 @@ class SQLStore(SessionOperations):
         """Finish all interrupted purges of this database. `uid` must be empty."""
         if uid or not self._run_write(lambda transaction, _: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "it has no interrupted purge")
-        return self._erase_purged_bytes(RemovedMessages(0, 0, 0, ()))
+        return self._erase_purged_bytes(_NOTHING_REMOVED)
 
-    def _erase_purged_bytes(self, removed: RemovedMessages) -> PurgeResult:
-        """Erase the bytes of a purge and return its result."""
-        return PurgeResult(
-            messages=removed.messages,
-            first=removed.first,
-            last=removed.last,
-            not_reached=removed.not_reached + self._erase_bytes(),
-        )
+    def _erase_purged_bytes(self, removed: PurgeResult) -> PurgeResult:
+        """Erase the bytes of a purge, and add the places where bytes remain to its result."""
+        return replace(removed, not_reached=removed.not_reached + self._erase_bytes())
 
     # --- leases ------------------------------------------------------------------------------
 

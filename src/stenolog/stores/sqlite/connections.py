@@ -256,7 +256,7 @@ def read_version(connection: apsw.Connection, file: Path) -> int:
     """Return the version of the schema. Raises NewerFormat."""
     # `connection.pragma` takes twice as long, and every read calls this function.
     [(version,)] = connection.execute("PRAGMA user_version")
-    check_version(version, file, newest_version())
+    check_version(version, file)
     return int(version)
 
 

@@ -74,7 +74,7 @@ class Database:
         # Check the header first, so that no file is created next to another program's file.
         header = database_file.read_header(self.file)
         if header:
-            database_file.header_version(header, self.file, newest_version())
+            database_file.check_header(header, self.file)
         elif self.settings.read_only:
             raise StoreUnavailable(f"{action}: there is no such file")
         try:

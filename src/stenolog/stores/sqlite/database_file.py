@@ -60,24 +60,22 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
     return resolved
 
 
-def header_version(header: bytes, file: Path, newest_version: int) -> int:
-    """Return the schema version in a file header. Raises ForeignLog, NewerFormat."""
+def check_header(header: bytes, file: Path) -> None:
+    """Raise ForeignLog or NewerFormat if this code cannot use a file with this header."""
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
             f"{file} was not written by stenolog and was not changed; name another file, and run "
             "`steno import` if that program kept sessions there"
         )
-    version = int.from_bytes(header[60:64], "big")
-    check_version(version, file, newest_version)
-    return version
+    check_version(int.from_bytes(header[60:64], "big"), file)
 
 
-def check_version(version: int, file: Path, newest_version: int) -> None:
+def check_version(version: int, file: Path) -> None:
     """Raise NewerFormat if this code does not know the schema version."""
-    if version > newest_version:
+    if version > newest_version():
         raise NewerFormat(
             f"{file} has schema {version}, written by a newer stenolog; this one supports up to "
-            f"{newest_version}: upgrade stenolog"
+            f"{newest_version()}: upgrade stenolog"
         )
 
 

@@ -68,11 +68,6 @@ class Transaction:
         self.execute: Callable[..., Iterable[Row]] = connection.execute
         """Function that executes one statement with its values, and returns its rows."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the transaction is still open; SQLite ends a transaction after some errors."""
-        return self._connection.in_transaction
-
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute one statement for each row of values."""
         for _ in self._connection.executemany(sql, rows):
@@ -153,7 +148,7 @@ class Transaction:
             yield
         except BaseException:
             # After some errors SQLite has already rolled back the whole transaction.
-            if self.is_open:
+            if self._connection.in_transaction:
                 self.execute("ROLLBACK TO snapshot")
                 self.execute("RELEASE snapshot")
             raise
