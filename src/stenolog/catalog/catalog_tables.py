@@ -112,8 +112,9 @@ class SchemaDatabase:
         for table in ("message", "session"):
             self._create_trigger(table)
         with self._locked_transaction() as transaction:
-            if was_damaged or not self._has_current_tables(transaction):
-                self._recreate_tables(transaction)
+            [(has_tables,)] = transaction.run("has_tables", (self._about,))
+            if was_damaged or not has_tables or transaction.run("version") != [(self._version,)]:
+                self._recreate_tables(transaction, is_replacement=has_tables)
 
     def close(self) -> None:
         """Do nothing: the database belongs to the store."""
@@ -140,8 +141,8 @@ class SchemaDatabase:
         for name in ("purged", "not_for_others"):
             transaction.execute(load_triggers(self.schema, self._namespace)[name])
 
-    def _recreate_tables(self, transaction: "_BytesTransaction") -> None:
-        if self._has_tables(transaction):
+    def _recreate_tables(self, transaction: "_BytesTransaction", *, is_replacement: bool) -> None:
+        if is_replacement:
             transaction.run("hold_all")
         *table_statements, about_statement = load_schema(self.schema, self.prefix)
         transaction.run("drop_tables")
@@ -149,13 +150,6 @@ class SchemaDatabase:
             transaction.execute(statement)
         self._create_trigger_functions(transaction)
         transaction.execute(about_statement, (self._version,))
-
-    def _has_current_tables(self, transaction: "_BytesTransaction") -> bool:
-        return self._has_tables(transaction) and transaction.run("version") == [(self._version,)]
-
-    def _has_tables(self, transaction: "_BytesTransaction") -> bool:
-        [(exists,)] = transaction.run("has_tables", (self._about,))
-        return bool(exists)
 
     def _check_version(self, rows: Iterable[Row]) -> None:
         if [row[0] for row in rows] != [self._version]:

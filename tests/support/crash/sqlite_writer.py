@@ -25,7 +25,7 @@ def write(file: str, count: int, number: int) -> None:
                 failed = repr(error)
                 break
             worst = max(worst, time.perf_counter() - began)
-        waits = store.database.lock_waits
+        waits = store.database._writer.lock_waits
     print(json.dumps({"worst": worst, "failed": failed, "waits": waits}))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from stenolog.errors import (
     DamagedStore,
@@ -40,7 +40,6 @@ from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.state import blank_state
 
 if TYPE_CHECKING:
-    from stenolog.stores.postgres.database import Database
     from stenolog.stores.postgres.transactions import Transaction
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
@@ -94,7 +93,16 @@ class PostgresStore(SQLStore):
             raise UsageError(f"answer_timeout must be more than 0 seconds, not {answer_timeout}")
         if not _SCHEMA_NAME_PATTERN.fullmatch(schema):
             raise UsageError(f"schema must be up to 63 letters, digits and _, not {schema!r}")
-        self.database: Database = _open_database(
+        try:
+            from stenolog.stores.postgres.connections import Settings
+            from stenolog.stores.postgres.database import Database, open_database
+        except ImportError as error:
+            if not (error.name or "").startswith("psycopg"):
+                raise
+            raise UsageError(
+                f"a PostgreSQL store needs the package psycopg: {install_command('postgres')}"
+            ) from error
+        settings = Settings(
             conninfo=url,
             schema=schema,
             read_only=read_only,
@@ -102,6 +110,7 @@ class PostgresStore(SQLStore):
             connections=connections,
             answer_timeout=answer_timeout,
         )
+        self.database: Database = open_database(settings)
         """The open database, for code that keeps its own tables in the database."""
 
     def __repr__(self) -> str:
@@ -269,20 +278,6 @@ class PostgresStore(SQLStore):
 
     def _close_database(self) -> None:
         self.database.release()
-
-
-def _open_database(**settings: Any) -> "Database":
-    """Open the database with these settings. Raises UsageError if the driver is not installed."""
-    try:
-        from stenolog.stores.postgres import database
-        from stenolog.stores.postgres.connections import Settings
-    except ImportError as error:
-        if not (error.name or "").startswith("psycopg"):
-            raise
-        raise UsageError(
-            f"a PostgreSQL store needs the package psycopg: {install_command('postgres')}"
-        ) from error
-    return database.open_database(Settings(**settings))
 
 
 class _SessionMissing(Exception):

@@ -60,8 +60,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     busy_timeout: float = 5.0
     synchronous: str = "full"
     cache_kb: int = 2048
-    sqlite_version: str = apsw.sqlite_lib_version()
-    """Version of the linked SQLite library, to look up its known bugs."""
 
 
 class WriteConnection:

@@ -89,7 +89,8 @@ class Database:
     def problems(self) -> list[str]:
         """Return warnings about problems that do not prevent the use of the database."""
         try:
-            return database_file.find_problems(self.file) + known_bugs(self.settings.sqlite_version)
+            bugs = known_bugs(apsw.sqlite_lib_version())
+            return database_file.find_problems(self.file) + bugs
         except OSError as error:
             return [str(read_failure(error, f"looking at {self.file}"))]
 
@@ -276,11 +277,6 @@ class Database:
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
-
-    @property
-    def lock_waits(self) -> int:
-        """Number of times that SQLite had to wait for another program that used the database."""
-        return self._writer.lock_waits
 
     def disk_space(self) -> tuple[int | None, list[str]]:
         """Return the free bytes, and the reasons why writes will fail."""

@@ -23,19 +23,15 @@ _RESTORE_ADVICE: Final = (
 )
 
 
-def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
-    """Examine the database. Raises StoreUnavailable if the database cannot be opened.
-
-    `sqlite_version`: version to check for known bugs [default: the linked library's].
-    """
-    version = apsw.sqlite_lib_version() if sqlite_version is None else sqlite_version
+def examine(file: str | os.PathLike[str]) -> Report:
+    """Examine the database. Raises StoreUnavailable if the database cannot be opened."""
     try:
-        database = Database(file, Settings(read_only=True, sqlite_version=version))
+        database = Database(file, Settings(read_only=True))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_finding_for_open_error(error),))
     try:
         with database.read_transaction() as transaction:
-            findings = list(_examine_file(database.file, transaction, version))
+            findings = list(_examine_file(database.file, transaction))
             sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
         return Report(sessions=sessions, findings=(*findings, *damage_findings))
     except DamagedStore as error:
@@ -67,8 +63,8 @@ def _finding_for_open_error(error: DamagedStore) -> Finding:
     return _finding_for_damage(str(error))
 
 
-def _examine_file(file: Path, transaction: Transaction, sqlite_version: str) -> Iterator[Finding]:
-    for meaning in known_bugs(sqlite_version):
+def _examine_file(file: Path, transaction: Transaction) -> Iterator[Finding]:
+    for meaning in known_bugs(apsw.sqlite_lib_version()):
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in database_file.find_problems(file):
         yield Finding(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Final, Literal
 
 from stenolog.errors import (
     LeaseLost,
@@ -38,9 +38,6 @@ from stenolog.stores.sqlite.lease_holders import format_holder, is_held
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 from stenolog.stores.state import blank_state
 
-if TYPE_CHECKING:
-    from stenolog.stores.sqlite.database import Database
-
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 DEFAULT_CACHE_KB: Final = 2048
 MAX_CACHE_KB: Final = 2**31 - 1
@@ -49,8 +46,6 @@ FOLLOW_POLL_SECONDS: Final = 0.03
 """Interval at which a follower polls for commits of other processes, in seconds."""
 _LEASE_POLL_SECONDS: Final = 0.005
 _ALLOCATE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
-
-T = TypeVar("T")
 
 
 class SQLiteStore(SQLStore):
@@ -80,15 +75,19 @@ class SQLiteStore(SQLStore):
         check_optional_int(cache_kb=cache_kb)
         if not 1 <= cache_kb <= MAX_CACHE_KB:
             raise UsageError(f"cache_kb must be from 1 to {MAX_CACHE_KB}, not {cache_kb}")
-
-        self.database: Database = _open_database(
-            file,
+        try:
+            from stenolog.stores.sqlite.connections import Settings
+            from stenolog.stores.sqlite.database import Database
+        except ImportError as error:
+            raise missing_driver_error(error) from error
+        settings = Settings(
             read_only=read_only,
             leave_no_files=leave_no_files,
             busy_timeout=busy_timeout,
             synchronous=synchronous,
             cache_kb=cache_kb,
         )
+        self.database: Database = Database(file, settings)
         """The open database file."""
 
     def catalog_file(self) -> Path | None:
@@ -255,16 +254,6 @@ class SQLiteStore(SQLStore):
 
     def _close_database(self) -> None:
         self.database.close()
-
-
-def _open_database(file: str | os.PathLike[str], **settings: Any) -> "Database":
-    """Open the database in this file. Raises UsageError if the driver is not installed."""
-    try:
-        from stenolog.stores.sqlite.connections import Settings
-        from stenolog.stores.sqlite.database import Database
-    except ImportError as error:
-        raise missing_driver_error(error) from error
-    return Database(file, Settings(**settings))
 
 
 def missing_driver_error(error: ImportError) -> Exception:

@@ -7,8 +7,6 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores.sqlite.connections import Settings
-from stenolog.stores.sqlite.database import Database
 from stenolog.stores.sqlite.database_file import known_bugs
 
 
@@ -33,17 +31,11 @@ def test_linked_sqlite_has_no_known_bug() -> None:
 
 
 def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
-    file: Path, caplog: pytest.LogCaptureFixture
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SQLiteStore(file) as store:
         assert store.health().problems == ()
-        store.database.close()
-        with caplog.at_level(logging.WARNING, "stenolog"):
-            store.database = Database(file, Settings(sqlite_version="3.40.1"))
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
+    with caplog.at_level(logging.WARNING, "stenolog"), SQLiteStore(file) as store:
         assert "WAL-reset" in caplog.text
         assert any("3.40.1" in problem for problem in store.health().problems)
-
-
-def test_known_bugs_depend_on_the_library_of_the_driver(file: Path) -> None:
-    with SQLiteStore(file) as store:
-        assert store.database.settings.sqlite_version == apsw.sqlite_lib_version()
