@@ -140,8 +140,6 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     """Keys of sessions that only the destination has."""
     messages: int = 0
     """Number of messages written."""
-    bytes: int = 0
-    """Total length of the written messages, in bytes."""
     passes: int = 0
     """Number of passes, including the last pass."""
     unlocked: bool = False
@@ -220,7 +218,7 @@ class _CopyRun:
         self._unreadable_keys: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
         self._target_marks: dict[str, SnapshotMark] = {}
-        self._messages = self._bytes = self._passes = 0
+        self._messages = self._passes = 0
         self._unlocked = False
 
     def run(self) -> CopyTotals:
@@ -393,36 +391,38 @@ class _CopyRun:
         self, mark: SnapshotMark, *, locked: bool = False
     ) -> Iterator[SnapshotReading | None]:
         """Yield a snapshot of a session in the source; None if the session cannot be read now."""
-        with self._open_reading(mark, partial(self._read_source, mark, locked)) as reading:
+        read = self._hold_source if locked else self._source.read_snapshot
+        with self._open_reading(mark, partial(read, mark)) as reading:
             if reading is not None:
                 reading = replace(reading, messages=_convert_read_errors(reading.messages))
             yield reading
 
-    def _read_source(self, mark: SnapshotMark, locked: bool, stack: ExitStack) -> SnapshotReading:
-        try:
-            if locked:
-                return stack.enter_context(self._source.hold_snapshot(mark))
-        except StoreBusy:
-            raise
-        except (ReadOnly, StoreUnavailable):
-            self._unlocked = True  # some stores cannot be locked, for example a read-only store
-        return stack.enter_context(self._source.read_snapshot(mark))
+    @contextmanager
+    def _hold_source(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
+        with ExitStack() as stack:
+            try:
+                reading = stack.enter_context(self._source.hold_snapshot(mark))
+            except StoreBusy:
+                raise
+            except (ReadOnly, StoreUnavailable):
+                # Some stores cannot be locked, for example a read-only store.
+                self._unlocked = True
+                reading = stack.enter_context(self._source.read_snapshot(mark))
+            yield reading
 
     def _open_target(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading | None]:
         """Yield the destination's snapshot of the same session; None if it cannot be read now."""
-        target_mark = self._target_marks[mark.uid]
-        return self._open_reading(
-            mark, lambda stack: stack.enter_context(self._target.read_snapshot(target_mark))
-        )
+        read = partial(self._target.read_snapshot, self._target_marks[mark.uid])
+        return self._open_reading(mark, read)
 
     @contextmanager
     def _open_reading(
-        self, mark: SnapshotMark, read: Callable[[ExitStack], SnapshotReading]
+        self, mark: SnapshotMark, read: Callable[[], AbstractContextManager[SnapshotReading]]
     ) -> Iterator[SnapshotReading | None]:
         with ExitStack() as stack:
             reading = None
             try:
-                reading = read(stack)
+                reading = stack.enter_context(read())
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass checks the session again
             except (DamagedStore, StoreUnavailable) as error:
@@ -460,7 +460,6 @@ class _CopyRun:
             return []
         old_digest = self._outdated_copies.pop(mark.uid, MessagesDigest())
         self._messages += max(0, digest.messages - old_digest.messages)
-        self._bytes += max(0, digest.bytes - old_digest.bytes)
         return [_CopyState(snapshot, digest, reading.stamp, written=True)]
 
     def _add_damaged_seqs(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
@@ -564,7 +563,6 @@ class _CopyRun:
             problems=tuple(self._problems.values()),
             only_in_target=tuple(only_in_target),
             messages=self._messages,
-            bytes=self._bytes,
             passes=self._passes,
             unlocked=self._unlocked,
         )
