@@ -91,8 +91,7 @@ class FallbackStore(JSONLStore):
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
-        note = self._make_purge_note(key, uids, before=before)
-        with self._with_purge_note(note):
+        with self._note_purge(key, uids, before=before):
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
@@ -101,8 +100,7 @@ class FallbackStore(JSONLStore):
         The merge also purges the session with this key in the regular store, unless that session
         has messages that the purged sessions did not have.
         """
-        note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
-        with self._with_purge_note(note):
+        with self._note_purge(key, [uid for uid, _ in entries], is_trash=True):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
@@ -119,9 +117,14 @@ class FallbackStore(JSONLStore):
         super().close()
         self._fallback_lock.release()
 
-    def _make_purge_note(
+    @contextmanager
+    def _note_purge(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
-    ) -> "_PurgeNote":
+    ) -> Iterator[None]:
+        """Write a note of the purge before the purge runs, and complete the note afterwards.
+
+        The note of a failed purge stays, and the merge checks whether the purge took effect.
+        """
         imported_seqs: dict[str, int] = {}
         for uid in uids:
             with (
@@ -129,7 +132,7 @@ class FallbackStore(JSONLStore):
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
                 imported_seqs |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
-        return _PurgeNote(
+        note = _PurgeNote(
             key=key,
             at=datetime.now(UTC),
             before=before,
@@ -137,13 +140,6 @@ class FallbackStore(JSONLStore):
             is_trash=is_trash,
             read_in=tuple(imported_seqs.items()),
         )
-
-    @contextmanager
-    def _with_purge_note(self, note: "_PurgeNote") -> Iterator[None]:
-        """Write a note of the purge before the purge runs, and complete the note afterwards.
-
-        The note of a failed purge stays, and the merge checks whether the purge took effect.
-        """
         file_name = f"{timestamp(note.at).replace(':', '')}-{os.urandom(4).hex()}.json"
         self._write_note(file_name, note)
         try:
@@ -326,7 +322,6 @@ class _FallbackFolder:
         self._fallback = fallback
         self._store = store
         self._workspace = workspace
-        self._keys: dict[str, str] = {}
         self._records: dict[str, _MergeRecord] = {}
         """Merge record to write after each session is merged, by the name of its source."""
         self.path = fallback.folder
@@ -334,13 +329,15 @@ class _FallbackFolder:
 
     def sources(self) -> list[Source]:
         """Return every session that is not in the trash."""
-        self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
-        return [Source(name=name, body=None) for name in self._keys]
+        return [
+            Source(name=escape_key(key) + LOG_SUFFIX, body=None, identifier=(key,))
+            for key in self._fallback.list_sessions()
+        ]
 
     def read(self, source: Source) -> SourceContent:
         """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
         try:
-            info = self._fallback.info(self._keys[source.name])
+            info = self._fallback.info(*source.identifier)
         except StenologError as error:
             raise NotASession(str(error)) from error
         record = _read_merge_record(self._workspace, info.uid)
@@ -371,7 +368,7 @@ class _FallbackFolder:
         stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
         record = replace(record, key=imported.key, stored=stored_uids)
         if record != _read_merge_record(self._workspace, record.uid):
-            _write_merge_record(self._workspace, self._keys[source.name], record)
+            _write_merge_record(self._workspace, source.identifier[0], record)
 
 
 def _to_source_content(
@@ -420,22 +417,20 @@ def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int
     import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
     prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
     last_imported_seq = max(_last_seq_by_digest(receipts).values(), default=0)
-    tokens: dict[int, str] = {}
+    given_tokens: dict[int, str] = {}
     for message in messages:
         token_and_count = token_of(message)
         if token_and_count is not None:
             token, count = token_and_count
-            tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
-    token_by_seq = {
-        message.seq: tokens.get(message.seq, "" if message.seq <= last_imported_seq else None)
-        for message in messages
-    }
-    return {
-        # guard: fallback-merged-by-uid-and-seq
-        seq: f"fallback:{snapshot.uid}:{seq}" if token is None else token
-        for seq, token in token_by_seq.items()
-        if token is None or (token and not token.startswith(prefixes or ("\0",)))
-    }
+            given_tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
+    tokens = {}
+    for seq in (message.seq for message in messages):
+        if seq in given_tokens:
+            if not given_tokens[seq].startswith(prefixes):
+                tokens[seq] = given_tokens[seq]
+        elif seq > last_imported_seq:
+            tokens[seq] = f"fallback:{snapshot.uid}:{seq}"  # guard: fallback-merged-by-uid-and-seq
+    return tokens
 
 
 def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:

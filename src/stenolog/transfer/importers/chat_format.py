@@ -77,6 +77,18 @@ class ImportProblems:
         """Count a message with the conversion that `text` describes."""
         self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
 
+    def check_hidden_count(self, name: str, count: Any, message_count: int | None = None) -> int:
+        """Return the number of messages at the start that the model no longer sees.
+
+        `name` is the field with the number. If the number is invalid, report that and return 0.
+        """
+        is_valid = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        if is_valid and (message_count is None or count <= message_count):
+            return int(count)
+        total_text = "" if message_count is None else f" of {message_count:,}"
+        self.report_loss(f"{name} is {count!r}{total_text}: nothing is hidden")
+        return 0
+
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
     ) -> list[JSONMessage]:
