@@ -18,7 +18,6 @@ Scope = Literal["sender", "thread", "group"]
 """Scope of a session: one sender, one sender in one thread, or all members of a group."""
 
 CLI_DEFAULT: Final = "cli:default"
-"""Default session of a terminal."""
 
 _ESCAPES: Final = {"%": "%25", ":": "%3A"}
 _NUMBER_PATTERN: Final = re.compile(r"-?[0-9]+")

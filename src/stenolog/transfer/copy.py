@@ -45,10 +45,7 @@ from stenolog.transfer.comparison import (
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Maximum number of sessions, messages and bytes in a group of sessions.
-
-Each group is made durable before the next group is written.
-"""
+"""Limits of a group of sessions, which is made durable before the next group is written."""
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass, which locks the sessions."""
 MAX_ATTEMPTS: Final = 5
@@ -79,7 +76,6 @@ class CopyStep(Struct, frozen=True, kw_only=True):
     number: int
     """Number of the pass, starting with 1."""
     done: int
-    """Number of sessions that this pass has finished."""
     total: int
     messages: int
     """Number of messages copied in all passes."""
@@ -94,7 +90,6 @@ class CopyProblem(Struct, frozen=True, kw_only=True):
     key: str
     uid: str
     reason: str
-    """The reason as text, with advice."""
     newer: bool = False
     """Whether the destination has all messages of the source, and more."""
 
@@ -121,14 +116,10 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     """Change stamp of the session when the source was read; empty if it may be outdated."""
     digest: str
     written: bool
-    """Whether this copy wrote data of the session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether source and destination were read and compared.
-
-    False if the change stamp shows that the source is unchanged since an earlier copy.
-    """
+    """Whether the session was read and compared; False if its stamp shows that it is unchanged."""
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -137,11 +128,9 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     copied: tuple[CopiedSession, ...]
     problems: tuple[CopyProblem, ...] = ()
     only_in_target: tuple[str, ...] = ()
-    """Keys of sessions that only the destination has."""
     messages: int = 0
     """Number of messages written."""
     passes: int = 0
-    """Number of passes, including the last pass."""
     unlocked: bool = False
     """Whether the source could not be locked. If True, the copy may lack the newest changes."""
 
@@ -156,7 +145,6 @@ class _CopyState(Struct, frozen=True):
     snapshot: Snapshot
     """Snapshot in the destination."""
     digest: MessagesDigest
-    """Digest of the messages of the session."""
     stamp: str
     """Change stamp of the session when the source was read; empty if it may be outdated."""
     checked: bool = False

@@ -43,7 +43,6 @@ from stenolog.transfer.copy import (
 )
 
 OnProgress = Callable[[str, CopyStep], None]
-"""Progress callback: called with the namespace and each step."""
 
 _TEMPORARY_ADDRESS: Final = "memory:"
 
