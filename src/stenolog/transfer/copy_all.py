@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import ReadOnly, StoreUnavailable, UsageError
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import (
-    AGENTS,
     NAMESPACE,
+    agent_in_namespace,
     agent_namespace,
     check_workspace,
     locate_sessions,
@@ -43,8 +42,6 @@ from stenolog.transfer.copy import (
 )
 
 OnProgress = Callable[[str, CopyStep], None]
-
-_TEMPORARY_ADDRESS: Final = "memory:"
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
@@ -213,7 +210,7 @@ def _folder_to_namespace(where: str, folder: str) -> str:
 
 def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if source and target are the same place, or one is a temporary store."""
-    if _TEMPORARY_ADDRESS in (source, target):
+    if "memory:" in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
     if source_address.engine != target_address.engine:
@@ -253,8 +250,9 @@ def _is_same_database(source: str, target: str) -> bool:
 # --- opening ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iterator[SnapshotStore]:
+def opened_store(
+    where: str, namespace: str, *, is_source: bool = False
+) -> AbstractContextManager[SnapshotStore]:
     """Open the store of one namespace as the destination or the source of a copy.
 
     A read-only source is read without locks. Raises the errors of `open_store`.
@@ -265,42 +263,39 @@ def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iter
         if not is_source:
             raise
         store = _open_namespace(where, namespace, read_only=True)
-    with store:
-        yield _as_snapshot_store(store, where)
+    return _closing(store)
 
 
-@contextmanager
-def opened_read_only(where: str, namespace: str) -> Iterator[SnapshotStore]:
+def opened_read_only(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
     """Open the store of one namespace read-only."""
-    with _open_namespace(where, namespace, read_only=True) as store:
-        yield _as_snapshot_store(store, where)
+    return _closing(_open_namespace(where, namespace, read_only=True))
 
 
-@contextmanager
-def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
-    """Open a destination read-only. If the destination does not exist, yield an empty store."""
+def _opened_for_preview(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+    """Open a destination read-only. If the destination does not exist, open an empty store."""
     try:
-        store = _open_namespace(where, namespace, read_only=True)
+        return opened_read_only(where, namespace)
     except StoreUnavailable as error:
         if not isinstance(error, EmptyStore) and _namespace_exists(where, namespace):
             raise
-        store = InMemoryStore()
+        return _closing(InMemoryStore())
+
+
+@contextmanager
+def _closing(store: Store) -> Iterator[SnapshotStore]:
+    assert isinstance(store, SnapshotStore), "every engine supports copies"
     with store:
-        yield _as_snapshot_store(store, where)
+        yield store
 
 
 def _namespace_exists(where: str, namespace: str) -> bool:
     address = parse_address(where)
-    match address.engine:
-        case "jsonl":
-            try:
-                return Path(*_workspace_and_folder(where, namespace)).exists()
-            except OSError:
-                return True  # opening the namespace reports the problem
-        case "sqlite":
-            return Path(address.path).exists()
-        case _:
-            return True
+    if address.engine != "jsonl":
+        return address.engine != "sqlite" or Path(address.path).exists()
+    try:
+        return Path(*_workspace_and_folder(where, namespace)).exists()
+    except OSError:
+        return True  # opening the namespace reports the problem
 
 
 def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
@@ -312,10 +307,8 @@ def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
 
 def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike[str], str]:
     """Return the workspace, and the folder in it that holds the sessions of this namespace."""
-    agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
-    if agent is None or agent_namespace(agent) != namespace:
-        return locate_sessions(where, None).where, namespace
-    return locate_sessions(where, agent).where, NAMESPACE
+    agent = agent_in_namespace(namespace)
+    return locate_sessions(where, agent).where, namespace if agent is None else NAMESPACE
 
 
 def _is_read_only(where: str) -> bool:
@@ -324,9 +317,3 @@ def _is_read_only(where: str) -> bool:
     with suppress(OSError):
         return address.engine == "jsonl" and write_problem(Path(address.path)) is not None
     return False
-
-
-def _as_snapshot_store(store: Store, where: str) -> SnapshotStore:
-    if not isinstance(store, SnapshotStore):
-        raise UsageError(f"{parse_address(where).engine}: this engine does not support copies")
-    return store
