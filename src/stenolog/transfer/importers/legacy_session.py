@@ -57,11 +57,6 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     """A sentence for each kind of conversion."""
 
-    @property
-    def hidden(self) -> int:
-        """Number of hidden messages."""
-        return sum(message.hidden for message in self.messages)
-
 
 def make_session(
     messages: Sequence[JSONMessage],
