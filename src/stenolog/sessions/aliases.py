@@ -106,13 +106,12 @@ class Aliases:
         stamps = self._store.stamps()
         known_hashes = set(self._stamp_hashes)
         changed = [key for key, stamp in stamps.items() if hash((key, stamp)) not in known_hashes]
-        removed_keys = self._aliases_by_session.keys() - stamps.keys()
-        new_aliases = {key: names for key in changed if (names := self._aliases_of(key))}
-        if new_aliases or not self._aliases_by_session.keys().isdisjoint((*removed_keys, *changed)):
-            unchanged_keys = self._aliases_by_session.keys() - {*removed_keys, *changed}
-            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
-            self._aliases_by_session = kept_aliases | new_aliases
-            self._owners = _owner_by_alias(self._aliases_by_session)
+        unchanged_keys = (self._aliases_by_session.keys() & stamps.keys()) - set(changed)
+        aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
+        aliases |= {key: names for key in changed if (names := self._aliases_of(key))}
+        if aliases != self._aliases_by_session:
+            self._aliases_by_session = aliases
+            self._owners = _owner_by_alias(aliases)
             self._all_aliases.update(self._owners)
         self._stamp_hashes = array("q", map(hash, stamps.items()))
 
