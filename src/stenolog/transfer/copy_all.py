@@ -111,71 +111,61 @@ def copy_place(
     check_different_places(source, target)
     started_at = time.monotonic()
     copied_totals, failed_totals = copy_namespaces(
-        list_namespaces(source),
-        partial(opened_store, source, is_source=True),
-        partial(_opened_for_preview if dry_run else opened_store, target),
-        (lambda _, *stores: preview_copy(*stores))
-        if dry_run
-        else partial(copy_namespace, on_progress=on_progress),
+        source, target, list_namespaces(source), dry_run=dry_run, on_progress=on_progress
     )
     seconds = time.monotonic() - started_at
     return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
 
 
-OpenNamespace = Callable[[str], AbstractContextManager[SnapshotStore]]
-
-
 def copy_namespaces(
+    source: str,
+    target: str,
     names: Iterable[str],
-    open_source: OpenNamespace,
-    open_target: OpenNamespace,
-    copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
+    *,
+    dry_run: bool = False,
+    read_only: bool = False,
+    earlier_copies: Mapping[str, Mapping[str, EarlierCopy]] | None = None,
+    exclude_uids: Collection[str] = (),
+    on_progress: OnProgress | None = None,
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
     """Copy each namespace, and return the totals by namespace.
 
-    The second dict has the problems of namespaces that the destination cannot open. Raises the
-    first error if the destination can open no namespace.
+    `read_only`: open the source read-only. `earlier_copies`: results of an earlier copy, by
+    namespace and uid. The second dict has the problems of namespaces that the destination cannot
+    open. Raises the first error if the destination can open no namespace.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
+    open_source = opened_read_only if read_only else partial(opened_store, is_source=True)
+    open_target = _opened_for_preview if dry_run else opened_store
     for name in names:
-        with open_source(name) as source_store, ExitStack() as stack:
+        with open_source(source, name) as source_store, ExitStack() as stack:
             try:
-                target_store = stack.enter_context(open_target(name))
+                target_store = stack.enter_context(open_target(target, name))
             except (UsageError, StoreUnavailable) as error:
                 errors[name] = error
-            else:
-                copied_totals[name] = copy(name, source_store, target_store)
+                continue
+            if dry_run:
+                copied_totals[name] = preview_copy(source_store, target_store)
+                continue
+            has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
+            if has_aliases and isinstance(target_store, Store):
+                # Processes that use the destination reload the aliases after the copy.
+                prepare_alias_mark(target_store)
+                stack.callback(change_alias_mark, target_store)
+            copied_totals[name] = copy_snapshots(
+                source_store,
+                target_store,
+                known=(earlier_copies or {}).get(name),
+                exclude_uids=exclude_uids,
+                progress=namespace_progress(on_progress, name),
+            )
     if errors and not copied_totals:
         raise next(iter(errors.values()))
     return copied_totals, {
         name: CopyTotals(copied=(), problems=(CopyProblem(key="", uid="", reason=str(error)),))
         for name, error in errors.items()
     }
-
-
-def copy_namespace(
-    namespace: str,
-    source_store: SnapshotStore,
-    target_store: SnapshotStore,
-    on_progress: OnProgress | None,
-    *,
-    earlier_copies: Mapping[str, EarlierCopy] | None = None,
-    exclude_uids: Collection[str] = (),
-) -> CopyTotals:
-    """Copy one namespace. Processes that use the destination then reload the aliases."""
-    with ExitStack() as stack:
-        has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
-        if has_aliases and isinstance(target_store, Store):
-            prepare_alias_mark(target_store)
-            stack.callback(change_alias_mark, target_store)
-        return copy_snapshots(
-            source_store,
-            target_store,
-            known=earlier_copies,
-            exclude_uids=exclude_uids,
-            progress=namespace_progress(on_progress, namespace),
-        )
 
 
 def namespace_progress(on_progress: OnProgress | None, namespace: str) -> Progress | None:
