@@ -336,25 +336,21 @@ class _FallbackFolder:
 
     def read(self, source: Source) -> SourceContent:
         """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
+        [key] = source.identifier
         try:
-            info = self._fallback.info(*source.identifier)
+            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
+            with self._fallback.read_snapshot(mark) as reading:
+                snapshot, messages = reading.snapshot, list(reading.messages)
         except StenologError as error:
             raise NotASession(str(error)) from error
-        record = _read_merge_record(self._workspace, info.uid)
+        record = _read_merge_record(self._workspace, snapshot.uid)
         stored_uid = _session_uid(self._store, record.key) if record.stored else ""
         # The session of an earlier merge may have been purged or deleted in the regular store.
         # Messages of the earlier merge are not merged again into another session.
         after = record.after if record.stored[-1:] == (stored_uid,) else record.last_seq
-        try:
-            mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-            with self._fallback.read_snapshot(mark) as reading:
-                messages = list(reading.messages)
-                content = _to_source_content(reading.snapshot, messages, after=after)
-                last_seq = reading.snapshot.last_seq
-        except StenologError as error:
-            raise NotASession(str(error)) from error
+        content = _to_source_content(snapshot, messages, after=after)
         self._records[source.name] = replace(
-            record, after=after, last_seq=last_seq, digest=content.digest
+            record, after=after, last_seq=snapshot.last_seq, digest=content.digest
         )
         if content.digest == record.digest:
             empty_session = replace(content.session, messages=(), summary="", problems=())
@@ -548,13 +544,12 @@ def _repeat_purges(
                 if is_unused:
                     path.unlink()
                 continue
-            key_and_reason = _repeat_purge(purge, store)
+            reason = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if key_and_reason:
-                _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *key_and_reason
-                )
+            if reason:
+                text = "a purge in the fallback is not fully repeated for %r: %s"
+                _logger.warning(text, purge.key, reason)
                 path.rename(path.with_suffix(".left"))
             else:
                 path.unlink()
@@ -582,8 +577,8 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
     return is_same_session and bool(first_seqs) and first_seqs[0] >= purge.before
 
 
-def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Repeat a purge in the regular store. If messages remain, return their key and the reason.
+def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
+    """Repeat a purge in the regular store. If messages remain, return the reason.
 
     Only messages that are older than the purge are deleted. Raises StenologError.
     """
@@ -591,27 +586,27 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
         return _purge_sessions(purge, store)
     info = find_info(store, purge.key)
     if info is None:
-        return None
+        return ""
     seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
     # Up to this seq, both stores have the same messages, imported from the same file.
     common_seq = max(
         (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
     )
-    if purge.before is not None:
-        if common_seq:
-            store.purge(purge.key, before=min(purge.before, common_seq + 1))
-        return None
     if not common_seq:
-        return None  # the store has no message of these sessions
+        return ""  # the store has no message of these sessions
+    if purge.before is not None:
+        store.purge(purge.key, before=min(purge.before, common_seq + 1))
+        return ""
     if info.last_seq > common_seq:
-        return purge.key, "the session was also used in the store"
+        return "the session was also used in the store"
     return _purge_sessions(purge, store)
 
 
-def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
+def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
     """Purge the sessions of a key that are older than the purge in the fallback store.
 
-    If a session also has newer messages, the newer messages stay.
+    If a session also has newer messages, the newer messages stay. If sessions remain, return the
+    reason.
     """
     key = purge.key
     trash = [trashed for trashed in store.list_trash() if trashed.key == key]
@@ -630,14 +625,14 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
                 store.purge(key, before=newer_seqs[0])
             elif is_all_trash:
                 store.purge(key)
-                return None
+                return ""
             else:
                 old_sessions.append(_delete_unchanged(info, store))
     if old_sessions and isinstance(store, PurgingStore):
         store.purge_trash(key, old_sessions)
     if not is_older:
-        return key, "the session was created or imported after the purge"
-    return None if is_all_trash or purge.is_trash else (key, "the trash has newer sessions")
+        return "the session was created or imported after the purge"
+    return "" if is_all_trash or purge.is_trash else "the trash has newer sessions"
 
 
 def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
