@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from stenolog.catalog.query import Query
-    from stenolog.transfer.importers.folder import Source
+    from stenolog.transfer.importers.legacy_session import Source
 
 _TERMINAL_ROW_LIMIT: Final = 50
 """Default number of sessions listed in a terminal."""

@@ -21,7 +21,6 @@ from stenolog.stores.base import ChangeMarkerStore, Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
-"""Maximum number of cached keys that are known not to be aliases."""
 _MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
 """Marker of a store in which no session ever had an alias."""
@@ -41,7 +40,6 @@ class Aliases:
         self._stamp_hashes = array("q")
         """Hash of the key and stamp of each session at the last scan, which saves memory."""
         self._aliases_by_session: dict[str, tuple[str, ...]] = {}
-        """Aliases of each session that has aliases, by the key of the session."""
         self._owners: Mapping[str, str] = {}
         self._all_aliases: set[str] = set()
         """Every alias seen so far, including those of deleted sessions, which may be restored."""
@@ -108,13 +106,12 @@ class Aliases:
         stamps = self._store.stamps()
         known_hashes = set(self._stamp_hashes)
         changed = [key for key, stamp in stamps.items() if hash((key, stamp)) not in known_hashes]
-        removed_keys = self._aliases_by_session.keys() - stamps.keys()
-        new_aliases = {key: names for key in changed if (names := self._aliases_of(key))}
-        if new_aliases or not self._aliases_by_session.keys().isdisjoint((*removed_keys, *changed)):
-            unchanged_keys = self._aliases_by_session.keys() - {*removed_keys, *changed}
-            kept_aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
-            self._aliases_by_session = kept_aliases | new_aliases
-            self._owners = _owner_by_alias(self._aliases_by_session)
+        unchanged_keys = (self._aliases_by_session.keys() & stamps.keys()) - set(changed)
+        aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
+        aliases |= {key: names for key in changed if (names := self._aliases_of(key))}
+        if aliases != self._aliases_by_session:
+            self._aliases_by_session = aliases
+            self._owners = _owner_by_alias(aliases)
             self._all_aliases.update(self._owners)
         self._stamp_hashes = array("q", map(hash, stamps.items()))
 

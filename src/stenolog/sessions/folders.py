@@ -73,6 +73,12 @@ def agent_namespace(agent: str) -> str:
     return f"{AGENTS}.{escape_key(agent)}"
 
 
+def agent_in_namespace(namespace: str) -> str | None:
+    """Return the agent whose sessions a database has in this namespace; None if there is none."""
+    agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
+    return agent if agent is not None and agent_namespace(agent) == namespace else None
+
+
 def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> SessionsLocation:
     """Return the store and the folders of an agent. Raises UsageError."""
     if agent is not None and (not isinstance(agent, str) or not agent):
@@ -188,14 +194,13 @@ def _other_namespaces_in_folders(workspace: Path) -> OtherNamespaces:
 
 def _other_namespaces_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
-    agents, namespaces = [], []
-    for name in store.namespaces():
-        agent = unescape_key(name.removeprefix(f"{AGENTS}."))
-        if agent is not None and agent_namespace(agent) == name:
-            agents.append(agent)
-        elif name not in _KNOWN_NAMESPACES:
-            namespaces.append(name)
-    return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
+    names = store.namespaces()
+    agents = (agent for name in names if (agent := agent_in_namespace(name)) is not None)
+    other_names = (name for name in names if agent_in_namespace(name) is None)
+    return OtherNamespaces(
+        agents=tuple(agents),
+        namespaces=tuple(name for name in other_names if name not in _KNOWN_NAMESPACES),
+    )
 
 
 def _log_folder_names(place: Path) -> Iterator[str]:

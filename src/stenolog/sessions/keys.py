@@ -18,9 +18,7 @@ Scope = Literal["sender", "thread", "group"]
 """Scope of a session: one sender, one sender in one thread, or all members of a group."""
 
 CLI_DEFAULT: Final = "cli:default"
-"""Default session of a terminal."""
 
-_ESCAPES: Final = {"%": "%25", ":": "%3A"}
 _NUMBER_PATTERN: Final = re.compile(r"-?[0-9]+")
 
 
@@ -141,7 +139,7 @@ def key_from_zeroclaw_name(name: str) -> str | None:
 
 
 def _escape(part: str) -> str:
-    return re.sub("[%:]", lambda match: _ESCAPES[match[0]], part)
+    return part.replace("%", "%25").replace(":", "%3A")
 
 
 def _unescape(part: str) -> str:

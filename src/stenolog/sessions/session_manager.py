@@ -135,7 +135,10 @@ def _make_read_method(
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(self._load_into_memory(_checked_key(*args, **kwargs)), *args, **kwargs)
+        key = _checked_key(*args, **kwargs)
+        with self._mutex:
+            memory = self._to_memory_store(key, self._read_session(key))
+        return method(memory, *args, **kwargs)
 
     return call
 
@@ -526,11 +529,6 @@ class JSONFileStore:
                 self._read_current_session(folder, key)
             return self._known_session(key).session
 
-    def _load_into_memory(self, key: str) -> InMemoryStore:
-        """Return a store in memory with the current content of a session's file."""
-        with self._mutex:
-            return self._to_memory_store(key, self._read_session(key))
-
     def _read_current_session(self, folder: int, key: str) -> JSONSession:
         """Return the session from its file if another process changed the file, else from memory.
 
@@ -554,32 +552,23 @@ class JSONFileStore:
         If two files have the same key, the file with stenolog's name for that key counts. A file of
         the old folder is not loaded if stenolog wrote it for another store.
         """
-        session = self._read_changed_session(folder, name, name if old is None else str(old / name))
-        if session is None or (old is not None and session.is_ours):
-            return
-        key = session.key or ""
-        has_own_name = old is None and file_name(key) == name
-        if has_own_name or key not in self._sessions:
-            self._remember_session(key, session)
-
-    def _read_changed_session(self, folder: int, name: str, known_key: str) -> JSONSession | None:
-        """Return the session in a changed file; None if the file is unchanged or missing.
-
-        `known_key`: the key of the file in `_known_files`.
-        """
-        version = _file_version(folder, name)
-        known_file = self._known_files.get(known_key)
+        known_name = name if old is None else str(old / name)
+        version, known_file = _file_version(folder, name), self._known_files.get(known_name)
         if version is None or (known_file is not None and version == known_file.version):
-            return None
+            return
         try:
             session = json_file.parse(_read_file(folder, name))
             key = session.key or name.removesuffix(json_file.SUFFIX)
             check_key(key)
         except (ValueError, UsageError, OSError) as error:
-            self._known_files[known_key] = _KnownFile(version, problem=str(error))
-            return None
-        self._known_files[known_key] = _KnownFile(version, key, session.is_ours)
-        return replace(session, key=key)
+            self._known_files[known_name] = _KnownFile(version, problem=str(error))
+            return
+        self._known_files[known_name] = _KnownFile(version, key, session.is_ours)
+        if old is not None and session.is_ours:
+            return
+        has_own_name = old is None and file_name(key) == name
+        if has_own_name or key not in self._sessions:
+            self._remember_session(key, replace(session, key=key))
 
 
 class ManagerLease:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -26,19 +25,16 @@ from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
 from stenolog.stores.disk import create_private_folder, open_descriptor, replace_file, wait_for_lock
 from stenolog.stores.jsonl.directory import system_errors
 from stenolog.stores.open_store import parse_address
-from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer.comparison import digest_of
 from stenolog.transfer.copy import CopyStep, CopyTotals, EarlierCopy, Progress
 from stenolog.transfer.copy_all import (
     CopyReport,
     OnProgress,
     check_different_places,
-    copy_namespace,
     copy_namespaces,
     list_namespaces,
     namespace_progress,
     opened_read_only,
-    opened_store,
 )
 
 MANIFEST: Final = "backup.json"
@@ -125,18 +121,12 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
         namespaces = list_namespaces(where)
         _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
         entries = dict(old_manifest.namespaces)
-
-        def copy(name: str, source_store: SnapshotStore, target_store: SnapshotStore) -> CopyTotals:
-            earlier = _earlier_copies(entries.get(name, {}))
-            return copy_namespace(
-                name, source_store, target_store, on_progress, earlier_copies=earlier
-            )
-
         copied_totals, failed_totals = copy_namespaces(
+            where,
+            target,
             namespaces,
-            partial(opened_store, where, is_source=True),
-            partial(opened_store, target),
-            copy,
+            earlier_copies={name: _earlier_copies(entries[name]) for name in entries},
+            on_progress=on_progress,
         )
         for name, totals in copied_totals.items():
             old_entries = entries.get(name, {})
@@ -212,10 +202,12 @@ def restore(
     damaged_uids = {finding.uid for finding in check.findings}
     entries, existing_names = read_manifest(Path(folder)).namespaces, list_namespaces(source)
     copied_totals, failed_totals = copy_namespaces(
+        source,
+        where,
         [name for name in entries if entries[name] and name in existing_names],
-        partial(opened_read_only, source),
-        partial(opened_store, where),
-        partial(copy_namespace, on_progress=on_progress, exclude_uids=damaged_uids),
+        read_only=True,
+        exclude_uids=damaged_uids,
+        on_progress=on_progress,
     )
     return CopyReport(
         namespaces=copied_totals | failed_totals, seconds=time.monotonic() - started_at

@@ -59,7 +59,6 @@ class MessagesDigest:
     def __init__(self) -> None:
         self._hash: _Hash = sha256(_DIGEST_VERSION)
         self.messages = 0
-        """Number of messages added."""
         self.bytes = 0
         """Total length of the bodies of all added messages, in bytes."""
 
@@ -75,9 +74,15 @@ class MessagesDigest:
         self.bytes += len(body)
 
     def session_digest(self, snapshot: Snapshot) -> str:
-        """Return the digest of a complete session: the added messages with this snapshot."""
+        """Return the digest of a complete session: the added messages with this snapshot.
+
+        Data that some engines do not keep is not digested.
+        """
+        fields: dict[str, Any] = msgspec.to_builtins(snapshot)
+        fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
         digest = self._hash.copy()
-        digest.update(digested_bytes(snapshot))
+        # A text may contain lone surrogates, which `dumps` writes as ASCII escapes.
+        digest.update(json.dumps(fields, separators=(",", ":")).encode())
         return digest.hexdigest()
 
     def add_and_yield(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
@@ -101,14 +106,6 @@ class MessagesDigest:
 def missing_seqs(snapshot: Snapshot) -> list[Span]:
     """Return the seqs of a snapshot that are known to have no message."""
     return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
-
-
-def digested_bytes(snapshot: Snapshot) -> bytes:
-    """Return the snapshot as bytes for a digest, without data that some engines do not keep."""
-    fields: dict[str, Any] = msgspec.to_builtins(snapshot)
-    fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
-    # A text may contain lone surrogates, which `dumps` writes as ASCII escapes.
-    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def combined_digest(digests: Iterable[tuple[str, str, str]]) -> str:

@@ -45,10 +45,7 @@ from stenolog.transfer.comparison import (
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Maximum number of sessions, messages and bytes in a group of sessions.
-
-Each group is made durable before the next group is written.
-"""
+"""Limits of a group of sessions, which is made durable before the next group is written."""
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass, which locks the sessions."""
 MAX_ATTEMPTS: Final = 5
@@ -79,7 +76,6 @@ class CopyStep(Struct, frozen=True, kw_only=True):
     number: int
     """Number of the pass, starting with 1."""
     done: int
-    """Number of sessions that this pass has finished."""
     total: int
     messages: int
     """Number of messages copied in all passes."""
@@ -94,7 +90,6 @@ class CopyProblem(Struct, frozen=True, kw_only=True):
     key: str
     uid: str
     reason: str
-    """The reason as text, with advice."""
     newer: bool = False
     """Whether the destination has all messages of the source, and more."""
 
@@ -121,14 +116,10 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     """Change stamp of the session when the source was read; empty if it may be outdated."""
     digest: str
     written: bool
-    """Whether this copy wrote data of the session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
-    """Whether source and destination were read and compared.
-
-    False if the change stamp shows that the source is unchanged since an earlier copy.
-    """
+    """Whether the session was read and compared; False if its stamp shows that it is unchanged."""
 
 
 class CopyTotals(Struct, frozen=True, kw_only=True):
@@ -137,13 +128,9 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     copied: tuple[CopiedSession, ...]
     problems: tuple[CopyProblem, ...] = ()
     only_in_target: tuple[str, ...] = ()
-    """Keys of sessions that only the destination has."""
     messages: int = 0
     """Number of messages written."""
-    bytes: int = 0
-    """Total length of the written messages, in bytes."""
     passes: int = 0
-    """Number of passes, including the last pass."""
     unlocked: bool = False
     """Whether the source could not be locked. If True, the copy may lack the newest changes."""
 
@@ -155,15 +142,9 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
 class _CopyState(Struct, frozen=True):
     """What the run knows about a session that is equal in destination and source."""
 
-    snapshot: Snapshot
-    """Snapshot in the destination."""
-    digest: MessagesDigest
-    """Digest of the messages of the session."""
-    stamp: str
-    """Change stamp of the session when the source was read; empty if it may be outdated."""
-    checked: bool = False
-    """Whether the destination's content was read and compared."""
-    written: bool = False
+    session: CopiedSession
+    digest: MessagesDigest | None
+    """Digest of the messages; None if the session is unchanged since an earlier copy."""
 
 
 def copy_snapshots(
@@ -207,8 +188,6 @@ class _CopyRun:
         self._exclude_uids = frozenset(exclude_uids)
         self._progress = progress
         self._copy_states: dict[str, _CopyState] = {}
-        self._unchanged: dict[str, CopiedSession] = {}
-        """Sessions that are unchanged since an earlier copy and need not be read, by uid."""
         self._problems: dict[str, CopyProblem] = {}
         self._failure_reasons: dict[str, str] = {}
         """Reason why the last attempt to write a session failed, by uid."""
@@ -220,7 +199,7 @@ class _CopyRun:
         self._unreadable_keys: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
         self._target_marks: dict[str, SnapshotMark] = {}
-        self._messages = self._bytes = self._passes = 0
+        self._messages = self._passes = 0
         self._unlocked = False
 
     def run(self) -> CopyTotals:
@@ -248,9 +227,8 @@ class _CopyRun:
                 if reading is not None:
                     copied_count = self._outdated_copies.get(mark.uid, MessagesDigest()).messages
                     self._messages += max(0, _message_count(reading.snapshot) - copied_count)
-                    self._copy_states[mark.uid] = _CopyState(
-                        reading.snapshot, MessagesDigest(), reading.stamp, written=True
-                    )
+                    state = _make_copy_state(reading, reading.snapshot, MessagesDigest())
+                    self._copy_states[mark.uid] = state
         return self._make_totals()
 
     # --- passes ------------------------------------------------------------------------------
@@ -286,13 +264,14 @@ class _CopyRun:
     def _is_copied(self, mark: SnapshotMark) -> bool:
         state, earlier = self._copy_states.get(mark.uid), self._earlier_copies.get(mark.uid)
         if state is not None:
-            copied_version = state.stamp, state.snapshot.key, state.snapshot.deleted
-            return bool(state.stamp) and copied_version == (mark.stamp, mark.key, mark.deleted)
+            copied = state.session
+            copied_version = copied.stamp, copied.key, copied.deleted
+            return bool(copied.stamp) and copied_version == (mark.stamp, mark.key, mark.deleted)
         if earlier is None or earlier.stamp != mark.stamp or mark.uid not in self._target_marks:
             return False
         if mark.last_seq not in (None, earlier.last_seq):
             return False  # the stamps are equal, but the last seqs differ
-        self._unchanged[mark.uid] = CopiedSession(
+        session = CopiedSession(
             key=mark.key,
             uid=mark.uid,
             deleted=mark.deleted,
@@ -303,6 +282,7 @@ class _CopyRun:
             written=False,
             compared=False,
         )
+        self._copy_states[mark.uid] = _CopyState(session, None)
         return True
 
     def _copy_pass(self, marks: Sequence[SnapshotMark]) -> None:
@@ -317,12 +297,12 @@ class _CopyRun:
 
     def _needs_write(self, mark: SnapshotMark) -> bool:
         """Compare a session with the destination. Return whether the session must be written."""
-        self._unchanged.pop(mark.uid, None)
         self._outdated_copies.pop(mark.uid, None)
         state = self._copy_states.pop(mark.uid, None)
         if mark.uid in self._target_marks:
-            if state is not None and self._is_unchanged_copy(mark):
-                self._outdated_copies[mark.uid] = state.digest
+            digest = None if state is None else state.digest
+            if digest is not None and self._is_unchanged_copy(mark):
+                self._outdated_copies[mark.uid] = digest
             else:
                 self._compare_with_target(mark)
         return mark.uid not in self._problems and not self._is_copied(mark)
@@ -350,7 +330,7 @@ class _CopyRun:
                     raise
                 continue  # another process wrote first; the next pass checks again
             for state in written_states:
-                self._copy_states[state.snapshot.uid] = state
+                self._copy_states[state.session.uid] = state
 
     def _copy_last_changes(self) -> None:
         """Copy the sessions that have changed again, one by one, each under its lock."""
@@ -393,36 +373,38 @@ class _CopyRun:
         self, mark: SnapshotMark, *, locked: bool = False
     ) -> Iterator[SnapshotReading | None]:
         """Yield a snapshot of a session in the source; None if the session cannot be read now."""
-        with self._open_reading(mark, partial(self._read_source, mark, locked)) as reading:
+        read = self._hold_source if locked else self._source.read_snapshot
+        with self._open_reading(mark, partial(read, mark)) as reading:
             if reading is not None:
                 reading = replace(reading, messages=_convert_read_errors(reading.messages))
             yield reading
 
-    def _read_source(self, mark: SnapshotMark, locked: bool, stack: ExitStack) -> SnapshotReading:
-        try:
-            if locked:
-                return stack.enter_context(self._source.hold_snapshot(mark))
-        except StoreBusy:
-            raise
-        except (ReadOnly, StoreUnavailable):
-            self._unlocked = True  # some stores cannot be locked, for example a read-only store
-        return stack.enter_context(self._source.read_snapshot(mark))
+    @contextmanager
+    def _hold_source(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
+        with ExitStack() as stack:
+            try:
+                reading = stack.enter_context(self._source.hold_snapshot(mark))
+            except StoreBusy:
+                raise
+            except (ReadOnly, StoreUnavailable):
+                # Some stores cannot be locked, for example a read-only store.
+                self._unlocked = True
+                reading = stack.enter_context(self._source.read_snapshot(mark))
+            yield reading
 
     def _open_target(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading | None]:
         """Yield the destination's snapshot of the same session; None if it cannot be read now."""
-        target_mark = self._target_marks[mark.uid]
-        return self._open_reading(
-            mark, lambda stack: stack.enter_context(self._target.read_snapshot(target_mark))
-        )
+        read = partial(self._target.read_snapshot, self._target_marks[mark.uid])
+        return self._open_reading(mark, read)
 
     @contextmanager
     def _open_reading(
-        self, mark: SnapshotMark, read: Callable[[ExitStack], SnapshotReading]
+        self, mark: SnapshotMark, read: Callable[[], AbstractContextManager[SnapshotReading]]
     ) -> Iterator[SnapshotReading | None]:
         with ExitStack() as stack:
             reading = None
             try:
-                reading = read(stack)
+                reading = stack.enter_context(read())
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass checks the session again
             except (DamagedStore, StoreUnavailable) as error:
@@ -460,8 +442,7 @@ class _CopyRun:
             return []
         old_digest = self._outdated_copies.pop(mark.uid, MessagesDigest())
         self._messages += max(0, digest.messages - old_digest.messages)
-        self._bytes += max(0, digest.bytes - old_digest.bytes)
-        return [_CopyState(snapshot, digest, reading.stamp, written=True)]
+        return [_make_copy_state(reading, snapshot, digest)]
 
     def _add_damaged_seqs(self, mark: SnapshotMark, damage: UnknownDamage) -> None:
         known_seqs = self._damaged_seqs.get(mark.uid, [])
@@ -495,9 +476,8 @@ class _CopyRun:
             if comparison.reason:
                 self._add_problem(mark, comparison.reason, newer=comparison.is_target_newer)
             elif comparison.equal:
-                self._copy_states[mark.uid] = _CopyState(
-                    snapshot, comparison.digest, source.stamp, checked=True
-                )
+                state = _make_copy_state(source, snapshot, comparison.digest, written=False)
+                self._copy_states[mark.uid] = state
             else:
                 self._outdated_copies[mark.uid] = comparison.digest
             return
@@ -505,20 +485,18 @@ class _CopyRun:
     def _compare_written(self) -> None:
         """Read back and compare the written sessions."""
         self._target_marks = {mark.uid: mark for mark in self._target.list_snapshots()}
-        pending = [uid for uid, state in self._copy_states.items() if not state.checked]
+        pending = [uid for uid, state in self._copy_states.items() if state.session.written]
         for done_count, uid in enumerate(pending):
             self._report_progress("comparing", done_count, len(pending))
-            state = self._copy_states[uid]
-            mark = SnapshotMark(
-                key=state.snapshot.key, uid=uid, deleted=state.snapshot.deleted, stamp=""
-            )
+            copied = self._copy_states[uid].session
+            mark = SnapshotMark(key=copied.key, uid=uid, deleted=copied.deleted, stamp="")
             if uid in self._problems:
                 continue
             digest = ""
             if uid in self._target_marks:
                 with self._open_target(mark) as target_reading:
                     digest = "" if target_reading is None else digest_of(target_reading)
-            if digest != state.digest.session_digest(state.snapshot):
+            if digest != copied.digest:
                 self._add_problem(mark, _NOT_EQUAL_REASON)
         self._report_progress("comparing", len(pending), len(pending))
 
@@ -526,7 +504,6 @@ class _CopyRun:
 
     def _add_problem(self, mark: SnapshotMark, reason: str, *, newer: bool = False) -> None:
         self._copy_states.pop(mark.uid, None)
-        self._unchanged.pop(mark.uid, None)
         problem = CopyProblem(key=mark.key, uid=mark.uid, reason=reason, newer=newer)
         self._problems[mark.uid or mark.key] = problem
 
@@ -538,21 +515,7 @@ class _CopyRun:
             self._progress(step)
 
     def _make_totals(self) -> CopyTotals:
-        copied = [
-            CopiedSession(
-                key=state.snapshot.key,
-                uid=uid,
-                deleted=state.snapshot.deleted,
-                last_seq=state.snapshot.last_seq,
-                messages=_message_count(state.snapshot),
-                stamp=state.stamp,
-                digest=state.digest.session_digest(state.snapshot),
-                written=state.written,
-                lost=spans.size(state.snapshot.lost),
-            )
-            for uid, state in self._copy_states.items()
-        ]
-        copied += [self._unchanged[uid] for uid in self._unchanged if uid not in self._copy_states]
+        copied = [state.session for state in self._copy_states.values()]
         only_in_target = [
             mark.key
             for uid, mark in self._target_marks.items()
@@ -564,7 +527,6 @@ class _CopyRun:
             problems=tuple(self._problems.values()),
             only_in_target=tuple(only_in_target),
             messages=self._messages,
-            bytes=self._bytes,
             passes=self._passes,
             unlocked=self._unlocked,
         )
@@ -586,10 +548,29 @@ def _convert_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
 
 def _is_group_full(written_states: Sequence[_CopyState]) -> bool:
     """Return whether a group reached a limit and must be made durable."""
+    digests = [state.digest for state in written_states if state.digest is not None]
     return (
-        sum(state.digest.messages for state in written_states) >= GROUP_MESSAGES
-        or sum(state.digest.bytes for state in written_states) >= GROUP_BYTES
+        sum(digest.messages for digest in digests) >= GROUP_MESSAGES
+        or sum(digest.bytes for digest in digests) >= GROUP_BYTES
     )
+
+
+def _make_copy_state(
+    reading: SnapshotReading, snapshot: Snapshot, digest: MessagesDigest, *, written: bool = True
+) -> _CopyState:
+    """Return the state of a session that was just written, or found equal in the destination."""
+    session = CopiedSession(
+        key=snapshot.key,
+        uid=snapshot.uid,
+        deleted=snapshot.deleted,
+        last_seq=snapshot.last_seq,
+        messages=_message_count(snapshot),
+        stamp=reading.stamp,
+        digest=digest.session_digest(snapshot),
+        written=written,
+        lost=spans.size(snapshot.lost),
+    )
+    return _CopyState(session, digest)
 
 
 def _message_count(snapshot: Snapshot) -> int:

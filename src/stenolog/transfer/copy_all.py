@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import ReadOnly, StoreUnavailable, UsageError
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import (
-    AGENTS,
     NAMESPACE,
+    agent_in_namespace,
     agent_namespace,
     check_workspace,
     locate_sessions,
@@ -43,9 +42,6 @@ from stenolog.transfer.copy import (
 )
 
 OnProgress = Callable[[str, CopyStep], None]
-"""Progress callback: called with the namespace and each step."""
-
-_TEMPORARY_ADDRESS: Final = "memory:"
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):
@@ -115,71 +111,61 @@ def copy_place(
     check_different_places(source, target)
     started_at = time.monotonic()
     copied_totals, failed_totals = copy_namespaces(
-        list_namespaces(source),
-        partial(opened_store, source, is_source=True),
-        partial(_opened_for_preview if dry_run else opened_store, target),
-        (lambda _, *stores: preview_copy(*stores))
-        if dry_run
-        else partial(copy_namespace, on_progress=on_progress),
+        source, target, list_namespaces(source), dry_run=dry_run, on_progress=on_progress
     )
     seconds = time.monotonic() - started_at
     return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
 
 
-OpenNamespace = Callable[[str], AbstractContextManager[SnapshotStore]]
-
-
 def copy_namespaces(
+    source: str,
+    target: str,
     names: Iterable[str],
-    open_source: OpenNamespace,
-    open_target: OpenNamespace,
-    copy: Callable[[str, SnapshotStore, SnapshotStore], CopyTotals],
+    *,
+    dry_run: bool = False,
+    read_only: bool = False,
+    earlier_copies: Mapping[str, Mapping[str, EarlierCopy]] | None = None,
+    exclude_uids: Collection[str] = (),
+    on_progress: OnProgress | None = None,
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
     """Copy each namespace, and return the totals by namespace.
 
-    The second dict has the problems of namespaces that the destination cannot open. Raises the
-    first error if the destination can open no namespace.
+    `read_only`: open the source read-only. `earlier_copies`: results of an earlier copy, by
+    namespace and uid. The second dict has the problems of namespaces that the destination cannot
+    open. Raises the first error if the destination can open no namespace.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
+    open_source = opened_read_only if read_only else partial(opened_store, is_source=True)
+    open_target = _opened_for_preview if dry_run else opened_store
     for name in names:
-        with open_source(name) as source_store, ExitStack() as stack:
+        with open_source(source, name) as source_store, ExitStack() as stack:
             try:
-                target_store = stack.enter_context(open_target(name))
+                target_store = stack.enter_context(open_target(target, name))
             except (UsageError, StoreUnavailable) as error:
                 errors[name] = error
-            else:
-                copied_totals[name] = copy(name, source_store, target_store)
+                continue
+            if dry_run:
+                copied_totals[name] = preview_copy(source_store, target_store)
+                continue
+            has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
+            if has_aliases and isinstance(target_store, Store):
+                # Processes that use the destination reload the aliases after the copy.
+                prepare_alias_mark(target_store)
+                stack.callback(change_alias_mark, target_store)
+            copied_totals[name] = copy_snapshots(
+                source_store,
+                target_store,
+                known=(earlier_copies or {}).get(name),
+                exclude_uids=exclude_uids,
+                progress=namespace_progress(on_progress, name),
+            )
     if errors and not copied_totals:
         raise next(iter(errors.values()))
     return copied_totals, {
         name: CopyTotals(copied=(), problems=(CopyProblem(key="", uid="", reason=str(error)),))
         for name, error in errors.items()
     }
-
-
-def copy_namespace(
-    namespace: str,
-    source_store: SnapshotStore,
-    target_store: SnapshotStore,
-    on_progress: OnProgress | None,
-    *,
-    earlier_copies: Mapping[str, EarlierCopy] | None = None,
-    exclude_uids: Collection[str] = (),
-) -> CopyTotals:
-    """Copy one namespace. Processes that use the destination then reload the aliases."""
-    with ExitStack() as stack:
-        has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
-        if has_aliases and isinstance(target_store, Store):
-            prepare_alias_mark(target_store)
-            stack.callback(change_alias_mark, target_store)
-        return copy_snapshots(
-            source_store,
-            target_store,
-            known=earlier_copies,
-            exclude_uids=exclude_uids,
-            progress=namespace_progress(on_progress, namespace),
-        )
 
 
 def namespace_progress(on_progress: OnProgress | None, namespace: str) -> Progress | None:
@@ -214,7 +200,7 @@ def _folder_to_namespace(where: str, folder: str) -> str:
 
 def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if source and target are the same place, or one is a temporary store."""
-    if _TEMPORARY_ADDRESS in (source, target):
+    if "memory:" in (source, target):
         raise UsageError("memory: is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
     if source_address.engine != target_address.engine:
@@ -254,8 +240,9 @@ def _is_same_database(source: str, target: str) -> bool:
 # --- opening ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iterator[SnapshotStore]:
+def opened_store(
+    where: str, namespace: str, *, is_source: bool = False
+) -> AbstractContextManager[SnapshotStore]:
     """Open the store of one namespace as the destination or the source of a copy.
 
     A read-only source is read without locks. Raises the errors of `open_store`.
@@ -266,42 +253,39 @@ def opened_store(where: str, namespace: str, *, is_source: bool = False) -> Iter
         if not is_source:
             raise
         store = _open_namespace(where, namespace, read_only=True)
-    with store:
-        yield _as_snapshot_store(store, where)
+    return _closing(store)
 
 
-@contextmanager
-def opened_read_only(where: str, namespace: str) -> Iterator[SnapshotStore]:
+def opened_read_only(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
     """Open the store of one namespace read-only."""
-    with _open_namespace(where, namespace, read_only=True) as store:
-        yield _as_snapshot_store(store, where)
+    return _closing(_open_namespace(where, namespace, read_only=True))
 
 
-@contextmanager
-def _opened_for_preview(where: str, namespace: str) -> Iterator[SnapshotStore]:
-    """Open a destination read-only. If the destination does not exist, yield an empty store."""
+def _opened_for_preview(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+    """Open a destination read-only. If the destination does not exist, open an empty store."""
     try:
-        store = _open_namespace(where, namespace, read_only=True)
+        return opened_read_only(where, namespace)
     except StoreUnavailable as error:
         if not isinstance(error, EmptyStore) and _namespace_exists(where, namespace):
             raise
-        store = InMemoryStore()
+        return _closing(InMemoryStore())
+
+
+@contextmanager
+def _closing(store: Store) -> Iterator[SnapshotStore]:
+    assert isinstance(store, SnapshotStore), "every engine supports copies"
     with store:
-        yield _as_snapshot_store(store, where)
+        yield store
 
 
 def _namespace_exists(where: str, namespace: str) -> bool:
     address = parse_address(where)
-    match address.engine:
-        case "jsonl":
-            try:
-                return Path(*_workspace_and_folder(where, namespace)).exists()
-            except OSError:
-                return True  # opening the namespace reports the problem
-        case "sqlite":
-            return Path(address.path).exists()
-        case _:
-            return True
+    if address.engine != "jsonl":
+        return address.engine != "sqlite" or Path(address.path).exists()
+    try:
+        return Path(*_workspace_and_folder(where, namespace)).exists()
+    except OSError:
+        return True  # opening the namespace reports the problem
 
 
 def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
@@ -313,10 +297,8 @@ def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
 
 def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike[str], str]:
     """Return the workspace, and the folder in it that holds the sessions of this namespace."""
-    agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
-    if agent is None or agent_namespace(agent) != namespace:
-        return locate_sessions(where, None).where, namespace
-    return locate_sessions(where, agent).where, NAMESPACE
+    agent = agent_in_namespace(namespace)
+    return locate_sessions(where, agent).where, namespace if agent is None else NAMESPACE
 
 
 def _is_read_only(where: str) -> bool:
@@ -325,9 +307,3 @@ def _is_read_only(where: str) -> bool:
     with suppress(OSError):
         return address.engine == "jsonl" and write_problem(Path(address.path)) is not None
     return False
-
-
-def _as_snapshot_store(store: Store, where: str) -> SnapshotStore:
-    if not isinstance(store, SnapshotStore):
-        raise UsageError(f"{parse_address(where).engine}: this engine does not support copies")
-    return store

@@ -91,8 +91,7 @@ class FallbackStore(JSONLStore):
         uids = [trashed.uid for trashed in trash if trashed.key == key]
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
-        note = self._make_purge_note(key, uids, before=before)
-        with self._with_purge_note(note):
+        with self._note_purge(key, uids, before=before):
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
@@ -101,8 +100,7 @@ class FallbackStore(JSONLStore):
         The merge also purges the session with this key in the regular store, unless that session
         has messages that the purged sessions did not have.
         """
-        note = self._make_purge_note(key, [uid for uid, _ in entries], is_trash=True)
-        with self._with_purge_note(note):
+        with self._note_purge(key, [uid for uid, _ in entries], is_trash=True):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
@@ -119,9 +117,14 @@ class FallbackStore(JSONLStore):
         super().close()
         self._fallback_lock.release()
 
-    def _make_purge_note(
+    @contextmanager
+    def _note_purge(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
-    ) -> "_PurgeNote":
+    ) -> Iterator[None]:
+        """Write a note of the purge before the purge runs, and complete the note afterwards.
+
+        The note of a failed purge stays, and the merge checks whether the purge took effect.
+        """
         imported_seqs: dict[str, int] = {}
         for uid in uids:
             with (
@@ -129,7 +132,7 @@ class FallbackStore(JSONLStore):
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
                 imported_seqs |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
-        return _PurgeNote(
+        note = _PurgeNote(
             key=key,
             at=datetime.now(UTC),
             before=before,
@@ -137,13 +140,6 @@ class FallbackStore(JSONLStore):
             is_trash=is_trash,
             read_in=tuple(imported_seqs.items()),
         )
-
-    @contextmanager
-    def _with_purge_note(self, note: "_PurgeNote") -> Iterator[None]:
-        """Write a note of the purge before the purge runs, and complete the note afterwards.
-
-        The note of a failed purge stays, and the merge checks whether the purge took effect.
-        """
         file_name = f"{timestamp(note.at).replace(':', '')}-{os.urandom(4).hex()}.json"
         self._write_note(file_name, note)
         try:
@@ -326,7 +322,6 @@ class _FallbackFolder:
         self._fallback = fallback
         self._store = store
         self._workspace = workspace
-        self._keys: dict[str, str] = {}
         self._records: dict[str, _MergeRecord] = {}
         """Merge record to write after each session is merged, by the name of its source."""
         self.path = fallback.folder
@@ -334,30 +329,28 @@ class _FallbackFolder:
 
     def sources(self) -> list[Source]:
         """Return every session that is not in the trash."""
-        self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
-        return [Source(name=name, body=None) for name in self._keys]
+        return [
+            Source(name=escape_key(key) + LOG_SUFFIX, body=None, identifier=(key,))
+            for key in self._fallback.list_sessions()
+        ]
 
     def read(self, source: Source) -> SourceContent:
         """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
+        [key] = source.identifier
         try:
-            info = self._fallback.info(self._keys[source.name])
+            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
+            with self._fallback.read_snapshot(mark) as reading:
+                snapshot, messages = reading.snapshot, list(reading.messages)
         except StenologError as error:
             raise NotASession(str(error)) from error
-        record = _read_merge_record(self._workspace, info.uid)
+        record = _read_merge_record(self._workspace, snapshot.uid)
         stored_uid = _session_uid(self._store, record.key) if record.stored else ""
         # The session of an earlier merge may have been purged or deleted in the regular store.
         # Messages of the earlier merge are not merged again into another session.
         after = record.after if record.stored[-1:] == (stored_uid,) else record.last_seq
-        try:
-            mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-            with self._fallback.read_snapshot(mark) as reading:
-                messages = list(reading.messages)
-                content = _to_source_content(reading.snapshot, messages, after=after)
-                last_seq = reading.snapshot.last_seq
-        except StenologError as error:
-            raise NotASession(str(error)) from error
+        content = _to_source_content(snapshot, messages, after=after)
         self._records[source.name] = replace(
-            record, after=after, last_seq=last_seq, digest=content.digest
+            record, after=after, last_seq=snapshot.last_seq, digest=content.digest
         )
         if content.digest == record.digest:
             empty_session = replace(content.session, messages=(), summary="", problems=())
@@ -371,7 +364,7 @@ class _FallbackFolder:
         stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
         record = replace(record, key=imported.key, stored=stored_uids)
         if record != _read_merge_record(self._workspace, record.uid):
-            _write_merge_record(self._workspace, self._keys[source.name], record)
+            _write_merge_record(self._workspace, source.identifier[0], record)
 
 
 def _to_source_content(
@@ -420,22 +413,20 @@ def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int
     import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
     prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
     last_imported_seq = max(_last_seq_by_digest(receipts).values(), default=0)
-    tokens: dict[int, str] = {}
+    given_tokens: dict[int, str] = {}
     for message in messages:
         token_and_count = token_of(message)
         if token_and_count is not None:
             token, count = token_and_count
-            tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
-    token_by_seq = {
-        message.seq: tokens.get(message.seq, "" if message.seq <= last_imported_seq else None)
-        for message in messages
-    }
-    return {
-        # guard: fallback-merged-by-uid-and-seq
-        seq: f"fallback:{snapshot.uid}:{seq}" if token is None else token
-        for seq, token in token_by_seq.items()
-        if token is None or (token and not token.startswith(prefixes or ("\0",)))
-    }
+            given_tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
+    tokens = {}
+    for seq in (message.seq for message in messages):
+        if seq in given_tokens:
+            if not given_tokens[seq].startswith(prefixes):
+                tokens[seq] = given_tokens[seq]
+        elif seq > last_imported_seq:
+            tokens[seq] = f"fallback:{snapshot.uid}:{seq}"  # guard: fallback-merged-by-uid-and-seq
+    return tokens
 
 
 def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -466,9 +457,7 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     after: int = 0
     """Messages up to this seq were merged into a session that the regular store no longer has."""
     last_seq: int = 0
-    """Seq of the last merged message."""
     digest: str = ""
-    """Digest of the merged content."""
     key: str = ""
     """Key of the session in the regular store into which this session was merged."""
     stored: tuple[str, ...] = ()
@@ -524,7 +513,6 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
     before: int | None = None
     """Only messages with a lower seq were purged; None if whole sessions were purged."""
     uids: tuple[str, ...] = ()
-    """Uids of the purged sessions."""
     is_trash: bool = False
     """Whether only some deleted sessions are purged, not every session with this key."""
     read_in: tuple[tuple[str, int], ...] = ()
@@ -556,13 +544,12 @@ def _repeat_purges(
                 if is_unused:
                     path.unlink()
                 continue
-            key_and_reason = _repeat_purge(purge, store)
+            reason = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if key_and_reason:
-                _logger.warning(
-                    "a purge in the fallback is not fully repeated for %r: %s", *key_and_reason
-                )
+            if reason:
+                text = "a purge in the fallback is not fully repeated for %r: %s"
+                _logger.warning(text, purge.key, reason)
                 path.rename(path.with_suffix(".left"))
             else:
                 path.unlink()
@@ -590,8 +577,8 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
     return is_same_session and bool(first_seqs) and first_seqs[0] >= purge.before
 
 
-def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
-    """Repeat a purge in the regular store. If messages remain, return their key and the reason.
+def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
+    """Repeat a purge in the regular store. If messages remain, return the reason.
 
     Only messages that are older than the purge are deleted. Raises StenologError.
     """
@@ -599,27 +586,27 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
         return _purge_sessions(purge, store)
     info = find_info(store, purge.key)
     if info is None:
-        return None
+        return ""
     seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
     # Up to this seq, both stores have the same messages, imported from the same file.
     common_seq = max(
         (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
     )
-    if purge.before is not None:
-        if common_seq:
-            store.purge(purge.key, before=min(purge.before, common_seq + 1))
-        return None
     if not common_seq:
-        return None  # the store has no message of these sessions
+        return ""  # the store has no message of these sessions
+    if purge.before is not None:
+        store.purge(purge.key, before=min(purge.before, common_seq + 1))
+        return ""
     if info.last_seq > common_seq:
-        return purge.key, "the session was also used in the store"
+        return "the session was also used in the store"
     return _purge_sessions(purge, store)
 
 
-def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
+def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
     """Purge the sessions of a key that are older than the purge in the fallback store.
 
-    If a session also has newer messages, the newer messages stay.
+    If a session also has newer messages, the newer messages stay. If sessions remain, return the
+    reason.
     """
     key = purge.key
     trash = [trashed for trashed in store.list_trash() if trashed.key == key]
@@ -638,14 +625,14 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
                 store.purge(key, before=newer_seqs[0])
             elif is_all_trash:
                 store.purge(key)
-                return None
+                return ""
             else:
                 old_sessions.append(_delete_unchanged(info, store))
     if old_sessions and isinstance(store, PurgingStore):
         store.purge_trash(key, old_sessions)
     if not is_older:
-        return key, "the session was created or imported after the purge"
-    return None if is_all_trash or purge.is_trash else (key, "the trash has newer sessions")
+        return "the session was created or imported after the purge"
+    return "" if is_all_trash or purge.is_trash else "the trash has newer sessions"
 
 
 def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:

@@ -27,10 +27,7 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Field of an import receipt: time of the import.
-
-For retention rules, the session is no older than the import.
-"""
+"""Field of an import receipt: time of the import. For retention, the session is not older."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
@@ -49,7 +46,6 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     payloads: Sequence[bytes] = ()
     seqs: Sequence[int] = ()
     times: Sequence[datetime] = ()
-    """Time of each message."""
     summary: str = ""
     floor: int = 0
     meta: Mapping[str, Any] = {}
@@ -71,10 +67,7 @@ class MergePlan(Struct, frozen=True, kw_only=True):
     """Plan for merging an old session into an existing session."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the first old messages, which the existing session already has.
-
-    The seq is 0 for a message that was imported earlier and has since been moved or purged.
-    """
+    """Seqs of the first old messages that exist already; 0 if moved or purged since the import."""
     include_state: bool = True
     """Whether the old summary is imported, and hidden messages stay hidden."""
 

@@ -130,13 +130,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
         return sum(session.dropped for session in self.imported)
 
 
-Progress = Callable[[float], None]
-"""Function that is called with the number of bytes of old files that were just imported."""
-KeyMapper = Callable[[str], str]
-"""Function that maps an old key to the key in the store."""
-
 OnImported = Callable[[Source, ImportedSession], None]
-"""Function that is called after a session was imported completely."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -169,9 +163,9 @@ def import_folder(
     dry_run: bool = False,
     exclude_keys: Collection[str] = (),
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
-    map_key: KeyMapper | None = None,
+    map_key: Callable[[str], str] | None = None,
     time_field: str = "",
-    progress: Progress | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> ImportReport:
     """Import the old sessions of a folder, or of the single file `only` in it.
 
@@ -189,6 +183,7 @@ def import_folder(
     - `layouts`: layouts to import. Databases and trees of folders are never renamed.
     - `map_key`: function that returns the new key for the old key of a session.
     - `time_field`: name of the field with the time of a plain message.
+    - `progress`: function that is called with the number of bytes that were just imported.
 
     Raises the errors of the store.
     """
@@ -255,7 +250,10 @@ def _is_new_problem(file: SkippedFile, store: Store) -> bool:
 
 
 def merge_source(source: SourceFolder, store: Store, on_imported: OnImported) -> ImportReport:
-    """Merge sessions of stenolog from another place. Raises the errors of the store."""
+    """Merge sessions of stenolog from another place. Raises the errors of the store.
+
+    `on_imported` is called after each session that was imported completely.
+    """
     options = _ImportOptions(is_own=True, accept_aliases=True, on_imported=on_imported)
     return _ImportRun(store, source, options).import_source()
 
@@ -289,8 +287,8 @@ class _ImportOptions(Struct, frozen=True, kw_only=True):
     accept_aliases: bool
     dry_run: bool = False
     exclude_keys: frozenset[str] = frozenset()
-    map_key: KeyMapper | None = None
-    progress: Progress | None = None
+    map_key: Callable[[str], str] | None = None
+    progress: Callable[[float], None] | None = None
     on_imported: OnImported | None = None
 
 
@@ -438,7 +436,12 @@ class _ImportRun:
                 return replace(imported, problems=(*old.problems, reason))
             imported = replace(imported, key=target_key)
             if existing is not None and merging.is_imported(existing.meta, content.digest):
-                return self._update_aliases(imported, old, existing, gets_aliases=target_key == key)
+                if self._is_agent_start:
+                    # At start-up problems are reported only once.
+                    # `steno import` reports them each time.
+                    imported = replace(imported, dropped=0, problems=())
+                is_separate = target_key != key
+                return imported if is_separate else self._add_aliases(imported, old, existing)
             digest = content.digest
             merge = MergePlan() if existing is None else merging.plan_merge(old, digest, existing)
             if merge is None:
@@ -450,6 +453,7 @@ class _ImportRun:
                 problems.append(
                     f"{key!r} already contains another conversation: imported as {target_key!r}"
                 )
+            existing = existing or ExistingSession()
             session_import = SessionImport(self._store, target_key, old, digest, existing, merge)
             added, more_problems = self._run_import(job, session_import, aliases)
             return replace(
@@ -464,20 +468,10 @@ class _ImportRun:
             f"there are {merging.MAX_SEPARATE_SESSIONS} other conversations named {old.key!r}"
         )
 
-    def _update_aliases(
-        self,
-        imported: ImportedSession,
-        old: LegacySession,
-        existing: ExistingSession,
-        *,
-        gets_aliases: bool,
+    def _add_aliases(
+        self, imported: ImportedSession, old: LegacySession, existing: ExistingSession
     ) -> ImportedSession:
         """Add only the new aliases of a file that was imported before, and return its result."""
-        if self._is_agent_start:
-            # At start-up problems are reported only once. `steno import` reports them each time.
-            imported = replace(imported, dropped=0, problems=())
-        if not gets_aliases:
-            return imported
         aliases, problems, unaccepted_aliases = self._aliases_to_add(old, imported.key)
         new_aliases = [name for name in aliases if name not in aliases_in(existing.meta)]
         if new_aliases and not self._options.dry_run:

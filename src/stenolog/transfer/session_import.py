@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from stenolog.errors import OnceConflict, UsageError
@@ -22,41 +22,34 @@ from stenolog.transfer.importers.legacy_session import LegacySession
 from stenolog.transfer.merge import ExistingSession, MergePlan
 
 BATCH_MESSAGES: Final = 500
-"""Maximum number of messages per batch."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_RECEIPTS: Final = 20
-"""Maximum number of import receipts that a session keeps."""
 
 
-class SessionImport:
+class SessionImport(Struct):
     """The import of one session, in four steps that must be called in this order.
 
     The steps are `write_import_mark`, `add_messages`, `apply_visibility` and `write_receipt`.
     `problems` lists the content that could not be imported.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        old: LegacySession,
-        digest: str,
-        existing: ExistingSession | None,
-        merge: MergePlan,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._digest = digest
-        self._seqs = list(merge.seqs)
-        self.old = old
-        self.existing = existing or ExistingSession()
-        self.merge = merge
-        self.problems: list[str] = []
+    store: Store
+    key: str
+    old: LegacySession
+    digest: str
+    existing: ExistingSession
+    merge: MergePlan
+    problems: list[str] = []
+    seqs: list[int] = []
+    """Seqs of the old messages that are stored so far."""
+
+    def __post_init__(self) -> None:
+        self.seqs = list(self.merge.seqs)
 
     def write_import_mark(self, aliases: Sequence[str]) -> None:
         """Write the meta fields, including the mark that identifies an unfinished import."""
         meta = self.existing.meta
-        import_mark = {"sha256": self._digest, "carry": self.merge.include_state}
+        import_mark = {"sha256": self.digest, "carry": self.merge.include_state}
         fields: dict[str, Any] = {"importing": import_mark}  # guard: import-mark
         new_aliases = [name for name in aliases if name not in aliases_in(meta)]
         if all_aliases := [*aliases_in(meta), *new_aliases]:
@@ -69,21 +62,21 @@ class SessionImport:
         if self.old.state and (has_newest_state or self.old.layout not in meta):
             fields[self.old.layout] = self.old.state
         if aliases:
-            prepare_alias_mark(self._store)
+            prepare_alias_mark(self.store)
         try:
-            self._store.set_meta(self._key, **self._meta_to_set(), **fields)
+            self.store.set_meta(self.key, **self._meta_to_set(), **fields)
         except UsageError:
             self.problems.append(
                 "the metadata was skipped: together with the existing metadata it is too large"
             )
-            self._store.set_meta(self._key, **fields)
+            self.store.set_meta(self.key, **fields)
         if aliases:
-            change_alias_mark(self._store)
+            change_alias_mark(self.store)
 
     def _meta_to_set(self) -> dict[str, Any]:
         """Return the old meta fields to set. A resumed import sets none; newer values are kept."""
         existing = self.existing
-        if existing.earlier_include_state(self._digest) is not None:
+        if existing.earlier_include_state(self.digest) is not None:
             return {}
         is_newer = existing.updated is None or existing.updated < self.old.created
         fields = self.old.meta.items()
@@ -91,23 +84,23 @@ class SessionImport:
 
     def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
-        for start, batch in _split_into_batches(self.old.messages, len(self._seqs)):
+        for start, batch in _split_into_batches(self.old.messages, len(self.seqs)):
             token = batch[0].once
             try:
-                seqs = self._append_batch(batch, token or f"import:{self._digest}:{start}")
+                seqs = self._append_batch(batch, token or f"import:{self.digest}:{start}")
             except OnceConflict:
                 self.problems.append(
                     f"another message already has the idempotency key of message {start + 1}: "
                     "the imported message got a new key"
                 )
-                seqs = self._append_batch(batch, f"import:{self._digest}:{start}")
-            self._seqs += seqs
+                seqs = self._append_batch(batch, f"import:{self.digest}:{start}")
+            self.seqs += seqs
             yield seqs
 
     def _append_batch(self, batch: Sequence[JSONMessage], once: str) -> list[int]:
         messages = [Message(seq=1, _at="", _body=Raw(message.payload)) for message in batch]
         times = [message.at for message in batch if message.at is not None]
-        return self._store.add_messages(self._key, messages, once=once, at=times)
+        return self.store.add_messages(self.key, messages, once=once, at=times)
 
     def apply_visibility(self) -> None:
         """Set the summary, and hide the messages that are hidden in the old session.
@@ -119,7 +112,7 @@ class SessionImport:
         if (
             self.merge.include_state
             and prefix_length
-            and not self._hides_only_imported(self._seqs[prefix_length - 1])
+            and not self._hides_only_imported(self.seqs[prefix_length - 1])
         ):
             self.merge = replace(self.merge, include_state=False)
         self.problems += self.describe_skipped_state()
@@ -128,10 +121,10 @@ class SessionImport:
             self._hide_messages(n for n in indexes if self.old.messages[n].once is not None)
             return
         if prefix_length:
-            last_hidden_seq = self._seqs[prefix_length - 1]
-            self._store.checkpoint(self._key, summary=self.old.summary, upto=last_hidden_seq)
+            last_hidden_seq = self.seqs[prefix_length - 1]
+            self.store.checkpoint(self.key, summary=self.old.summary, upto=last_hidden_seq)
         elif self.old.summary:
-            self._store.set_summary(self._key, self.old.summary)
+            self.store.set_summary(self.key, self.old.summary)
         self._hide_messages(self._hidden_indexes(prefix_length))
 
     def _hidden_indexes(self, start: int) -> Iterator[int]:
@@ -143,16 +136,16 @@ class SessionImport:
         )
 
     def _hide_messages(self, indexes: Iterable[int]) -> None:
-        seqs = (self._seqs[index] for index in indexes if self._seqs[index])
+        seqs = (self.seqs[index] for index in indexes if self.seqs[index])
         # Each write hides consecutive seqs.
         for first, last in spans.from_seqs(seqs):
-            self._store.hide(self._key, first, last)
+            self.store.hide(self.key, first, last)
 
     def _hides_only_imported(self, last_seq: int) -> bool:
         """Return whether a checkpoint at this seq would hide only messages of the old session."""
-        visible_seqs = {message.seq for message in self._store.get_history(self._key)}
+        visible_seqs = {message.seq for message in self.store.get_history(self.key)}
         # guard: merge-hides-only-covered
-        return all(seq > last_seq for seq in visible_seqs.difference(self._seqs))
+        return all(seq > last_seq for seq in visible_seqs.difference(self.seqs))
 
     def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
@@ -163,17 +156,18 @@ class SessionImport:
         # Messages with a token are hidden even if the session has newer messages.
         indexes = self._hidden_indexes(merging.hidden_prefix_length(self.old))
         still_hidden_count = sum(self.old.messages[index].once is not None for index in indexes)
-        if hidden_count := self.old.hidden - still_hidden_count:
-            yield f"{hidden_count} messages that were hidden in the source are visible here"
+        hidden_count = sum(message.hidden for message in self.old.messages)
+        if visible_count := hidden_count - still_hidden_count:
+            yield f"{visible_count} messages that were hidden in the source are visible here"
 
     def write_receipt(self, file_name: str) -> None:
         """Finish the import: remove the import mark and add the receipt in one write."""
-        info = self._store.info(self._key)
+        info = self.store.info(self.key)
         message_times = [message.at for message in self.old.messages if message.at is not None]
         receipt: dict[str, Any] = {
             "from": self.old.layout,
             "file": file_name,
-            "sha256": self._digest,
+            "sha256": self.digest,
             "messages": len(self.old.messages),
             "created": timestamp(min([self.old.created, *message_times])),
             # The session has the times of the old conversation until a new message is stored.
@@ -186,7 +180,7 @@ class SessionImport:
         if info.summary == self.old.summary != "":
             receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
         receipts = [*merging.import_receipts(info.meta), receipt][-MAX_RECEIPTS:]
-        self._store.set_meta(self._key, importing=None, imported=receipts)
+        self.store.set_meta(self.key, importing=None, imported=receipts)
 
 
 def _split_into_batches(

@@ -119,7 +119,7 @@ def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: 
 def test_unreadable_meta_file_does_not_prevent_import(meta: bytes, tmp_path: Path) -> None:
     (tmp_path / "a_1.jsonl").write_text('{"role":"user","content":"x"}\n')
     (tmp_path / "a_1.meta.json").write_bytes(meta)
-    assert read_meta(meta).key is None
+    assert read_meta(meta)["key"] is None
     with open_store("memory:") as store:
         [taken] = import_folder(tmp_path, store, rename_files=False).imported
         assert (taken.key, taken.messages) == ("a_1", 1)

@@ -34,7 +34,6 @@ Part = dict[str, Any]
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
 MAX_PROBLEM_LENGTH: Final = 400
-"""Maximum number of characters of a reported problem."""
 
 
 class NotAMessage(ValueError):
@@ -76,6 +75,18 @@ class ImportProblems:
     def count_converted(self, text: str) -> None:
         """Count a message with the conversion that `text` describes."""
         self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
+
+    def check_hidden_count(self, name: str, count: Any, message_count: int | None = None) -> int:
+        """Return the number of messages at the start that the model no longer sees.
+
+        `name` is the field with the number. If the number is invalid, report that and return 0.
+        """
+        is_valid = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        if is_valid and (message_count is None or count <= message_count):
+            return int(count)
+        total_text = "" if message_count is None else f" of {message_count:,}"
+        self.report_loss(f"{name} is {count!r}{total_text}: nothing is hidden")
+        return 0
 
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
@@ -300,7 +311,6 @@ CHAT_FIELDS: Final = frozenset(
 )
 """Fields of a message in the format of chat APIs."""
 TIME_FIELDS: Final = ("created_at", "timestamp", "at", "time")
-"""Fields that may contain the time of a message."""
 ROLE_ALIASES: Final = {"human": "user", "ai": "assistant", "bot": "assistant", "model": "assistant"}
 """Roles of other programs, with the role of the chat format."""
 CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
@@ -421,7 +431,6 @@ def _parse_any_time(value: Any) -> datetime | None:
 # The key of the session is the name of the file and the number of the line.
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum number of bytes of a line."""
 
 
 class ConversationLines:

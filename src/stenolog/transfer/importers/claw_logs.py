@@ -11,7 +11,6 @@ from json import dumps, loads
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from stenolog.codec import encode_object
 from stenolog.errors import InvalidKey, RefusedMessage
@@ -44,19 +43,23 @@ class Line(Struct, frozen=True):
 def read_lines(text: bytes) -> Iterator[Line]:
     """Yield every line that is not empty, with its message or its problem."""
     for line_number, line in enumerate(text.split(b"\n"), 1):
-        if line.strip(b"\r"):
-            yield _parse_line(line_number, line)
+        if not line.strip(b"\r"):
+            continue
+        preview = line[:40].decode(errors="replace")
+        try:
+            fields = loads(line.decode())
+        except (ValueError, RecursionError):
+            yield Line(line_number, None, f"line {line_number} is not JSON: {preview!r}")
+            continue
+        if isinstance(fields, dict) and isinstance(fields.get("role"), str):
+            yield Line(line_number, fields)
+        else:
+            yield Line(line_number, None, f"line {line_number} is not a message: {preview!r}")
 
 
-def _parse_line(line_number: int, line: bytes) -> Line:
-    preview = line[:40].decode(errors="replace")
-    try:
-        fields = loads(line.decode())
-    except (ValueError, RecursionError):
-        return Line(line_number, None, f"line {line_number} is not JSON: {preview!r}")
-    if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
-        return Line(line_number, None, f"line {line_number} is not a message: {preview!r}")
-    return Line(line_number, fields)
+def messages_in(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return the messages in these lines."""
+    return [line.fields for line in lines if line.fields is not None]
 
 
 def _read_log(
@@ -99,20 +102,6 @@ def _read_log(
 # --- picoclaw -------------------------------------------------------------------------------------
 
 
-class PicoclawMeta(Struct, frozen=True, kw_only=True):
-    """The readable content of a `.meta.json` file."""
-
-    key: str | None = None
-    summary: str = ""
-    hidden_count: int = 0
-    created: datetime | None = None
-    updated: datetime | None = None
-    aliases: tuple[str, ...] = ()
-    agent: str | None = None
-    channel: str | None = None
-    problems: tuple[str, ...] = ()
-
-
 def read_picoclaw(
     lines: Sequence[Line], meta: bytes | None, *, name: str, mtime: datetime
 ) -> LegacySession:
@@ -122,15 +111,18 @@ def read_picoclaw(
     of them can be read.
     """
     stem = name.removesuffix(".jsonl")
-    meta_fields = asdict(PicoclawMeta() if meta is None else read_meta(meta))
+    meta_fields = read_meta(b"{}" if meta is None else meta)
     key = meta_fields.pop("key") or stem
     names = dict.fromkeys((*meta_fields.pop("aliases"), stem))
     aliases = tuple(name for name in names if name != key)
     return _read_log("picoclaw", lines, dict, key=key, aliases=aliases, mtime=mtime, **meta_fields)
 
 
-def read_meta(text: bytes) -> PicoclawMeta:
-    """Return the content of a `.meta.json` file, or only the problem of an unreadable file."""
+def read_meta(text: bytes) -> dict[str, Any]:
+    """Return the readable content of a `.meta.json` file as arguments of `_read_log`.
+
+    Return only the problem of an unreadable file.
+    """
     problems = []
     try:
         fields = loads(text.decode())
@@ -146,17 +138,17 @@ def read_meta(text: bytes) -> PicoclawMeta:
         skip = 0
     scope = fields["scope"] if isinstance(fields.get("scope"), dict) else {}
     named_aliases = map(_text_or_none, aliases if isinstance(aliases, list) else [])
-    return PicoclawMeta(
-        key=_text_or_none(fields.get("key")),
-        summary=_text_or_none(fields.get("summary")) or "",
-        hidden_count=skip,
-        created=parse_go_time(fields.get("created_at")),
-        updated=parse_go_time(fields.get("updated_at")),
-        aliases=tuple(filter(None, [*named_aliases, key_of_scope(scope)])),
-        agent=_text_or_none(scope.get("agent_id")),
-        channel=_text_or_none(scope.get("channel")),
-        problems=tuple(problems),
-    )
+    return {
+        "key": _text_or_none(fields.get("key")),
+        "summary": _text_or_none(fields.get("summary")) or "",
+        "hidden_count": skip,
+        "created": parse_go_time(fields.get("created_at")),
+        "updated": parse_go_time(fields.get("updated_at")),
+        "aliases": tuple(filter(None, [*named_aliases, key_of_scope(scope)])),
+        "agent": _text_or_none(scope.get("agent_id")),
+        "channel": _text_or_none(scope.get("channel")),
+        "problems": tuple(problems),
+    }
 
 
 def key_of_scope(scope: dict[str, Any]) -> str | None:
@@ -197,7 +189,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
 
 def is_picoclaw_log(lines: Sequence[Line]) -> bool:
     """Return whether these lines are picoclaw's, for a log without a `.meta.json` file."""
-    messages = [line.fields for line in lines if line.fields is not None]
+    messages = messages_in(lines)
     return (
         bool(messages)
         and all(fields.keys() <= PICOCLAW_FIELDS for fields in messages)
@@ -225,7 +217,7 @@ def read_zeroclaw(lines: Sequence[Line], *, name: str, mtime: datetime) -> Legac
 
 def is_zeroclaw_log(lines: Sequence[Line]) -> bool:
     """Return whether these lines are zeroclaw's."""
-    messages = [line.fields for line in lines if line.fields is not None]
+    messages = messages_in(lines)
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
 
 

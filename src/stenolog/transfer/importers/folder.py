@@ -40,8 +40,6 @@ from stenolog.transfer.importers.legacy_session import (
     time_of_nanoseconds,
 )
 
-__all__ = ["Folder", "Source", "SourceContent"]
-
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOG_START: Final = b'{"kind":"state",'
 """First bytes of a log of stenolog."""
@@ -98,7 +96,8 @@ class Folder:
         """Remove hard links that a process left when it was killed during a rename."""
         with suppress(OSError):
             for name in filter(import_suffix, self._list_names()):
-                if self._is_same_file(name, original_name(name)):
+                first, second = self._stat(name), self._stat(original_name(name))
+                if first and second and os.path.samestat(first, second):
                     os.unlink(name, dir_fd=self._descriptor)
 
     # --- finding sources ---------------------------------------------------------------------
@@ -181,7 +180,7 @@ class Folder:
         """Return the aliases that a session claims, reading only its meta file."""
         with suppress(OSError):
             if source.meta is not None:
-                return claw_logs.read_meta(self._read_file(source.meta)).aliases
+                return tuple(claw_logs.read_meta(self._read_file(source.meta))["aliases"])
         return ()
 
     def is_unchanged(self, source: Source, content: SourceContent) -> bool:
@@ -252,7 +251,7 @@ class Folder:
                 return claw_logs.read_picoclaw(lines, meta, name=name, mtime=mtime)
             if "zeroclaw" in layouts and claw_logs.is_zeroclaw_log(lines):
                 return claw_logs.read_zeroclaw(lines, name=name, mtime=mtime)
-        if "plain" in layouts and any(line.fields is not None for line in lines):
+        if "plain" in layouts and claw_logs.messages_in(lines):
             return self._read_plain(text, {}, name, mtime)
         if not lines:
             raise NotASession("it is empty")
@@ -343,10 +342,6 @@ class Folder:
         else:
             os.unlink(name, dir_fd=folder)
 
-    def _is_same_file(self, name: str, other_name: str) -> bool:
-        first, second = self._stat(name), self._stat(other_name)
-        return first is not None and second is not None and os.path.samestat(first, second)
-
 
 def _find_message_array(text: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
     """Return the message array of a file, and a dict of the file's other fields."""
@@ -363,7 +358,7 @@ def _find_message_array(text: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
 
 def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no field that identifies a particular program."""
-    messages = [line.fields for line in lines if line.fields is not None]
+    messages = claw_logs.messages_in(lines)
     if not claw_logs.is_zeroclaw_log(lines):
         return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
     is_packed = any(claw_logs.unpack_content(fields) != fields for fields in messages)

@@ -29,7 +29,6 @@ MIGRATED_SUFFIX: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
 """Maximum size in bytes of the state that another program stored with a session."""
 IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
-"""Pattern for the end of the name of an imported file."""
 
 
 class LegacySession(Struct, frozen=True, kw_only=True):
@@ -57,11 +56,6 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     """One sentence for each part that could not be imported, with the reason."""
     notes: tuple[str, ...] = ()
     """A sentence for each kind of conversion."""
-
-    @property
-    def hidden(self) -> int:
-        """Number of hidden messages."""
-        return sum(message.hidden for message in self.messages)
 
 
 def make_session(
@@ -155,7 +149,6 @@ class Source(Struct, frozen=True, kw_only=True):
     body: str | None
     """Current name of the file with the messages; None if there is only a meta file."""
     meta: str | None = None
-    """Current name of the `.meta.json` file."""
     identifier: tuple[str, ...] = ()
     """Identifier of the session in a file with several sessions."""
     bytes: int = 0

@@ -58,7 +58,9 @@ def read(log: bytes, *, name: str, mtime: datetime) -> LegacySession:
         else:
             at = parse_local_time(fields.get("timestamp"))
             message_slots.append(report.encode(fields, at, label))
-    hidden_count = _count_hidden(metadata, len(message_slots), report)
+    hidden_count = report.check_hidden_count(
+        "last_consolidated", metadata.get("last_consolidated", 0), len(message_slots)
+    )
     messages = [
         JSONMessage(message.payload, message.at, hidden=index < hidden_count)
         for index, slot in enumerate(message_slots)
@@ -96,15 +98,6 @@ def _find_key(metadata: Metadata, name: str) -> str:
     except (ValueError, NotBase64):
         return stem
     return decoded_key if ":" in decoded_key and decoded_key.isprintable() else stem
-
-
-def _count_hidden(metadata: Metadata, message_count: int, report: ImportProblems) -> int:
-    """Return the number of messages at the start that the model no longer sees."""
-    count = metadata.get("last_consolidated", 0)
-    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= message_count:
-        return count
-    report.report_loss(f"last_consolidated is {count!r} of {message_count:,}: nothing is hidden")
-    return 0
 
 
 def _read_summary(metadata: Metadata) -> str:

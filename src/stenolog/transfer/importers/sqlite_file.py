@@ -29,10 +29,7 @@ _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 _MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
 _STEPS_PER_CHECK: Final = 1_000_000
 _MIN_CHECKS: Final = 200
-"""Number of checks after which the reading of a tiny file is stopped; larger files get more checks.
-
-SQLite makes one check per `_STEPS_PER_CHECK` steps.
-"""
+"""Number of checks, one per `_STEPS_PER_CHECK` steps, after which reading a tiny file ends."""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""

@@ -35,7 +35,6 @@ from stenolog.transfer.importers.chat_format import (
 from stenolog.transfer.importers.legacy_session import Source, SourceContent, time_of_nanoseconds
 
 EXTRA_FIELD: Final = "strands"
-"""Field of a message with the data that the chat format does not have."""
 
 SESSION_PREFIX: Final = "session_"
 AGENT_PREFIX: Final = "agent_"
@@ -85,7 +84,9 @@ class StrandsFolder:
         state = agent_fields.get("conversation_manager_state")
         manager_state = state if isinstance(state, dict) else {}
         summary = manager_state.get("summary_message")
-        hidden_count = _count_hidden(manager_state, report)
+        hidden_count = report.check_hidden_count(
+            "removed_message_count", manager_state.get("removed_message_count", 0)
+        )
         messages: list[JSONMessage] = []
         for message_number, path in files.items():
             text = _read_file(path)
@@ -153,15 +154,6 @@ def _make_state(agent_fields: dict[str, Any], session_fields: dict[str, Any]) ->
     session_type = session_fields.get("session_type")
     state["session_type"] = None if session_type == "AGENT" else session_type
     return non_empty(state)
-
-
-def _count_hidden(manager_state: dict[str, Any], report: ImportProblems) -> int:
-    """Return the number of messages at the start that the model no longer sees."""
-    count = manager_state.get("removed_message_count", 0)
-    if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
-        return count
-    report.report_loss(f"removed_message_count is {count!r}: nothing is hidden")
-    return 0
 
 
 def _report_missing_files(message_numbers: list[int], report: ImportProblems) -> None:

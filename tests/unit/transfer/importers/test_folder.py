@@ -13,7 +13,8 @@ import pytest
 from stenolog.errors import NotStored
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.importers.folder import Folder, Source
+from stenolog.transfer.importers.folder import Folder
+from stenolog.transfer.importers.legacy_session import Source
 from stenolog.transfer.migration import migrate_from_json
 from support import temporary_folders
 
