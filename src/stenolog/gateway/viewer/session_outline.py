@@ -25,7 +25,7 @@ from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, secon
 from stenolog.errors import UsageError, install_command
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
 from stenolog.gateway.viewer.message_views import is_prompt, prompt_line
-from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import cover_secrets
 from stenolog.gateway.viewer.templating import dollars, path_segment
 from stenolog.memory.consolidation import ConsolidationProgress
@@ -424,49 +424,25 @@ class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
     """Page number from 1, oldest turns first. 0 is the last page."""
 
 
-class TurnsPage(SessionPage, frozen=True, kw_only=True):
-    """The data of the turns page."""
-
-    turns: Sequence[Turn]
-    has_prices: bool
-    """Whether a price list is installed."""
-    first: int
-    """Number of the first turn on this page, from 1."""
-    count: int
-    """Number of turns of the session."""
-    totals: Totals
-    page_number: int
-    """Number of this page, from 1."""
-    page_count: int
-    side_usage: TokenUsage
-    """Usage of the model calls of the whole session that made notes and summaries."""
-
-    @property
-    def has_counts(self) -> bool:
-        """Whether any turn on this page has token counts for the chart."""
-        return any(turn.input_tokens or turn.output_tokens for turn in self.turns)
-
-    @property
-    def has_cost(self) -> bool:
-        """Whether any turn on this page has a known cost."""
-        return any(turn.cost is not None for turn in self.turns)
-
-
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
     call = parse_query(request, TurnsQuery)
     entry = await entry_of(call)
     view = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
+    drawn = _chart_data(view["turns"], view["first"], view["info"].key, call.query.agent)
     return page(
         "turns.html",
         view=view,
         agent=call.query.agent,
-        drawn=chart_data(view, call.query.agent) if view.has_counts else [],
+        drawn=drawn,
         how_to_get=install_command("prices"),
     )
 
 
-def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number: int) -> TurnsPage:
+def _load_turns(
+    agent: AgentInstance, key: str, entry: Entry | None, page_number: int
+) -> dict[str, Any]:
+    """Return the values of the template: the turns of one page."""
     store = agent.store
     info = store.info(agent.resolve_key(key))
     outline = read_outline(store, info)
@@ -478,19 +454,21 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number
     # The first page may be shorter.
     end = count - (page_count - page_number) * TURNS_PER_PAGE
     start = max(0, end - TURNS_PER_PAGE)
-    return TurnsPage(
-        info=info,
-        entry=entry,
-        source=fork_source(info),
-        turns=outline.turns_between(start, end, info),
-        has_prices=price is not None,
-        first=start + 1,
-        count=count,
-        totals=outline.totals(),
-        page_number=page_number,
-        page_count=page_count,
-        side_usage=_side_usage(agent, info, price),
-    )
+    turns = outline.turns_between(start, end, info)
+    return {
+        **session_header(info, entry, fork_source(info)),
+        "turns": turns,
+        "has_prices": price is not None,
+        "has_cost": any(turn.cost is not None for turn in turns),
+        # `first` is the number of the first turn on this page; `count` counts all turns.
+        "first": start + 1,
+        "count": count,
+        "totals": outline.totals(),
+        "page_number": page_number,
+        "page_count": page_count,
+        # `side_usage` is the usage of the model calls that made notes and summaries.
+        "side_usage": _side_usage(agent, info, price),
+    }
 
 
 def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) -> TokenUsage:
@@ -501,15 +479,19 @@ def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) ->
     return TokenUsage(models=side_counts(usage, price))
 
 
-def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
-    """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
+def _chart_data(turns: Sequence[Turn], first: int, key: str, agent: str) -> list[dict[str, Any]]:
+    """Return the data of the chart: numbers, label and address of each turn, oldest first.
+
+    The list is empty if no turn has token counts.
+    """
+    if not any(turn.input_tokens or turn.output_tokens for turn in turns):
+        return []
     agent_parameter = "" if agent == "main" else f"&agent={path_segment(agent)}"
     bars = []
-    for number, turn in enumerate(view.turns, view.first):
+    for number, turn in enumerate(turns, first):
         cost = turn.cost
         counts = f"{turn.input_tokens:,} input tokens · {turn.output_tokens:,} output tokens"
         costs = "" if cost is None else f" · {dollars(cost)}"
-        address = f"/s/{path_segment(view.info.key)}?at={turn.seq}{agent_parameter}#m{turn.seq}"
         bars.append(
             {
                 "number": number,
@@ -517,7 +499,7 @@ def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
                 "label": f"{counts}{costs} — {cover_secrets(turn.prompt) or '(no text)'}",
-                "address": address,
+                "address": f"/s/{path_segment(key)}?at={turn.seq}{agent_parameter}#m{turn.seq}",
             }
         )
     return bars
