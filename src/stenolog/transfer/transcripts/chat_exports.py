@@ -71,7 +71,7 @@ class ExportReader(TranscriptReader):
                 if self.required_bytes in bytes(raw):
                     yield self.file_at(id_, file, conversation_id=id_)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation, if it is still in the file. Raises OSError."""
         path = file.paths[0]
         raw = self._read_conversations(path).get(file.conversation_id, Raw(b"{}"))

@@ -89,7 +89,7 @@ class ClaudeCode(TranscriptReader):
                     session_id = f"{folder.parent.name}:{session_id.removeprefix('agent-')}"
                 yield self.file_at(session_id, file)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _RecordTree(is_subagent=path.parent.name == "subagents")
@@ -104,29 +104,21 @@ class ClaudeCode(TranscriptReader):
         builder.finish(path)
         if path.parent.name != "subagents":
             with self._lock:
-                self._mark_copies(transcript, path, include_copies=include_copies)
+                self._mark_copies(transcript, path)
 
-    def _mark_copies(self, transcript: Transcript, path: Path, *, include_copies: bool) -> None:
-        """Mark messages as copies if an earlier session of the project has the same uuid.
-
-        If `include_copies` is False, copies are removed.
-        """
+    def _mark_copies(self, transcript: Transcript, path: Path) -> None:
+        """Mark messages as copies if an earlier session of the project has the same uuid."""
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
         if len(self._projects) > MAX_PROJECTS:
             del self._projects[next(iter(self._projects))]
         index.refresh(path)
-        messages = []
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
             if owner not in (None, path.name):
                 transcript.facts["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
                 transcript.facts["forked_after"] = message.identity
-                if not include_copies:
-                    continue
                 message.body = without_usage(message.body, copied=True)
-            messages.append(message)
-        transcript.messages = messages
 
 
 class _IndexedFile(Struct):
