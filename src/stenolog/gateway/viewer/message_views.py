@@ -22,8 +22,6 @@ from stenolog.gateway.viewer.safe_html import (
     MAX_RENDERED,
     SecretMask,
     coloured_code,
-    is_link_address,
-    is_picture_url,
     to_html,
 )
 from stenolog.gateway.viewer.templating import plural
@@ -83,14 +81,6 @@ _MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
 """Maximum number of characters of code that are coloured in one exported document."""
 
 
-class Picture(Struct, frozen=True, kw_only=True):
-    """A picture. Embedded pictures are shown, others only linked."""
-
-    address: str
-    is_embedded: bool
-    is_link: bool
-
-
 class ToolCallView(Struct, frozen=True, kw_only=True):
     """A tool call, with its result if it has one."""
 
@@ -99,8 +89,8 @@ class ToolCallView(Struct, frozen=True, kw_only=True):
     """The most informative argument, in one line."""
     arguments: Markup
     result: Markup | None
-    pictures: tuple[Picture, ...] = ()
-    """Pictures in the result."""
+    pictures: tuple[str, ...] = ()
+    """Addresses of the pictures in the result."""
     seconds: float | None
     failed: bool
     error: str = ""
@@ -121,7 +111,8 @@ class MessageView(Struct, frozen=True, kw_only=True):
     """Whether a program, not the user, wrote this user message."""
     html: Markup
     thoughts: tuple[Markup, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[str, ...] = ()
+    """Addresses of the pictures. Embedded pictures are shown, others only linked."""
     calls: tuple[ToolCallView, ...] = ()
     model: str | None = None
     seconds: float | None = None
@@ -291,13 +282,10 @@ def _thinking_texts(parts: Iterable[Part]) -> Iterator[str]:
     yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
-def _find_pictures(parts: Iterable[Part]) -> Iterator[Picture]:
+def _find_pictures(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         if isinstance(part, ImagePart):
-            url = part.url
-            yield Picture(
-                address=url, is_embedded=is_picture_url(url), is_link=is_link_address(url)
-            )
+            yield part.url
         elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
             yield from _find_pictures(read_content(part.content))
 

@@ -54,7 +54,8 @@ def test_parts_add_up_to_the_request_and_the_budget(
         asyncio.run(agent.close())
     assert found["left_out"] > 0
     assert sum(one["tokens"] for one in found["request_bar"]) == found["tokens"]
-    assert sum(one["tokens"] for one in found["messages"]) + found["tools_tokens"] == found["tokens"]
+    message_tokens = sum(one["tokens"] for one in found["messages"])
+    assert message_tokens + found["tools_tokens"] == found["tokens"]
     assert sum(one["tokens"] for one in found["context_bar"]) == found["context_tokens"]
     assert sum(one["width"] for one in found["request_bar"]) == pytest.approx(BAR_WIDTH)
     parts = {one["kind"]: one["tokens"] for one in found["context_bar"]}
