@@ -198,20 +198,18 @@ def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
     """
     distinct_places = list(dict.fromkeys(places))
     programs = Counter(place.program for place in distinct_places)
+    names = Counter(map(_short_name, distinct_places))
     prefixes: dict[ViewedPlace, str] = {}
     for place in distinct_places:
         is_only_of_program = place.program != STENOLOG and programs[place.program] == 1
-        needs_no_prefix = len(distinct_places) == 1 or is_only_of_program
-        prefixes[place] = "" if needs_no_prefix else f"{_unique_label(place, distinct_places)}/"
+        name = _short_name(place)
+        if len(distinct_places) == 1 or is_only_of_program:
+            prefixes[place] = ""
+        elif names[name] == 1:
+            prefixes[place] = f"{name}/"
+        else:
+            prefixes[place] = f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}/"
     return prefixes
-
-
-def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
-    """Return a short name that no other place has."""
-    name = _short_name(place)
-    if sum(_short_name(other) == name for other in places) > 1:
-        return f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}"
-    return name
 
 
 def _printable_name(place: ViewedPlace) -> str:

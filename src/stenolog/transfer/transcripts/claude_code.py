@@ -127,7 +127,6 @@ class _IndexedFile(Struct):
     end_position: int = 0
     """Position after the last complete line."""
     first_time: str = ""
-    """Time of the first record."""
     uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
     """Hash of the uuid of each record."""
 
@@ -221,7 +220,6 @@ class _RecordTree:
         self.usage_owners: dict[str, str] = {}
         """Uuid of the last record of each response. The message of that record gets the usage."""
         self._last_compaction: tuple[int, dict[str, Any]] | None = None
-        """Index and record of the last compaction."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
