@@ -37,7 +37,6 @@ from stenolog.messages import (
     has_text,
     read_content,
     read_message,
-    results_of,
     unread_fields,
 )
 from stenolog.messages import Part as AnyPart
@@ -210,13 +209,14 @@ def _message_markdown(
     body = message.to_dict()
     role, seconds = body.get("role"), seconds_of(body)
     role_text = redact_text(role if isinstance(role, str) else _format_json(role), clean)
-    has_error = has_failed(body) or any(result.is_error for result in results_of(body))
+    results = (part for part in read_message(body) if isinstance(part, ToolResult))
+    is_failed = has_failed(body) or any(result.is_error for result in results)
     cause = redact_text(interruption(body), clean)
     details = [
         format_minute(message.at),
         _escape_line(redact_text(model_of(body) or "", clean)),
         "" if seconds is None else f"{seconds:.1f} s",
-        "failed" if has_error else "",
+        "failed" if is_failed else "",
         f"interrupted: {_escape_line(cause)}" if cause else "",
         "hidden" if message.hidden else "",
     ]
