@@ -328,8 +328,6 @@ class StorePlace(Struct, frozen=True, kw_only=True):
     """Path or address, for messages about the place."""
     exists: Callable[[], bool] = lambda: True
     """Function that returns whether the place still exists. A missing place has no sessions."""
-    has_transcripts: bool = False
-    """Whether the sessions are transcripts, of which other places may have imported copies."""
 
 
 class _ImportedCopy(Struct, frozen=True, kw_only=True):
@@ -348,8 +346,6 @@ class _ImportedCopy(Struct, frozen=True, kw_only=True):
         True if the transcript is not smaller, and its last change not earlier, than at the import.
         """
         size, _, modified = stamp.partition("-")
-        if not (size.isdecimal() and modified.isdecimal()):
-            return True
         return int(size) >= self.size and int(modified) >= self.modified
 
 
@@ -409,7 +405,7 @@ class CombinedStore(ReadOnlyStore):
         stored_sessions: list[tuple[str, StorePlace, str]] = []
         for key in stamps if len(self._places) > 1 else ():
             place, inner_key = self._find_place(key)
-            if place.has_transcripts:
+            if isinstance(place.store, TranscriptStore):
                 transcripts[inner_key].append(key)
             else:
                 stored_sessions.append((key, place, inner_key))

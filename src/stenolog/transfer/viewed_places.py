@@ -102,9 +102,7 @@ def open_places(
             place for place in places if place.program != STENOLOG and not prefixes[place]
         ]
         if unprefixed_places:
-            opened_places.append(
-                StorePlace(store=_open_transcripts(unprefixed_places), has_transcripts=True)
-            )
+            opened_places.append(StorePlace(store=_open_transcripts(unprefixed_places)))
         for place in places:
             # Transcripts that cannot be read now are shown as soon as they can be read.
             if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
@@ -143,7 +141,7 @@ def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:
 def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
     path = Path(place.where)
     if place.program != STENOLOG:
-        yield StorePlace(store=_open_transcripts([place]), prefix=prefix, has_transcripts=True)
+        yield StorePlace(store=_open_transcripts([place]), prefix=prefix)
     elif path.is_dir():
         for folder in log_folders(path):
             *parent, name = folder.split("/")

@@ -88,18 +88,6 @@ class Part(Struct, frozen=True, kw_only=True):
     name: str = ""
     """Name of the tool, for a call or a result; name of an additional field."""
 
-    @property
-    def heading(self) -> str:
-        """Heading of the part when it is folded."""
-        match self.kind:
-            case "call":
-                return " ".join(filter(None, (self.name, summary_of(self.text))))
-            case "result":
-                return f"{self.name} · result" if self.name else "Result"
-            case "thought":
-                return "Thinking"
-        return self.name
-
 
 def export_as_text(
     format_: TextFormat, info: SessionInfo, messages: Sequence[Message], clean: SharingRedactor
@@ -233,9 +221,16 @@ def _part_markdown(part: Part) -> str:
         case "image":
             return f"![an image]({part.text})"
         case "call":
+            heading = " ".join(filter(None, (part.name, summary_of(part.text))))
             blocks = map(_block_markdown, argument_blocks(part.text))
-            return _details_element(part.heading, "\n\n".join(blocks))
-    return _details_element(part.heading, _fenced_code(part.text))
+            return _details_element(heading, "\n\n".join(blocks))
+        case "result":
+            heading = f"{part.name} · result" if part.name else "Result"
+        case "thought":
+            heading = "Thinking"
+        case "field":
+            heading = part.name
+    return _details_element(heading, _fenced_code(part.text))
 
 
 def _details_element(heading: str, content: str) -> str:
