@@ -367,7 +367,6 @@ class CombinedStore(ReadOnlyStore):
         self._places = sorted(places, key=lambda place: -len(place.prefix))
         super().__init__(catalog)
         self._unopened = self.problems = dict(unopened or {})
-        self._lock = threading.Lock()
         self._stamps: dict[str, dict[str, str]] = {}
         """Last known change stamps of each place, by the prefix of the place."""
         self._copies: dict[str, tuple[str, _ImportedCopy]] = {}
@@ -392,8 +391,7 @@ class CombinedStore(ReadOnlyStore):
             except StenologError as error:
                 stamps = self._stamps.get(place.prefix, {}) if place.exists() else {}
                 problems[place.name] = str(error)
-            with self._lock:
-                self._stamps[place.prefix] = stamps
+            self._stamps[place.prefix] = stamps
             all_stamps |= {place.prefix + key: stamp for key, stamp in stamps.items()}
         self.problems = problems
         for key in list(self._unlisted_keys(all_stamps)):

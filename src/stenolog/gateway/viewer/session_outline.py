@@ -158,10 +158,8 @@ class Outline:
         """Last seq that a fork copied. Tokens of copied messages count in the source session."""
         self._totals: tuple[int, Totals] | None = None
         """Cached sums over all turns, and the number of messages that they include."""
-        self._groups: dict[str | None, list[int]] = {}
-        """Indexes of the messages with a call or with results of the call, by call id."""
-        self._tool_names: dict[str | None, str] = {}
-        """Names of the tools by call id, for the calls in `_groups`."""
+        self._calls: dict[str | None, tuple[str, list[int]]] = {}
+        """Tool name of each call, and indexes of the messages with the call or its results."""
 
     def add(self, message: Message) -> None:
         """Add the next message."""
@@ -199,32 +197,31 @@ class Outline:
                 if group is None:
                     group = [index]
                     if "role" in body:
-                        self._groups, self._tool_names = {}, {}
-                self._groups[part.id] = group
-                self._tool_names[part.id] = part.name
+                        self._calls = {}
+                self._calls[part.id] = part.name, group
             elif isinstance(part, ToolResult):
                 kinds |= TOOLS
+                name, members = self._calls.get(part.id, ("", []))
                 failed = is_failed or part.is_error
                 if failed:
-                    failures.append(self._tool_names.get(part.id, ""))
-                self._add_result(part.id, index, failed=failed)
+                    failures.append(name)
+                self._add_result(members, index, failed=failed)
             elif isinstance(part, ThinkingPart):
                 kinds |= THINKING
             else:
                 kinds |= TEXT
         return kinds or TEXT, failures
 
-    def _add_result(self, call_id: str | None, index: int, *, failed: bool) -> None:
+    def _add_result(self, members: list[int], index: int, *, failed: bool) -> None:
         """Add a tool result. If the call failed, mark all messages with the call or its results."""
-        group = self._groups.get(call_id)
-        if group is None:
+        if not members:
             return
-        was_failed = self._kinds[group[0]] & FAILED
-        group.append(index)
+        was_failed = self._kinds[members[0]] & FAILED
+        members.append(index)
         if was_failed:
             self._kinds[index] |= FAILED
         elif failed:
-            for member_index in group:
+            for member_index in members:
                 self._kinds[member_index] |= FAILED
 
     def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: Sequence[str]) -> None:
