@@ -35,9 +35,7 @@ def places(tmp_path: Path) -> Path:
 def store(places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TranscriptStore]:
     monkeypatch.setattr(read_only_stores, "LIST_SECONDS", -1.0)
     claude_code, codex = (ClaudeCode(), places / "projects"), (Codex(), places / "sessions")
-    catalog = places / "cache" / "catalog.db"
-    catalog.parent.mkdir()
-    with TranscriptStore([claude_code, codex], catalog=catalog) as opened:
+    with TranscriptStore([claude_code, codex]) as opened:
         yield opened
 
 
