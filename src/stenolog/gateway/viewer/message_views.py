@@ -217,14 +217,11 @@ def prompt_line(body: Mapping[str, Any]) -> str:
     return one_line(_message_text(body, read_message(body)))
 
 
-def pretty_json(
-    value: Any, budget: ColourBudget | None = None, mask: SecretMask | None = None
-) -> Markup:
+def pretty_json(value: Any, budget: ColourBudget, mask: SecretMask) -> Markup:
     """Return a value or JSON text, indented. Other text stays unchanged. Long results are cut."""
     # Longer JSON is not decoded, because indented JSON may be many times longer than compact JSON.
     if isinstance(value, str) and len(value) <= MAX_RENDERED:
         value = decode_json(value)
-    mask = mask or SecretMask(enabled=False)
     if isinstance(value, str):
         html = escape(mask.with_placeholders(cut_text(value)))
     else:
