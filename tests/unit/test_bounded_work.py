@@ -18,13 +18,14 @@ from stenolog.cli.terminal_markdown import MarkdownStream
 from stenolog.gateway.responses import without_secrets
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.message_views import message_views, pretty_json
-from stenolog.gateway.viewer.safe_html import MAX_RENDERED, to_html
+from stenolog.gateway.viewer.safe_html import MAX_RENDERED, SecretMask, to_html
 from stenolog.memory.evidence import is_related, shares_enough_words, unsupported_details
 from stenolog.memory.facts import Fact, is_supported
 from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.settings.secrets import mask_secrets
 from stenolog.tokens import estimate
+from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import one_line
 from support.resource_limits import MB, run_limited
 
@@ -129,9 +130,13 @@ NESTED = {
 }
 
 
+def _formatted(value: Any) -> str:
+    return pretty_json(value, ColourBudget(), SecretMask(enabled=False))
+
+
 @pytest.mark.parametrize("name", NESTED)
 def test_tool_result_is_cut_before_it_is_formatted(name: str) -> None:
-    run_limited(lambda: pretty_json(NESTED[name]), cpu=30, memory=150 * MB)
+    run_limited(lambda: _formatted(NESTED[name]), cpu=30, memory=150 * MB)
 
 
 def test_arguments_of_a_tool_are_cut_before_they_are_formatted() -> None:
@@ -141,15 +146,15 @@ def test_arguments_of_a_tool_are_cut_before_they_are_formatted() -> None:
     value = {"a": [deep] * 2_000}
 
     def show() -> None:
-        assert len(pretty_json(value)) < 2 * MAX_RENDERED
+        assert len(_formatted(value)) < 2 * MAX_RENDERED
 
     run_limited(show, cpu=30, memory=150 * MB)
 
 
 def test_cut_result_has_a_mark() -> None:
-    assert pretty_json([1] * MAX_RENDERED).endswith("… cut")
-    assert pretty_json("x" * (MAX_RENDERED + 1)).endswith("… cut")
-    assert "cut" not in pretty_json([1, 2])
+    assert _formatted([1] * MAX_RENDERED).endswith("… cut")
+    assert _formatted("x" * (MAX_RENDERED + 1)).endswith("… cut")
+    assert "cut" not in _formatted([1, 2])
 
 
 # --- doubled inputs --------------------------------------------------------------------------

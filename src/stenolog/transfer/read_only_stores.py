@@ -55,21 +55,15 @@ _MAX_PROMPT_CHARS: Final = 1_000
 
 
 class ReadOnlyStore(ABC):
-    """A store that cannot be written.
-
-    `catalog` is the file for the search index. Without a file, the index is in memory.
-    """
+    """A store that cannot be written."""
 
     refusal = "the sessions are shown read-only"
     """The error text of a call that would write."""
+    problems: Mapping[str, str]
+    """Reasons why places could not be read at the last attempt, by the name of the place.
 
-    def __init__(self, catalog: Path | None) -> None:
-        self._catalog = catalog
-        self.problems: Mapping[str, str] = {}
-        """Reasons why places could not be read at the last attempt, by the name of the place.
-
-        A new dict replaces this dict after each read; the dict itself is never modified.
-        """
+    A new dict replaces this dict after each read; the dict itself is never modified.
+    """
 
     @abstractmethod
     def stamps(self) -> dict[str, str]:
@@ -104,10 +98,6 @@ class ReadOnlyStore(ABC):
         problems = tuple(f"{place}: {reason}" for place, reason in self.problems.items())
         return Health(ok=True, free_bytes=None, problems=problems)
 
-    def catalog_file(self) -> Path | None:
-        """Return the path of the search index; None if the index is in memory."""
-        return self._catalog
-
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise ReadOnly(self.refusal)
 
@@ -126,20 +116,15 @@ class ReadOnlyStore(ABC):
 
 
 class TranscriptStore(ReadOnlyStore):
-    """The transcripts of one or more places, as a store that cannot be written.
-
-    `catalog` is the file for the search index. Without a file, the index is in memory.
-    """
+    """The transcripts of one or more places, as a store that cannot be written."""
 
     refusal = (
         "transcripts of other programs are read-only; `steno import` copies them into a workspace"
     )
 
-    def __init__(
-        self, places: Sequence[tuple[TranscriptReader, Path]], *, catalog: Path | None = None
-    ) -> None:
+    def __init__(self, places: Sequence[tuple[TranscriptReader, Path]]) -> None:
         self._places = list(places)
-        super().__init__(catalog)
+        self.problems = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._files: dict[str, tuple[TranscriptReader, TranscriptFile]] = {}
@@ -328,8 +313,6 @@ class StorePlace(Struct, frozen=True, kw_only=True):
     """Path or address, for messages about the place."""
     exists: Callable[[], bool] = lambda: True
     """Function that returns whether the place still exists. A missing place has no sessions."""
-    has_transcripts: bool = False
-    """Whether the sessions are transcripts, of which other places may have imported copies."""
 
 
 class _ImportedCopy(Struct, frozen=True, kw_only=True):
@@ -348,8 +331,6 @@ class _ImportedCopy(Struct, frozen=True, kw_only=True):
         True if the transcript is not smaller, and its last change not earlier, than at the import.
         """
         size, _, modified = stamp.partition("-")
-        if not (size.isdecimal() and modified.isdecimal()):
-            return True
         return int(size) >= self.size and int(modified) >= self.modified
 
 
@@ -369,9 +350,8 @@ class CombinedStore(ReadOnlyStore):
     ) -> None:
         # A key belongs to the place with the longest matching prefix, so long prefixes come first.
         self._places = sorted(places, key=lambda place: -len(place.prefix))
-        super().__init__(catalog)
+        self._catalog = catalog
         self._unopened = self.problems = dict(unopened or {})
-        self._lock = threading.Lock()
         self._stamps: dict[str, dict[str, str]] = {}
         """Last known change stamps of each place, by the prefix of the place."""
         self._copies: dict[str, tuple[str, _ImportedCopy]] = {}
@@ -396,8 +376,7 @@ class CombinedStore(ReadOnlyStore):
             except StenologError as error:
                 stamps = self._stamps.get(place.prefix, {}) if place.exists() else {}
                 problems[place.name] = str(error)
-            with self._lock:
-                self._stamps[place.prefix] = stamps
+            self._stamps[place.prefix] = stamps
             all_stamps |= {place.prefix + key: stamp for key, stamp in stamps.items()}
         self.problems = problems
         for key in list(self._unlisted_keys(all_stamps)):
@@ -409,7 +388,7 @@ class CombinedStore(ReadOnlyStore):
         stored_sessions: list[tuple[str, StorePlace, str]] = []
         for key in stamps if len(self._places) > 1 else ():
             place, inner_key = self._find_place(key)
-            if place.has_transcripts:
+            if isinstance(place.store, TranscriptStore):
                 transcripts[inner_key].append(key)
             else:
                 stored_sessions.append((key, place, inner_key))
@@ -538,6 +517,10 @@ class CombinedStore(ReadOnlyStore):
         inner_problems = (problem for store in stores for problem in store.health().problems)
         health = super().health()
         return replace(health, problems=(*health.problems, *inner_problems))
+
+    def catalog_file(self) -> Path | None:
+        """Return the path of the search index; None if the index is in memory."""
+        return self._catalog
 
     def close(self) -> None:
         """Close all places. Later calls raise StoreClosed."""

@@ -102,9 +102,7 @@ def open_places(
             place for place in places if place.program != STENOLOG and not prefixes[place]
         ]
         if unprefixed_places:
-            opened_places.append(
-                StorePlace(store=_open_transcripts(unprefixed_places), has_transcripts=True)
-            )
+            opened_places.append(StorePlace(store=_open_transcripts(unprefixed_places)))
         for place in places:
             # Transcripts that cannot be read now are shown as soon as they can be read.
             if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
@@ -143,7 +141,7 @@ def open_unchanged(where: str | os.PathLike[str], *, namespace: str) -> Store:
 def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
     path = Path(place.where)
     if place.program != STENOLOG:
-        yield StorePlace(store=_open_transcripts([place]), prefix=prefix, has_transcripts=True)
+        yield StorePlace(store=_open_transcripts([place]), prefix=prefix)
     elif path.is_dir():
         for folder in log_folders(path):
             *parent, name = folder.split("/")
@@ -198,20 +196,18 @@ def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
     """
     distinct_places = list(dict.fromkeys(places))
     programs = Counter(place.program for place in distinct_places)
+    names = Counter(map(_short_name, distinct_places))
     prefixes: dict[ViewedPlace, str] = {}
     for place in distinct_places:
         is_only_of_program = place.program != STENOLOG and programs[place.program] == 1
-        needs_no_prefix = len(distinct_places) == 1 or is_only_of_program
-        prefixes[place] = "" if needs_no_prefix else f"{_unique_label(place, distinct_places)}/"
+        name = _short_name(place)
+        if len(distinct_places) == 1 or is_only_of_program:
+            prefixes[place] = ""
+        elif names[name] == 1:
+            prefixes[place] = f"{name}/"
+        else:
+            prefixes[place] = f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}/"
     return prefixes
-
-
-def _unique_label(place: ViewedPlace, places: Sequence[ViewedPlace]) -> str:
-    """Return a short name that no other place has."""
-    name = _short_name(place)
-    if sum(_short_name(other) == name for other in places) > 1:
-        return f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}"
-    return name
 
 
 def _printable_name(place: ViewedPlace) -> str:

@@ -18,12 +18,13 @@ from stenolog.catalog.searchable_text import text_of as searchable
 from stenolog.cli.show import MessageRenderer, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.gateway.viewer.message_views import message_views
+from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.memory import transcript
 from stenolog.messages import calls_of, has_text, results_of, text_of, text_parts_of
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
-from stenolog.transfer.export.formats import readable_messages
+from stenolog.transfer.export.formats import readable_parts
 from support.message_samples import SAMPLES
 
 FILE: Final = Path(__file__).with_name("readings.json")
@@ -62,8 +63,8 @@ def _catalog(body: dict[str, Any]) -> Any:
 
 
 def _export(body: dict[str, Any]) -> Any:
-    [said] = readable_messages([_stored(body)], str)
-    return [[part.kind, part.name, part.text] for part in said.parts]
+    parts = readable_parts(_stored(body).to_dict(), {}, str)
+    return [[part.kind, part.name, part.text] for part in parts]
 
 
 def _viewer(body: dict[str, Any]) -> Any:
@@ -72,7 +73,7 @@ def _viewer(body: dict[str, Any]) -> Any:
             "kind": one.kind,
             "words": str(one.html),
             "thoughts": [str(text) for text in one.thoughts],
-            "pictures": [[picture.address, picture.is_embedded] for picture in one.pictures],
+            "pictures": [[address, is_picture_url(address)] for address in one.pictures],
             "calls": [
                 [call.name, call.line, str(call.arguments), call.failed] for call in one.calls
             ],

@@ -35,9 +35,7 @@ def places(tmp_path: Path) -> Path:
 def store(places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TranscriptStore]:
     monkeypatch.setattr(read_only_stores, "LIST_SECONDS", -1.0)
     claude_code, codex = (ClaudeCode(), places / "projects"), (Codex(), places / "sessions")
-    catalog = places / "cache" / "catalog.db"
-    catalog.parent.mkdir()
-    with TranscriptStore([claude_code, codex], catalog=catalog) as opened:
+    with TranscriptStore([claude_code, codex]) as opened:
         yield opened
 
 
@@ -261,18 +259,20 @@ def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None
         assert store.list_sessions() == ["two/b"]
 
 
-def test_copy_that_continues_while_it_is_shown_replaces_its_transcript() -> None:
-    transcripts, copies = filled("codex:a"), filled()
+def test_copy_that_continues_while_it_is_shown_replaces_its_transcript(
+    store: TranscriptStore,
+) -> None:
+    copies = filled()
     body = {"role": "user", "content": "hello", "stenolog": {"id": "1"}}
-    copies.add_full_message("codex:a", body)
-    copies.set_meta("codex:a", transcript={"program": "codex"})
-    places = [
-        StorePlace(store=transcripts, has_transcripts=True),
-        StorePlace(store=copies, prefix="work/"),
-    ]
-    with CombinedStore(places) as store:
-        assert store.list_sessions() == ["codex:a"]
-        copies.add_message("codex:a", "user", "more")
-        assert store.list_sessions() == ["work/codex:a"]
-        copies.delete("codex:a")
-        assert store.list_sessions() == ["codex:a"]
+    copies.add_full_message(KEY, body)
+    copies.set_meta(KEY, transcript={"program": "claude-code"})
+    places = [StorePlace(store=store), StorePlace(store=copies, prefix="work/")]
+    with CombinedStore(places) as combined:
+        keys = combined.list_sessions()
+        assert (KEY in keys, f"work/{KEY}" in keys) == (True, False)
+        copies.add_message(KEY, "user", "more")
+        keys = combined.list_sessions()
+        assert (KEY in keys, f"work/{KEY}" in keys) == (False, True)
+        copies.delete(KEY)
+        keys = combined.list_sessions()
+        assert (KEY in keys, f"work/{KEY}" in keys) == (True, False)

@@ -28,10 +28,10 @@ from stenolog.gateway.viewer.hidden_messages import SUMMARIZED, Gap, read_visibi
 from stenolog.gateway.viewer.message_views import MessageView, message_views
 from stenolog.gateway.viewer.pages import (
     CATALOG_WAIT_SECONDS,
-    SessionPage,
     entry_of,
     page,
     run_within,
+    session_header,
 )
 from stenolog.gateway.viewer.session_outline import MessageFilter, read_outline
 from stenolog.gateway.viewer.templating import damage_html
@@ -92,25 +92,12 @@ class PagePart(Struct, frozen=True, kw_only=True):
     """Seq of the first message, or 0 if the part has no messages."""
     last: int
     has_older: bool
-    """Whether there are messages before this part."""
     has_newer: bool
     full: bool
-    """Whether hidden messages are included."""
     summarized: int
     """Number of messages of the session that a summary replaces."""
     digest: str
     """Digest of the hidden and damaged messages. If the digest changes, open pages are outdated."""
-
-
-class ConversationPage(SessionPage, frozen=True, kw_only=True):
-    """A session and a part of its messages."""
-
-    part: PagePart
-    fork_key: str
-    damage: str
-    """Description of the damage; empty if the session is intact."""
-    first_lost: int | None
-    """Seq of the first damaged message; None if no message is damaged."""
 
 
 async def conversation(request: Request) -> Response:
@@ -118,8 +105,8 @@ async def conversation(request: Request) -> Response:
     call = parse_query(request, ConversationQuery)
     entry = await entry_of(call)
     query = call.query
-    view = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
-    return page("conversation.html", view=view, part=view.part, agent=query.agent, query=query)
+    view, part = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
+    return page("conversation.html", view=view, part=part, agent=query.agent, query=query)
 
 
 async def fragment(request: Request) -> Response:
@@ -137,7 +124,7 @@ async def fragment(request: Request) -> Response:
 
 def _load_page(
     agent: AgentInstance, key: str, page_query: ConversationQuery, entry: Entry | None
-) -> ConversationPage:
+) -> tuple[dict[str, Any], PagePart]:
     store = agent.store
     session_key = agent.resolve_key(key)
 
@@ -148,15 +135,12 @@ def _load_page(
 
     info, part = read_again_if_damaged(store, session_key, read)
     lost_spans = read_visibility(store, info).lost if info.lost else ()
-    return ConversationPage(
-        info=info,
-        entry=entry,
-        part=part,
-        source=find_fork_source(store, info),
-        fork_key=_suggest_fork_key(session_key),
-        damage=damage_html(info.lost, info.damaged, mask_secrets(agent.spec.sessions)),
-        first_lost=lost_spans[0][0] if lost_spans else None,
-    )
+    return {
+        **session_header(info, entry, find_fork_source(store, info)),
+        "fork_key": _suggest_fork_key(session_key),
+        "damage": damage_html(info.lost, info.damaged, mask_secrets(agent.spec.sessions)),
+        "first_lost": lost_spans[0][0] if lost_spans else None,
+    }, part
 
 
 def read_again_if_damaged(
@@ -365,7 +349,6 @@ class SessionSearchResult(Struct, frozen=True, kw_only=True):
     words: Sequence[str]
     """Words to highlight in the matching messages."""
     complete: bool
-    """Whether the whole session was searched."""
 
 
 async def find_messages(request: Request) -> Response:

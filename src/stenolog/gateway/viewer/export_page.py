@@ -6,14 +6,12 @@ redacted before anything is rendered or cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
 from jinja2 import Environment
-from msgspec import Struct
 
 from stenolog.catalog.message_metadata import has_failed, model_of, usage_of
 from stenolog.catalog.searchable_text import program_from
@@ -46,35 +44,6 @@ _HIDDEN_RUN_END: Final = b"</details>\n"
 _MAX_NESTING: Final = 200
 """Maximum nesting depth to which a message is searched for pictures."""
 _PICTURE_PLACEHOLDER: Final = "stenolog-picture:"
-
-
-class Prompt(Struct, frozen=True, kw_only=True):
-    """A prompt in the outline."""
-
-    seq: int
-    at: datetime
-    text: str
-
-
-class ExportTotals(Struct, kw_only=True):
-    """Counts and times of an exported session."""
-
-    count: int = 0
-    hidden: int = 0
-    """Number of exported messages that are hidden from the model."""
-    tools: int = 0
-    failures: int = 0
-    tokens: Counts
-    first: datetime | None = None
-    last: datetime | None = None
-    prompts: list[Prompt] = []
-
-    @property
-    def seconds(self) -> float:
-        """Seconds between the first and the last message."""
-        if self.first is None or self.last is None:
-            return 0.0
-        return (self.last - self.first).total_seconds()
 
 
 def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
@@ -213,23 +182,32 @@ def _with_pictures(value: Any, pictures: Mapping[str, str]) -> Any:
 
 def _count_totals(
     messages: Sequence[Message], bodies: Mapping[int, Mapping[str, Any]], price: Price | None
-) -> ExportTotals:
-    totals = ExportTotals(tokens=Counts())
-    for message in messages:
-        body = bodies[message.seq]
-        totals.count += 1
-        totals.hidden += message.hidden
-        totals.tools += len(calls_of(body))
-        totals.failures += has_failed(body) or any(result.is_error for result in results_of(body))
-        totals.first = totals.first or message.at
-        totals.last = message.at
-        if is_prompt(body):
-            prompt = Prompt(seq=message.seq, at=message.at, text=prompt_line(body))
-            totals.prompts.append(prompt)
+) -> dict[str, Any]:
+    """Return counts, times and prompts of the exported messages."""
+    tokens = Counts()
+    for body in bodies.values():
         if (usage := usage_of(body)) is not None:
             cost = None if price is None else price(model_of(body) or "", usage)
-            totals.tokens.add_answer(usage, cost)
-    return totals
+            tokens.add_answer(usage, cost)
+    first, last = (messages[0].at, messages[-1].at) if messages else (None, None)
+    return {
+        "count": len(messages),
+        "hidden": sum(message.hidden for message in messages),
+        "tools": sum(len(calls_of(body)) for body in bodies.values()),
+        "failures": sum(
+            has_failed(body) or any(result.is_error for result in results_of(body))
+            for body in bodies.values()
+        ),
+        "tokens": tokens,
+        "first": first,
+        "last": last,
+        "seconds": (last - first).total_seconds() if first and last else 0.0,
+        "prompts": [
+            {"seq": message.seq, "at": message.at, "text": prompt_line(bodies[message.seq])}
+            for message in messages
+            if is_prompt(bodies[message.seq])
+        ],
+    }
 
 
 @cache

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup, escape
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +12,7 @@ from stenolog.catalog.entries import Entry
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.viewer.message_views import pretty_json
-from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, SecretMask
 from stenolog.memory.recall import RecallResult
 from stenolog.messages import Body, has_text, role_of, text_parts_of
@@ -28,51 +27,6 @@ _LINE_SOURCE_LENGTH: Final = 2_000
 """Number of characters at the start of a message from which its one-line preview is made."""
 BAR_WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
-
-
-class BarSegment(Struct, frozen=True, kw_only=True):
-    """One segment of the bar that shows how the model's context is used."""
-
-    name: str
-    kind: str
-    tokens: int
-    x: float
-    width: float
-
-
-class RequestMessage(Struct, frozen=True, kw_only=True):
-    """One message of the request to the model."""
-
-    role: str
-    line: str
-    tokens: int
-    content: Markup
-
-
-class InspectorPage(SessionPage, frozen=True, kw_only=True):
-    """Data of the inspector page: the next request to the model, and the tokens of its parts."""
-
-    model: str
-    max_tokens: int
-    """Maximum number of tokens of the request."""
-    context_tokens: int
-    """Maximum number of tokens of request and answer together."""
-    tokens: int = 0
-    left_out: int = 0
-    elided: int = 0
-    turn_left_out: tuple[int, int] | None = None
-    """First seq and number of tokens of the newest turn that the request leaves out completely."""
-    own_system: str = ""
-    """`sent` or `left out` if the session contains a system message, otherwise empty."""
-    request_bar: Sequence[BarSegment] = ()
-    """Segments of the request alone."""
-    context_bar: Sequence[BarSegment] = ()
-    """Segments of the whole context: request, free tokens, and tokens reserved for the answer."""
-    messages: Sequence[RequestMessage] = ()
-    tools: Markup | None = None
-    tools_tokens: int = 0
-    recalled: Sequence[Markup] = ()
-    problem: str = ""
 
 
 async def context(request: Request) -> Response:
@@ -104,27 +58,23 @@ def _read_history_and_memory(
 
 def load_inspector_page(
     agent: AgentInstance, key: str, entry: Entry | None = None
-) -> InspectorPage:
-    """Return the request that the session's model would receive now. Raises NoSuchSession."""
+) -> dict[str, Any]:
+    """Return the values of the template: the request that the session's model would receive now.
+
+    Raises NoSuchSession.
+    """
     session_key = agent.resolve_key(key)
     info = agent.store.info(session_key)
     model = agent.model_of(session_key)
     context = agent.context(model)
     tokens = context.tokens
     limits = context.limits
-    page_fields: dict[str, Any] = {
-        "info": info,
-        "entry": entry,
-        "source": fork_source(info),
-        "model": model.name,
-        "max_tokens": limits.room,
-        "context_tokens": limits.max_context_tokens,
-    }
+    header = session_header(info, entry, fork_source(info))
     history, bodies, recalled = _read_history_and_memory(agent, session_key)
     try:
         window = context.window(session_key, memory=recalled.block)
     except ContextTooSmall as error:
-        return InspectorPage(**page_fields, problem=str(error))
+        return {**header, "problem": str(error)}
     counts = [tokens.message(body) for body in window.messages]
     has_system = bool(window.messages) and role_of(window.messages[0]) == "system"
     system_tokens = counts[0] if has_system else 0
@@ -141,33 +91,39 @@ def load_inspector_page(
     part_tokens["reserve"] = limits.answer
     budget = ColourBudget(MAX_COLOURED_ON_PAGE)
     mask = SecretMask()
-    return InspectorPage(
-        **page_fields,
-        tokens=window.tokens,
-        left_out=window.left_out,
-        elided=window.elided,
-        turn_left_out=_find_left_out_turn(history, bodies, window.left_out, tokens)
+    return {
+        **header,
+        "problem": "",
+        "model": model.name,
+        "max_tokens": limits.room,
+        "context_tokens": limits.max_context_tokens,
+        "tokens": window.tokens,
+        "left_out": window.left_out,
+        "elided": window.elided,
+        "turn_left_out": _find_left_out_turn(history, bodies, window.left_out, tokens)
         if window.left_out and not window.elided
         else None,
-        own_system=_system_message_status(bodies, window.messages),
-        request_bar=request_bar,
-        context_bar=bar_segments(part_tokens),
-        messages=[
-            RequestMessage(
-                role=role_of(body) or "?",
-                line=one_line(mask.cover(text_parts_of(body)[:_LINE_SOURCE_LENGTH])),
-                tokens=count,
-                content=_message_html(body, budget, mask),
-            )
+        "own_system": _system_message_status(bodies, window.messages),
+        "request_bar": request_bar,
+        "context_bar": bar_segments(part_tokens),
+        "messages": [
+            {
+                "role": role_of(body) or "?",
+                "line": one_line(mask.cover(text_parts_of(body)[:_LINE_SOURCE_LENGTH])),
+                "tokens": count,
+                "content": _message_html(body, budget, mask),
+            }
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=pretty_json(agent.tool_definitions, budget, mask) if agent.tool_definitions else None,
-        tools_tokens=part_tokens["tools"],
-        recalled=[
+        "tools": pretty_json(agent.tool_definitions, budget, mask)
+        if agent.tool_definitions
+        else None,
+        "tools_tokens": part_tokens["tools"],
+        "recalled": [
             mask.with_buttons(escape(mask.with_placeholders(result.text)))
             for result in recalled.found
         ],
-    )
+    }
 
 
 def _find_left_out_turn(
@@ -218,15 +174,14 @@ _SEGMENT_LABELS: Final = {
 }
 
 
-def bar_segments(part_tokens: dict[str, int]) -> list[BarSegment]:
+def bar_segments(part_tokens: dict[str, int]) -> list[dict[str, Any]]:
     """Return the segments of the bar from left to right, with a total width of BAR_WIDTH."""
     total = sum(part_tokens.values()) or 1
-    segments: list[BarSegment] = []
+    segments: list[dict[str, Any]] = []
     x = 0.0
     for kind, tokens in part_tokens.items():
         width = tokens / total * BAR_WIDTH
-        segments.append(
-            BarSegment(name=_SEGMENT_LABELS[kind], kind=kind, tokens=tokens, x=x, width=width)
-        )
+        name = _SEGMENT_LABELS[kind]
+        segments.append({"name": name, "kind": kind, "tokens": tokens, "x": x, "width": width})
         x += width
     return segments

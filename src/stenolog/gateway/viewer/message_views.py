@@ -22,8 +22,6 @@ from stenolog.gateway.viewer.safe_html import (
     MAX_RENDERED,
     SecretMask,
     coloured_code,
-    is_link_address,
-    is_picture_url,
     to_html,
 )
 from stenolog.gateway.viewer.templating import plural
@@ -78,17 +76,7 @@ _COPY_BUTTON: Final = Markup(
 )
 _BLOCK_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
 _CHECKBOXES: Final = {"done": ("done", "☑"), "active": ("in progress", "◐"), "open": ("open", "☐")}
-"""Label and box of each state of a step."""
 _MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
-"""Maximum number of characters of code that are coloured in one exported document."""
-
-
-class Picture(Struct, frozen=True, kw_only=True):
-    """A picture. Embedded pictures are shown, others only linked."""
-
-    address: str
-    is_embedded: bool
-    is_link: bool
 
 
 class ToolCallView(Struct, frozen=True, kw_only=True):
@@ -99,12 +87,10 @@ class ToolCallView(Struct, frozen=True, kw_only=True):
     """The most informative argument, in one line."""
     arguments: Markup
     result: Markup | None
-    pictures: tuple[Picture, ...] = ()
-    """Pictures in the result."""
+    pictures: tuple[str, ...] = ()
     seconds: float | None
     failed: bool
     error: str = ""
-    """The first line of the error, if the call failed."""
 
 
 class MessageView(Struct, frozen=True, kw_only=True):
@@ -121,7 +107,8 @@ class MessageView(Struct, frozen=True, kw_only=True):
     """Whether a program, not the user, wrote this user message."""
     html: Markup
     thoughts: tuple[Markup, ...] = ()
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[str, ...] = ()
+    """Addresses of the pictures. Embedded pictures are shown, others only linked."""
     calls: tuple[ToolCallView, ...] = ()
     model: str | None = None
     seconds: float | None = None
@@ -230,14 +217,11 @@ def prompt_line(body: Mapping[str, Any]) -> str:
     return one_line(_message_text(body, read_message(body)))
 
 
-def pretty_json(
-    value: Any, budget: ColourBudget | None = None, mask: SecretMask | None = None
-) -> Markup:
+def pretty_json(value: Any, budget: ColourBudget, mask: SecretMask) -> Markup:
     """Return a value or JSON text, indented. Other text stays unchanged. Long results are cut."""
     # Longer JSON is not decoded, because indented JSON may be many times longer than compact JSON.
     if isinstance(value, str) and len(value) <= MAX_RENDERED:
         value = decode_json(value)
-    mask = mask or SecretMask(enabled=False)
     if isinstance(value, str):
         html = escape(mask.with_placeholders(cut_text(value)))
     else:
@@ -291,13 +275,10 @@ def _thinking_texts(parts: Iterable[Part]) -> Iterator[str]:
     yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
-def _find_pictures(parts: Iterable[Part]) -> Iterator[Picture]:
+def _find_pictures(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         if isinstance(part, ImagePart):
-            url = part.url
-            yield Picture(
-                address=url, is_embedded=is_picture_url(url), is_link=is_link_address(url)
-            )
+            yield part.url
         elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
             yield from _find_pictures(read_content(part.content))
 

@@ -68,7 +68,6 @@ class PageState(Struct, frozen=True, kw_only=True):
     """State of the gateway that every page shows."""
 
     read_only: bool = False
-    """Whether the gateway is read-only."""
     indexing_progress: tuple[int, int] | None = None
     """Number of indexed sessions and of all sessions; None if all are indexed."""
 
@@ -190,24 +189,18 @@ async def entry_of(call: ApiCall[Any, Any]) -> Entry | None:
     )
 
 
-class SessionPage(Struct, frozen=True, kw_only=True):
-    """The data in the header of all pages of a session."""
-
-    info: SessionInfo
-    entry: Entry | None
-    source: ForkSource | None
-    """Session from which stenolog or another program forked this session."""
-
-    @property
-    def title(self) -> str:
-        """Title of the session, or its key."""
-        title = title_from(self.info.meta, "") if self.entry is None else self.entry.title
-        return title or self.info.key
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of the session."""
-        return tags_from(self.info.meta)
+def session_header(
+    info: SessionInfo, entry: Entry | None, source: ForkSource | None
+) -> dict[str, Any]:
+    """Return the template values that all pages of a session need for their header."""
+    title = title_from(info.meta, "") if entry is None else entry.title
+    return {
+        "info": info,
+        "entry": entry,
+        "source": source,
+        "title": title or info.key,
+        "tags": tags_from(info.meta),
+    }
 
 
 # --- sign in --------------------------------------------------------------------------------------

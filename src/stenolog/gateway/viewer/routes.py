@@ -65,18 +65,6 @@ class NoteChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: Annotated[str, Meta(max_length=10_000)] = ""
 
 
-class NotesPage(Struct, frozen=True, kw_only=True):
-    """The data of the notes page."""
-
-    scopes: dict[str, str]
-    """Label of each scope, by scope name."""
-    who: str
-    notes: list[Note]
-    count: int
-    can_undo: bool
-    """Whether a forgotten note can be restored."""
-
-
 async def notes(request: Request) -> Response:
     """Serve the notes page."""
     call = parse_query(request, NotesQuery)
@@ -96,7 +84,7 @@ async def change_notes(request: Request) -> Response:
     return json_response(EmptyBody())
 
 
-def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> NotesPage:
+def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> dict[str, Any]:
     scopes = memory.notes.scopes(agent=memory.agent)[:_MAX_SCOPES]
     who = query.who or (scopes[0].name if scopes else "")
     notes: list[Note] = []
@@ -109,13 +97,8 @@ def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> Note
             notes = memory.notes.list(scope, full=query.full)[::-1]
         info = find_info(memory.notes.store, scope.key)
         can_undo = info is not None and info.undoable > 0
-    return NotesPage(
-        scopes={scope.name: _scope_label(agent, scope) for scope in scopes},
-        who=who,
-        notes=notes[:_MAX_NOTES],
-        count=len(notes),
-        can_undo=can_undo,
-    )
+    labels = {scope.name: _scope_label(agent, scope) for scope in scopes}
+    return {"scopes": labels, "who": who, "notes": notes[:_MAX_NOTES], "can_undo": can_undo}
 
 
 def _scope_label(agent: AgentInstance, scope: Scope) -> str:

@@ -25,7 +25,7 @@ from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, secon
 from stenolog.errors import UsageError, install_command
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
 from stenolog.gateway.viewer.message_views import is_prompt, prompt_line
-from stenolog.gateway.viewer.pages import SessionPage, entry_of, page
+from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import cover_secrets
 from stenolog.gateway.viewer.templating import dollars, path_segment
 from stenolog.memory.consolidation import ConsolidationProgress
@@ -60,7 +60,6 @@ _BURST_MESSAGES: Final = 100
 _PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
 _MAX_FAILED_TOOLS: Final = 5
-"""Maximum number of names of failed tools per turn."""
 _PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
 """A message with only these fields has no content besides its text."""
 
@@ -104,10 +103,8 @@ class Turn(TokenUsage, kw_only=True):
     at: datetime
     prompt: str
     hidden: bool
-    messages: int = 0
     calls: int = 0
     failed: int = 0
-    """Number of failed tool calls."""
     failed_tools: list[str] = []
     """Names of the tools that failed first, each once."""
     seconds: float = 0.0
@@ -124,11 +121,9 @@ class MessageFilter(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the messages that a page shows."""
 
     full: bool = False
-    """Include hidden messages."""
     only: Literal["", "prompts", "failed"] = ""
     """Show only prompts, or only failed tool calls."""
     tools: bool = True
-    """Show tool calls and results."""
     thinking: bool = True
 
     @property
@@ -154,7 +149,6 @@ class Outline:
         self.turns: list[Turn] = []
         self.seqs = array("Q")
         self.last_seq = 0
-        """The last seq that was read."""
         self._start = Turn(seq=0, at=datetime.now(UTC), prompt="", hidden=False)
         """Messages before the first prompt."""
         self._kinds = bytearray()
@@ -164,10 +158,8 @@ class Outline:
         """Last seq that a fork copied. Tokens of copied messages count in the source session."""
         self._totals: tuple[int, Totals] | None = None
         """Cached sums over all turns, and the number of messages that they include."""
-        self._groups: dict[str | None, list[int]] = {}
-        """Indexes of the messages with a call or with results of the call, by call id."""
-        self._tool_names: dict[str | None, str] = {}
-        """Names of the tools by call id, for the calls in `_groups`."""
+        self._calls: dict[str | None, tuple[str, list[int]]] = {}
+        """Tool name of each call, and indexes of the messages with the call or its results."""
 
     def add(self, message: Message) -> None:
         """Add the next message."""
@@ -205,36 +197,34 @@ class Outline:
                 if group is None:
                     group = [index]
                     if "role" in body:
-                        self._groups, self._tool_names = {}, {}
-                self._groups[part.id] = group
-                self._tool_names[part.id] = part.name
+                        self._calls = {}
+                self._calls[part.id] = part.name, group
             elif isinstance(part, ToolResult):
                 kinds |= TOOLS
+                name, members = self._calls.get(part.id, ("", []))
                 failed = is_failed or part.is_error
                 if failed:
-                    failures.append(self._tool_names.get(part.id, ""))
-                self._add_result(part.id, index, failed=failed)
+                    failures.append(name)
+                self._add_result(members, index, failed=failed)
             elif isinstance(part, ThinkingPart):
                 kinds |= THINKING
             else:
                 kinds |= TEXT
         return kinds or TEXT, failures
 
-    def _add_result(self, call_id: str | None, index: int, *, failed: bool) -> None:
+    def _add_result(self, members: list[int], index: int, *, failed: bool) -> None:
         """Add a tool result. If the call failed, mark all messages with the call or its results."""
-        group = self._groups.get(call_id)
-        if group is None:
+        if not members:
             return
-        was_failed = self._kinds[group[0]] & FAILED
-        group.append(index)
+        was_failed = self._kinds[members[0]] & FAILED
+        members.append(index)
         if was_failed:
             self._kinds[index] |= FAILED
         elif failed:
-            for member_index in group:
+            for member_index in members:
                 self._kinds[member_index] |= FAILED
 
     def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: Sequence[str]) -> None:
-        turn.messages += 1
         turn.failed += len(failures)
         for name in map(one_line, failures):
             if name and name not in turn.failed_tools:
@@ -350,7 +340,6 @@ class OutlineQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of a part of the outline. Without a position, the end of the outline is returned."""
 
     at: Seq = 0
-    """Seq of a message."""
     turn: Seq = 0
     """Number of a turn, from 1."""
     date: Annotated[str, Meta(max_length=40)] = ""
@@ -424,49 +413,25 @@ class TurnsQuery(AgentQuery, frozen=True, kw_only=True):
     """Page number from 1, oldest turns first. 0 is the last page."""
 
 
-class TurnsPage(SessionPage, frozen=True, kw_only=True):
-    """The data of the turns page."""
-
-    turns: Sequence[Turn]
-    has_prices: bool
-    """Whether a price list is installed."""
-    first: int
-    """Number of the first turn on this page, from 1."""
-    count: int
-    """Number of turns of the session."""
-    totals: Totals
-    page_number: int
-    """Number of this page, from 1."""
-    page_count: int
-    side_usage: TokenUsage
-    """Usage of the model calls of the whole session that made notes and summaries."""
-
-    @property
-    def has_counts(self) -> bool:
-        """Whether any turn on this page has token counts for the chart."""
-        return any(turn.input_tokens or turn.output_tokens for turn in self.turns)
-
-    @property
-    def has_cost(self) -> bool:
-        """Whether any turn on this page has a known cost."""
-        return any(turn.cost is not None for turn in self.turns)
-
-
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
     call = parse_query(request, TurnsQuery)
     entry = await entry_of(call)
     view = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
+    drawn = _chart_data(view["turns"], view["first"], view["info"].key, call.query.agent)
     return page(
         "turns.html",
         view=view,
         agent=call.query.agent,
-        drawn=chart_data(view, call.query.agent) if view.has_counts else [],
+        drawn=drawn,
         how_to_get=install_command("prices"),
     )
 
 
-def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number: int) -> TurnsPage:
+def _load_turns(
+    agent: AgentInstance, key: str, entry: Entry | None, page_number: int
+) -> dict[str, Any]:
+    """Return the values of the template: the turns of one page."""
     store = agent.store
     info = store.info(agent.resolve_key(key))
     outline = read_outline(store, info)
@@ -478,19 +443,21 @@ def _load_turns(agent: AgentInstance, key: str, entry: Entry | None, page_number
     # The first page may be shorter.
     end = count - (page_count - page_number) * TURNS_PER_PAGE
     start = max(0, end - TURNS_PER_PAGE)
-    return TurnsPage(
-        info=info,
-        entry=entry,
-        source=fork_source(info),
-        turns=outline.turns_between(start, end, info),
-        has_prices=price is not None,
-        first=start + 1,
-        count=count,
-        totals=outline.totals(),
-        page_number=page_number,
-        page_count=page_count,
-        side_usage=_side_usage(agent, info, price),
-    )
+    turns = outline.turns_between(start, end, info)
+    return {
+        **session_header(info, entry, fork_source(info)),
+        "turns": turns,
+        "has_prices": price is not None,
+        "has_cost": any(turn.cost is not None for turn in turns),
+        # `first` is the number of the first turn on this page; `count` counts all turns.
+        "first": start + 1,
+        "count": count,
+        "totals": outline.totals(),
+        "page_number": page_number,
+        "page_count": page_count,
+        # `side_usage` is the usage of the model calls that made notes and summaries.
+        "side_usage": _side_usage(agent, info, price),
+    }
 
 
 def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) -> TokenUsage:
@@ -501,15 +468,19 @@ def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) ->
     return TokenUsage(models=side_counts(usage, price))
 
 
-def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
-    """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
+def _chart_data(turns: Sequence[Turn], first: int, key: str, agent: str) -> list[dict[str, Any]]:
+    """Return the data of the chart: numbers, label and address of each turn, oldest first.
+
+    The list is empty if no turn has token counts.
+    """
+    if not any(turn.input_tokens or turn.output_tokens for turn in turns):
+        return []
     agent_parameter = "" if agent == "main" else f"&agent={path_segment(agent)}"
     bars = []
-    for number, turn in enumerate(view.turns, view.first):
+    for number, turn in enumerate(turns, first):
         cost = turn.cost
         counts = f"{turn.input_tokens:,} input tokens · {turn.output_tokens:,} output tokens"
         costs = "" if cost is None else f" · {dollars(cost)}"
-        address = f"/s/{path_segment(view.info.key)}?at={turn.seq}{agent_parameter}#m{turn.seq}"
         bars.append(
             {
                 "number": number,
@@ -517,7 +488,7 @@ def chart_data(view: TurnsPage, agent: str) -> list[dict[str, Any]]:
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
                 "label": f"{counts}{costs} — {cover_secrets(turn.prompt) or '(no text)'}",
-                "address": address,
+                "address": f"/s/{path_segment(key)}?at={turn.seq}{agent_parameter}#m{turn.seq}",
             }
         )
     return bars

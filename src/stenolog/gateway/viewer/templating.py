@@ -21,7 +21,13 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from stenolog.catalog.message_metadata import model_label
-from stenolog.gateway.viewer.safe_html import cover_secrets, masked_html, to_html
+from stenolog.gateway.viewer.safe_html import (
+    cover_secrets,
+    is_link_address,
+    is_picture_url,
+    masked_html,
+    to_html,
+)
 
 _FOLDER: Final = Path(__file__).parent
 _TEMPLATES: Final = _FOLDER / "templates"
@@ -94,6 +100,8 @@ def new_environment() -> Environment:
     environment.globals.update(
         to_html=to_html,
         masked_html=masked_html,
+        is_link_address=is_link_address,
+        is_picture_url=is_picture_url,
         plural=plural,
         message_count=message_count_text,
         interruption_text=interruption_text,
@@ -145,7 +153,6 @@ HIDDEN_REASON_TEXTS: Final = {
     "truncated": "truncated",
     "hidden": "hidden from the model",
 }
-"""Texts for the reasons why messages are hidden."""
 _INTERRUPTION_TEXTS: Final = {
     "stopped": "You stopped this answer.",
     "given up": "The agent gave up before it finished.",

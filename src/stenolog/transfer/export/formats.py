@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from itertools import chain
 from typing import Any, Final, Literal
 
 import msgspec
@@ -86,32 +87,6 @@ class Part(Struct, frozen=True, kw_only=True):
     """Text of the part; for an image its `data:` URL."""
     name: str = ""
     """Name of the tool, for a call or a result; name of an additional field."""
-
-    @property
-    def heading(self) -> str:
-        """Heading of the part when it is folded."""
-        match self.kind:
-            case "call":
-                return " ".join(filter(None, (self.name, summary_of(self.text))))
-            case "result":
-                return f"{self.name} · result" if self.name else "Result"
-            case "thought":
-                return "Thinking"
-        return self.name
-
-
-class ReadableMessage(Struct, frozen=True, kw_only=True):
-    """A message, prepared for reading."""
-
-    seq: int
-    at: datetime
-    role: str
-    hidden: bool
-    parts: tuple[Part, ...]
-    model: str = ""
-    seconds: float | None = None
-    failed: bool = False
-    interrupted: str = ""
 
 
 def export_as_text(
@@ -193,7 +168,8 @@ def _markdown_pieces(
 ) -> Iterator[str]:
     key, title = redact_text(info.key, clean), document_title(info, messages, clean)
     source, summary = fork_source_text(info, clean), redact_text(info.summary, clean)
-    readable = list(readable_messages(messages, clean))
+    tool_names: dict[str | None, str] = {}
+    message_texts = ["".join(_message_markdown(m, tool_names, clean)) for m in messages]
     # Use the times of the messages, because the session may have been imported later.
     first = format_minute(messages[0].at if messages else info.created)
     last = format_minute(messages[-1].at if messages else info.updated)
@@ -205,8 +181,7 @@ def _markdown_pieces(
     if summary:
         yield "## Summary\n\n"
         yield f"{_escape_prose(summary)}\n\n"
-    for message in readable:
-        yield from _message_markdown(message)
+    yield from message_texts
 
 
 def _hidden_note(info: SessionInfo, messages: Sequence[Message]) -> str:
@@ -216,16 +191,26 @@ def _hidden_note(info: SessionInfo, messages: Sequence[Message]) -> str:
     return f" (and {hidden_count:,} hidden, not shown)" if hidden_count else ""
 
 
-def _message_markdown(message: ReadableMessage) -> Iterator[str]:
-    details = [format_minute(message.at), _escape_line(message.model)]
-    details.append(f"{message.seconds:.1f} s" if message.seconds is not None else "")
-    details.append("failed" if message.failed else "")
-    cause = message.interrupted
-    details.append(f"interrupted: {_escape_line(cause)}" if cause else "")
-    details.append("hidden" if message.hidden else "")
-    yield f'## <a id="m{message.seq}"></a>{message.seq} · {_escape_line(message.role)}\n\n'
+def _message_markdown(
+    message: Message, tool_names: dict[str | None, str], clean: TextCleaner
+) -> Iterator[str]:
+    body = message.to_dict()
+    role, seconds = body.get("role"), seconds_of(body)
+    role_text = redact_text(role if isinstance(role, str) else _format_json(role), clean)
+    results = (part for part in read_message(body) if isinstance(part, ToolResult))
+    is_failed = has_failed(body) or any(result.is_error for result in results)
+    cause = redact_text(interruption(body), clean)
+    details = [
+        format_minute(message.at),
+        _escape_line(redact_text(model_of(body) or "", clean)),
+        "" if seconds is None else f"{seconds:.1f} s",
+        "failed" if is_failed else "",
+        f"interrupted: {_escape_line(cause)}" if cause else "",
+        "hidden" if message.hidden else "",
+    ]
+    yield f'## <a id="m{message.seq}"></a>{message.seq} · {_escape_line(role_text)}\n\n'
     yield f"*{' · '.join(filter(None, details))}*\n\n"
-    for part in message.parts:
+    for part in readable_parts(body, tool_names, clean):
         yield f"{_part_markdown(part)}\n\n"
 
 
@@ -236,9 +221,16 @@ def _part_markdown(part: Part) -> str:
         case "image":
             return f"![an image]({part.text})"
         case "call":
+            heading = " ".join(filter(None, (part.name, summary_of(part.text))))
             blocks = map(_block_markdown, argument_blocks(part.text))
-            return _details_element(part.heading, "\n\n".join(blocks))
-    return _details_element(part.heading, _fenced_code(part.text))
+            return _details_element(heading, "\n\n".join(blocks))
+        case "result":
+            heading = f"{part.name} · result" if part.name else "Result"
+        case "thought":
+            heading = "Thinking"
+        case "field":
+            heading = part.name
+    return _details_element(heading, _fenced_code(part.text))
 
 
 def _details_element(heading: str, content: str) -> str:
@@ -297,32 +289,18 @@ def _escape_line(text: str) -> str:
 # --- the readable parts of a message --------------------------------------------------------------
 
 
-def readable_messages(messages: Iterable[Message], clean: TextCleaner) -> Iterator[ReadableMessage]:
-    """Yield the messages in readable form, in order; tool results get the name of their tool."""
-    tool_names: dict[str | None, str] = {}
-    for message in messages:
-        body = message.to_dict()
-        role = body.get("role")
-        read_parts = list(read_message(body))
-        calls = (part for part in read_parts if isinstance(part, ToolCall) and part.name != UNNAMED)
-        tool_names.update({part.id: part.name for part in calls if part.id is not None})
-        parts = [
-            readable_part
-            for part in read_parts
-            for readable_part in _readable_parts(part, body, tool_names, clean)
-        ]
-        yield ReadableMessage(
-            seq=message.seq,
-            at=message.at,
-            role=redact_text(role if isinstance(role, str) else _format_json(role), clean),
-            hidden=message.hidden,
-            parts=(*parts, *_field_parts(unread_fields(body), clean)),
-            model=redact_text(model_of(body) or "", clean),
-            seconds=seconds_of(body),
-            failed=has_failed(body)
-            or any(isinstance(part, ToolResult) and part.is_error for part in read_parts),
-            interrupted=redact_text(interruption(body), clean),
-        )
+def readable_parts(
+    body: Mapping[str, Any], tool_names: dict[str | None, str], clean: TextCleaner
+) -> list[Part]:
+    """Return the parts of a message in readable form.
+
+    `tool_names` are the names of the tools by call id. The calls of this message are added.
+    """
+    parts = list(read_message(body))
+    calls = (part for part in parts if isinstance(part, ToolCall) and part.name != UNNAMED)
+    tool_names.update({call.id: call.name for call in calls if call.id is not None})
+    readable = [_readable_parts(part, body, tool_names, clean) for part in parts]
+    return [*chain.from_iterable(readable), *_field_parts(unread_fields(body), clean)]
 
 
 def _readable_parts(

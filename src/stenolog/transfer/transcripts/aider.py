@@ -36,7 +36,7 @@ class Aider(TranscriptReader):
                 session_id = f"{file.resolve().parent.name}:{start.replace(' ', 'T')}"
                 yield self.file_at(session_id, file, conversation_id=start)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a chat. Raises OSError."""
         path = file.paths[0]
         lines = next(

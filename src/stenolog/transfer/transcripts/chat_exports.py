@@ -71,7 +71,7 @@ class ExportReader(TranscriptReader):
                 if self.required_bytes in bytes(raw):
                     yield self.file_at(id_, file, conversation_id=id_)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation, if it is still in the file. Raises OSError."""
         path = file.paths[0]
         raw = self._read_conversations(path).get(file.conversation_id, Raw(b"{}"))
@@ -390,7 +390,8 @@ class OpenWebUI(ExportReader):
         messages = {id_: as_dict(record) for id_, record in records if record}
         parents = {id_: as_text(m.get("parentId")) or None for id_, m in messages.items()}
         current_ids = set(branch_to(as_text(history.get("currentId")), parents))
-        for id_, record in sorted(messages.items(), key=_webui_time):
+        for id_ in sorted(messages, key=lambda id_: _as_number(messages[id_].get("timestamp"))):
+            record = messages[id_]
             draft, at = _convert_webui_message(id_, record), record.get("timestamp")
             transcript.add_record(id_, [draft], record, at=at, hidden=id_ not in current_ids)
         transcript.finish(
@@ -419,7 +420,3 @@ def _convert_webui_message(message_id: str, record: dict[str, Any]) -> Draft:
         "response": message_id,
         "failed": bool(record.get("error")),
     }
-
-
-def _webui_time(item: tuple[str, dict[str, Any]]) -> float:
-    return _as_number(item[1].get("timestamp"))

@@ -9,14 +9,13 @@ once.
 import os
 import re
 import threading
-from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stenolog.catalog.message_metadata import without_usage
 from stenolog.transfer.importers.chat_format import image_part, text_part
@@ -89,7 +88,7 @@ class ClaudeCode(TranscriptReader):
                     session_id = f"{folder.parent.name}:{session_id.removeprefix('agent-')}"
                 yield self.file_at(session_id, file)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a session in two passes: first the tree, then the messages. Raises OSError."""
         path = file.paths[0]
         tree = _RecordTree(is_subagent=path.parent.name == "subagents")
@@ -104,29 +103,21 @@ class ClaudeCode(TranscriptReader):
         builder.finish(path)
         if path.parent.name != "subagents":
             with self._lock:
-                self._mark_copies(transcript, path, include_copies=include_copies)
+                self._mark_copies(transcript, path)
 
-    def _mark_copies(self, transcript: Transcript, path: Path, *, include_copies: bool) -> None:
-        """Mark messages as copies if an earlier session of the project has the same uuid.
-
-        If `include_copies` is False, copies are removed.
-        """
+    def _mark_copies(self, transcript: Transcript, path: Path) -> None:
+        """Mark messages as copies if an earlier session of the project has the same uuid."""
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
         if len(self._projects) > MAX_PROJECTS:
             del self._projects[next(iter(self._projects))]
         index.refresh(path)
-        messages = []
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
             if owner not in (None, path.name):
                 transcript.facts["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
                 transcript.facts["forked_after"] = message.identity
-                if not include_copies:
-                    continue
                 message.body = without_usage(message.body, copied=True)
-            messages.append(message)
-        transcript.messages = messages
 
 
 class _IndexedFile(Struct):
@@ -135,9 +126,6 @@ class _IndexedFile(Struct):
     end_position: int = 0
     """Position after the last complete line."""
     first_time: str = ""
-    """Time of the first record."""
-    uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Hash of the uuid of each record."""
 
 
 class _ProjectIndex:
@@ -150,9 +138,9 @@ class _ProjectIndex:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
         self._refreshed_at = float("-inf")
-        self._seen_hashes: set[int] = set()
-        self._shared_hashes: set[int] = set()
         self._owners: dict[int, str] = {}
+        """Name of the oldest file with each record, by the hash of the record's uuid."""
+        self._shared_hashes: set[int] = set()
 
     def refresh(self, own_file: Path) -> None:
         """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
@@ -171,7 +159,6 @@ class _ProjectIndex:
                             self._read_new_lines(Path(entry.path), file)
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
-        known_hashes = set(file.uuid_hashes)
         with path.open("rb") as lines:
             lines.seek(file.end_position)
             for line in lines:
@@ -180,28 +167,20 @@ class _ProjectIndex:
                 file.end_position += len(line)
                 if not file.first_time and (time_match := _TIME_FIELD.search(line)):
                     file.first_time = time_match[1].decode("ascii", "replace")
-                if (match := _UUID_FIELD.search(line)) is None:
-                    continue
-                uuid_hash = hash(match[1])
-                if uuid_hash in known_hashes:
-                    continue
-                known_hashes.add(uuid_hash)
-                file.uuid_hashes.append(uuid_hash)
-                if uuid_hash in self._seen_hashes:
-                    self._shared_hashes.add(uuid_hash)
-                    self._owners.pop(uuid_hash, None)
-                self._seen_hashes.add(uuid_hash)
+                if match := _UUID_FIELD.search(line):
+                    uuid_hash = hash(match[1])
+                    owner = self._owners.setdefault(uuid_hash, path.name)
+                    if owner != path.name:
+                        self._shared_hashes.add(uuid_hash)
+                        self._owners[uuid_hash] = min(owner, path.name, key=self._age_order)
 
     def owner_of(self, uuid: str) -> str | None:
         """Return the name of the oldest file with this record; None if at most one file has it."""
         uuid_hash = hash(uuid.encode("utf-8", "surrogatepass"))
-        if uuid_hash not in self._shared_hashes:
-            return None
-        if uuid_hash not in self._owners:
-            names = (name for name, file in self._files.items() if uuid_hash in file.uuid_hashes)
-            oldest_name = min(names, key=lambda name: (self._files[name].first_time, name))
-            self._owners[uuid_hash] = oldest_name
-        return self._owners[uuid_hash]
+        return self._owners[uuid_hash] if uuid_hash in self._shared_hashes else None
+
+    def _age_order(self, name: str) -> tuple[str, str]:
+        return self._files[name].first_time, name
 
 
 class _RecordNode(Struct):
@@ -229,7 +208,6 @@ class _RecordTree:
         self.usage_owners: dict[str, str] = {}
         """Uuid of the last record of each response. The message of that record gets the usage."""
         self._last_compaction: tuple[int, dict[str, Any]] | None = None
-        """Index and record of the last compaction."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""

@@ -100,7 +100,7 @@ class Codex(TranscriptReader):
         if first_error is not None:
             raise first_error
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a thread. Raises OSError."""
         builder = _ThreadBuilder(transcript)
         for path in file.paths:
@@ -112,8 +112,7 @@ class Codex(TranscriptReader):
             copies = self._read_copies(file.paths[0], *builder.fork_base)
             if copies:
                 transcript.facts["forked_after"] = copies[-1].identity
-            if include_copies:
-                transcript.messages = copies + transcript.messages
+            transcript.messages = copies + transcript.messages
 
     def _read_copies(
         self, path: Path, parent_thread: str, end_ordinal: int

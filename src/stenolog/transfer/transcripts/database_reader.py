@@ -33,7 +33,7 @@ class DatabaseReader(TranscriptReader):
         for id_ in ids:
             yield self.file_at(id_, path, conversation_id=id_)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation. Raises NotASession, OSError."""
         path = file.paths[0]
         with SQLiteFile(path, may_copy=self.may_copy) as opened, opened.connect() as connection:

@@ -47,7 +47,7 @@ class GeminiCLI(TranscriptReader):
             if session_id := _read_session_id(file):
                 yield self.file_at(session_id, file)
 
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:  # noqa: ARG002
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a session. Raises OSError."""
         path = file.paths[0]
         log = _ChangeLog()

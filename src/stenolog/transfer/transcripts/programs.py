@@ -31,6 +31,10 @@ PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "aider": aider.Aider,
 }
 """The class that reads the transcripts of each program, by program name."""
+_FILE_PATTERNS: Final = {
+    "codex": ("rollout-*.jsonl*", "*/*/*/rollout-*.jsonl*", "*/*/*/*/rollout-*.jsonl*"),
+    "gemini-cli": ("chats/session-*.json*", "*/chats/session-*.json*", "tmp/*/chats/session-*"),
+}
 MAX_TRIES: Final = 20
 """Maximum number of lines or files that are examined to recognize a program."""
 
@@ -64,12 +68,9 @@ def _detect_in_folder(folder: Path) -> str | None:
         if path.is_file() and (program := detect_program(path)) is not None:
             return program
     # Only folders that the programs create are searched.
-    for pattern in ("rollout-*.jsonl*", "*/*/*/rollout-*.jsonl*", "*/*/*/*/rollout-*.jsonl*"):
-        if next(folder.glob(pattern), None) is not None:
-            return "codex"
-    for pattern in ("chats/session-*.json*", "*/chats/session-*.json*", "tmp/*/chats/session-*"):
-        if next(folder.glob(pattern), None) is not None:
-            return "gemini-cli"
+    for program, patterns in _FILE_PATTERNS.items():
+        if any(next(folder.glob(pattern), None) is not None for pattern in patterns):
+            return program
     for pattern in ("projects/*/*.jsonl", "*/*.jsonl", "*.jsonl"):
         for file in itertools.islice(filter(os.path.isfile, folder.glob(pattern)), MAX_TRIES):
             if _detect_in_lines(file) == "claude-code":

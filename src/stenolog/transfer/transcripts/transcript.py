@@ -6,11 +6,11 @@ long texts that the messages have, so that no long text is stored twice. Each me
 identity, by which a later import recognizes stored messages.
 """
 
+import fnmatch
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from hashlib import sha256
 from json import JSONEncoder, dumps, loads
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct, field
 
-from stenolog.catalog.message_metadata import FIELD, IDENTITY, RESPONSE
+from stenolog.catalog.message_metadata import FIELD, IDENTITY, RESPONSE, is_copied
 from stenolog.stores.json_file import NotASession
 
 Kind = Literal["injected", "command", "interruption", "notification", "summary"]
@@ -57,7 +57,6 @@ class TranscriptMessage(Struct, kw_only=True):
     identity: str
     """Identifier of the message in its session; unchanged if the file is rewritten."""
     body: dict[str, Any]
-    """The message in the chat format."""
     at: datetime | None = None
     hidden: bool = False
     """Whether the model no longer sees the message: abandoned, or replaced by a summary."""
@@ -188,18 +187,21 @@ class TranscriptReader(ABC):
         transcript = Transcript(program=self.program, key=file.key)
         transcript.facts["path"] = str(file.paths[-1])
         try:
-            self.fill(transcript, file, include_copies=include_copies)
+            self.fill(transcript, file)
         except (OSError, NotASession):
             raise
         except _SHAPE_ERRORS as error:
             # A file may have any JSON. A malformed file must not end the import of other files.
             reason = f"it has data of an unknown shape ({type(error).__name__}: {error})"
             raise NotASession(reason) from error
+        if not include_copies:
+            messages = transcript.messages
+            transcript.messages = [message for message in messages if not is_copied(message.body)]
         return transcript
 
     @abstractmethod
-    def fill(self, transcript: Transcript, file: TranscriptFile, *, include_copies: bool) -> None:
-        """Add messages, title and facts of a file to an empty transcript."""
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
+        """Add messages, title and facts of a file to an empty transcript. Mark copies as copies."""
 
     def file_at(self, session_id: str, *paths: Path, conversation_id: str = "") -> TranscriptFile:
         """Describe the transcript of a session in these files. Raises OSError."""
@@ -224,30 +226,20 @@ def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
     folders are not followed. Raises PermissionError at the end if a folder cannot be read.
     """
     errors: list[PermissionError] = []
-    yield from _list_files_below(folder, pattern, errors)
+
+    def handle_error(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            errors.append(error)
+        elif not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    paths: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=handle_error):
+        folders.sort()
+        paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
+    yield from filter(os.path.isfile, sorted(paths))
     if errors:
         raise errors[0]
-
-
-def _list_files_below(folder: Path, pattern: str, errors: list[PermissionError]) -> list[Path]:
-    try:
-        with os.scandir(folder) as scanned_entries:
-            entries = sorted(scanned_entries, key=lambda entry: entry.name)
-    except PermissionError as error:
-        errors.append(error)
-        return []
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    files: list[Path] = []
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            files += _list_files_below(folder / entry.name, pattern, errors)
-        elif fnmatchcase(entry.name, pattern) and (
-            # `Path.is_file` raises for a link into a private folder.
-            entry.is_file(follow_symlinks=False) or os.path.isfile(entry)  # noqa: PTH113
-        ):
-            files.append(folder / entry.name)
-    return files
 
 
 def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
@@ -398,9 +390,7 @@ class _KnownValues:
         self._text_indexes = {
             value: index for index, value in enumerate(self._values) if isinstance(value, str)
         }
-        """Index of each text in the values."""
         self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
-        """Names of the arguments of each tool call."""
         self._characters_left = _MAX_SEARCH_PASSES * sum(map(len, self._text_indexes))
         """Number of characters that may still be searched or compared."""
 

@@ -40,12 +40,9 @@ _CONTENT_FIELDS: Final = (
     "tool_call_id",
     "name",
 )
-"""Fields with the content of a message."""
 MAX_BATCH_MESSAGES: Final = 500
-"""Maximum number of messages in one append."""
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH_SESSIONS: Final = 64
-"""Maximum number of new sessions that are stored together."""
 
 
 class TranscriptReport(Struct, kw_only=True):
@@ -53,7 +50,6 @@ class TranscriptReport(Struct, kw_only=True):
 
     key: str
     messages: int = 0
-    """Number of messages in the transcript."""
     added: int = 0
     changed: int = 0
     """Number of messages whose content the program changed since they were imported."""
@@ -173,7 +169,7 @@ def _update_session(
     `earlier_transcripts` are other files of the session, which the same dry run has read.
     """
     info = find_info(store, file.key)
-    stored = _StoredMessages(store, file.key, exists=info is not None, dry_run=dry_run)
+    stored = _StoredMessages(store, file.key, dry_run=dry_run)
     for earlier_transcript, earlier_file in earlier_transcripts:
         stored.append(stored.find_new_messages(earlier_transcript), earlier_file, [])
     new_messages = stored.find_new_messages(transcript)
@@ -240,7 +236,7 @@ def make_snapshot(
 class _StoredMessages:
     """The messages of a session in the store. With `dry_run`, `append` stores nothing."""
 
-    def __init__(self, store: Store, key: str, *, exists: bool, dry_run: bool) -> None:
+    def __init__(self, store: Store, key: str, *, dry_run: bool) -> None:
         self._store = store
         self._key = key
         self._dry_run = dry_run
@@ -249,22 +245,20 @@ class _StoredMessages:
         self._digests: dict[str, str] = {}
         self._older_seqs: set[int] = set()
         self._last_seq = 0
-        self.visible_seqs: set[int] = set()
         self.has_own_messages = False
         """Whether the session was continued in stenolog. Then only older versions are hidden."""
         self._counted_responses: set[str] = set()
-        if exists:
-            for message in store.get_history(key, full=True):
-                body = message.to_dict()
-                self._last_seq = message.seq
-                identity = identity_of(body)
-                if identity is None:
-                    self.has_own_messages = True
-                    continue
-                self._record_message(identity, message.seq, content_digest(body))
-                if usage_of(body) is not None:
-                    self._counted_responses.add(response_of(body))
-            self.visible_seqs = {message.seq for message in store.get_history(key)}
+        for message in store.get_history(key, full=True):
+            body = message.to_dict()
+            self._last_seq = message.seq
+            identity = identity_of(body)
+            if identity is None:
+                self.has_own_messages = True
+                continue
+            self._record_message(identity, message.seq, content_digest(body))
+            if usage_of(body) is not None:
+                self._counted_responses.add(response_of(body))
+        self.visible_seqs = {message.seq for message in store.get_history(key)}
 
     def _record_message(self, identity: str, seq: int, digest: str) -> None:
         if identity in self.seqs:

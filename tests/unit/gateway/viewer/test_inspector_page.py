@@ -52,12 +52,13 @@ def test_parts_add_up_to_the_request_and_the_budget(
         found = load_inspector_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
-    assert found.left_out > 0
-    assert sum(one.tokens for one in found.request_bar) == found.tokens
-    assert sum(one.tokens for one in found.messages) + found.tools_tokens == found.tokens
-    assert sum(one.tokens for one in found.context_bar) == found.context_tokens
-    assert sum(one.width for one in found.request_bar) == pytest.approx(BAR_WIDTH)
-    parts = {one.kind: one.tokens for one in found.context_bar}
+    assert found["left_out"] > 0
+    assert sum(one["tokens"] for one in found["request_bar"]) == found["tokens"]
+    message_tokens = sum(one["tokens"] for one in found["messages"])
+    assert message_tokens + found["tools_tokens"] == found["tokens"]
+    assert sum(one["tokens"] for one in found["context_bar"]) == found["context_tokens"]
+    assert sum(one["width"] for one in found["request_bar"]) == pytest.approx(BAR_WIDTH)
+    parts = {one["kind"]: one["tokens"] for one in found["context_bar"]}
     assert min(parts.values()) >= 0
     assert parts["tools"] > 0
     assert bool(parts["summary"]) == bool(summary)
@@ -92,14 +93,14 @@ def test_secrets_are_covered_in_every_part_of_the_request(tmp_path: Path) -> Non
         found = load_inspector_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
-    assert found.recalled
-    assert found.tools is not None
-    assert len(found.messages) == 5
-    parts = [found.tools, *found.recalled, *(one.content for one in found.messages)]
+    assert found["recalled"]
+    assert found["tools"] is not None
+    assert len(found["messages"]) == 5
+    parts = [found["tools"], *found["recalled"], *(one["content"] for one in found["messages"])]
     for part in parts:
         assert SECRET not in re.sub(r"<button[^>]*>", "", part)
     assert sum(part.count(f'data-secret="{SECRET}"') for part in parts) >= 5
-    assert not any(SECRET[:12] in one.line for one in found.messages)
+    assert not any(SECRET[:12] in one["line"] for one in found["messages"])
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.booleans())

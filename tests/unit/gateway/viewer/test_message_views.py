@@ -3,6 +3,7 @@
 from typing import Any
 
 from stenolog.gateway.viewer.message_views import message_views, prompt_line
+from stenolog.gateway.viewer.safe_html import is_link_address, is_picture_url
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -126,7 +127,7 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
     ]
     [message] = _stored({"role": "user", "content": content})
     [one] = message_views([message])
-    told = [(picture.is_embedded, picture.is_link) for picture in one.pictures]
+    told = [(is_picture_url(url), is_link_address(url)) for url in one.pictures]
     assert told == [(True, False), (False, True), (False, False), (True, False), (False, False)]
     assert prompt_line(message.to_dict()) == "What is this?"
 
@@ -170,7 +171,7 @@ def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
     )
     assert first.html == "<p>Done.</p>\n"
     assert "<pre>found</pre>" in str(first.calls[0].result)
-    assert second.pictures[0].is_embedded
+    assert is_picture_url(second.pictures[0])
 
 
 def test_parts_that_cannot_be_shown_are_named() -> None:
@@ -236,7 +237,7 @@ def test_pictures_of_a_result_are_shown_at_its_call() -> None:
         )
     )
     assert one.pictures == ()
-    assert one.calls[0].pictures[0].is_embedded
+    assert is_picture_url(one.calls[0].pictures[0])
 
 
 def test_tool_calls_are_escaped_and_folded() -> None:

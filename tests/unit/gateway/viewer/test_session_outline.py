@@ -48,13 +48,13 @@ def _outline(history: Sequence[Message], price: Price | None = None) -> Outline:
 
 def test_turn_contains_the_messages_up_to_the_next_prompt() -> None:
     found = [
-        (one.seq, one.prompt, one.messages, one.input_tokens, one.output_tokens, one.has_counts)
+        (one.seq, one.prompt, one.input_tokens, one.output_tokens, one.has_counts)
         for one in _outline(_history()).turns
     ]
     assert found == [
-        (2, "One?", 3, 110, 5, True),
-        (5, "Two?", 2, 7, 7, True),
-        (7, "Three?", 2, 0, 0, False),
+        (2, "One?", 110, 5, True),
+        (5, "Two?", 7, 7, True),
+        (7, "Three?", 0, 0, False),
     ]
 
 

@@ -110,41 +110,23 @@ const actions = $("#chosen-actions");
 const chosen = new Map();
 
 function askToConfirm({ words, names, does, danger }) {
+  const text = document.createElement("p");
+  text.textContent = words;
+  const list = document.createElement("ul");
+  const shown = names.length > 8 ? [...names.slice(0, 8), `and ${names.length - 8} more`] : names;
+  for (const name of shown) {
+    const one = document.createElement("li");
+    one.textContent = name;
+    list.append(one);
+  }
+  const content = document.createDocumentFragment();
+  content.append(text, list);
+  const ready = (ok) => {
+    if (danger) ok.className = "danger";
+    ok.nextElementSibling.focus();
+  };
   return new Promise((answer) => {
-    const dialog = document.createElement("dialog");
-    const form = document.createElement("form");
-    form.method = "dialog";
-    const text = document.createElement("p");
-    text.textContent = words;
-    const list = document.createElement("ul");
-    for (const name of names.slice(0, 8)) {
-      const one = document.createElement("li");
-      one.textContent = name;
-      list.append(one);
-    }
-    if (names.length > 8) {
-      const rest = document.createElement("li");
-      rest.textContent = `and ${names.length - 8} more`;
-      list.append(rest);
-    }
-    const buttons = document.createElement("div");
-    buttons.className = "acts";
-    for (const [value, label] of [["ok", does], ["cancel", "Cancel"]]) {
-      const button = document.createElement("button");
-      button.value = value;
-      button.textContent = label;
-      if (value === "ok" && danger) button.className = "danger";
-      buttons.append(button);
-    }
-    form.append(text, list, buttons);
-    dialog.append(form);
-    dialog.addEventListener("close", () => {
-      answer(dialog.returnValue === "ok");
-      dialog.remove();
-    });
-    document.body.append(dialog);
-    dialog.showModal();
-    $("button:last-child", buttons).focus();
+    document.dispatchEvent(new CustomEvent("ask", { detail: { content, does, ready, answer } }));
   });
 }
 

@@ -241,6 +241,11 @@ function askInDialog(content, does, ready = () => {}) {
   });
 }
 
+// Other scripts of the page ask with an event.
+document.addEventListener("ask", ({ detail }) => {
+  askInDialog(detail.content, detail.does, detail.ready).then(detail.answer);
+});
+
 async function askForText(words, value, { long = false, does = "Save", enter = !long } = {}) {
   const label = document.createElement("label");
   label.textContent = words;
