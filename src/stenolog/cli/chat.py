@@ -14,10 +14,11 @@ from stenolog.cli.config import AgentOptions, agent_options
 from stenolog.cli.output import (
     attributes_of,
     is_interactive,
-    json_text,
+    print_json,
     print_notice,
     print_notices,
     sentence,
+    wants_json,
 )
 from stenolog.cli.workspace import json_option
 from stenolog.sessions.keys import cli_sender
@@ -128,7 +129,7 @@ def _make_pipe_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "PipeChat"
 )
 @json_option()
 @agent_options
-def ask_command(question: str | None, key: str | None, as_json: bool, options: AgentOptions) -> int:
+def ask_command(question: str | None, key: str | None, options: AgentOptions) -> int:
     """Ask an agent one question and print the answer.
 
     Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
@@ -144,7 +145,7 @@ def ask_command(question: str | None, key: str | None, as_json: bool, options: A
     Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
-    return asyncio.run(_ask(options, _read_question(question), key=key, as_json=as_json))
+    return asyncio.run(_ask(options, _read_question(question), key=key))
 
 
 def _read_question(argument: str | None) -> str:
@@ -177,7 +178,7 @@ def _read_stdin() -> str:
     return sys.stdin.read()
 
 
-async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json: bool) -> int:
+async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.agent.commands import new_key, parse_command
     from stenolog.agent.turn_events import InboundMessage
@@ -213,7 +214,9 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json
         stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
 
     is_verbose = sys.stderr.isatty()
-    printer = TurnPrinter(status, verbose=is_verbose, quiet=as_json, is_last=True, on_closed=stop)
+    printer = TurnPrinter(
+        status, verbose=is_verbose, quiet=wants_json(), is_last=True, on_closed=stop
+    )
 
     def print_unreported(text: str) -> None:
         if not printer.has_reported_loss:
@@ -237,8 +240,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json
     finally:
         exit_code = await close_agent(opened_agent, signals, print_unreported)
     answer = await answer_task
-    if as_json:
-        click.echo(json_text(_answer_fields(answer, printer, status)))
+    print_json(_answer_fields(answer, printer, status))
     answer_code = exit_code_of(answer)
     # If the answer has its own exit code, it takes precedence over EXIT_NOT_SAVED.
     return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)

@@ -1,7 +1,6 @@
 """`steno delete` and `steno restore`: move sessions to the trash and back."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +14,10 @@ from stenolog.cli.output import (
     error_sentence,
     format_age,
     format_time,
-    json_text,
     one_line,
     plural,
     print_first_lines,
+    print_json,
     print_notice,
     print_result,
     print_rows,
@@ -50,9 +49,7 @@ from stenolog.records import TrashedSession
 @dry_run_option
 @json_option("one JSON object per session")
 @location_options
-def delete_command(
-    keys: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, location: Location
-) -> int:
+def delete_command(keys: tuple[str, ...], yes: bool, dry_run: bool, location: Location) -> int:
     """Move sessions to the trash.
 
     `steno restore` restores sessions from the trash; `steno purge` deletes them permanently.
@@ -67,9 +64,9 @@ def delete_command(
         infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
         lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
         if dry_run:
-            for info in infos if as_json else ():
+            for info in infos:
                 fields = {"key": info.key, "uid": info.uid, "messages": info.count}
-                click.echo(json_text({**fields, "deleted": None, "dry_run": True}))
+                print_json({**fields, "deleted": None, "dry_run": True})
             print_first_lines("Would be moved to the trash:", lines)
             return 0
         if not yes:
@@ -88,7 +85,7 @@ def delete_command(
                 continue
             command = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
             text = f"Moved {one_line(info.key)} to the trash. {command} brings it back."
-            print_result({**_trash_fields(session), "dry_run": False}, text, as_json=as_json)
+            print_result({**_trash_fields(session), "dry_run": False}, text)
     return exit_code
 
 
@@ -116,7 +113,6 @@ def restore_command(
     listing: bool,
     uid: str | None,
     as_key: str | None,
-    as_json: bool,
     location: Location,
 ) -> None:
     """Restore the session KEY from the trash.
@@ -132,7 +128,7 @@ def restore_command(
     if listing:
         if uid is not None or as_key is not None:
             raise click.UsageError("--list cannot be combined with --uid or --as.")
-        _print_trash(key, as_json=as_json, location=location)
+        _print_trash(key, location=location)
         return
     hint = "`steno restore --list` lists the sessions in"
     if key is None:
@@ -147,20 +143,17 @@ def restore_command(
         info = store.info(as_key or key)
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
     text = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
 
 
-def _print_trash(key: str | None, *, as_json: bool, location: Location) -> None:
+def _print_trash(key: str | None, *, location: Location) -> None:
     with open_read_only(location) as store:
         sessions = [session for session in store.list_trash() if key in (None, session.key)]
     if not sessions:
         print_notice(
             "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
         )
-    elif not as_json and sys.stdout.isatty():
-        _print_trash_table(sessions)
-    else:
-        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, as_json=as_json)
+    print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
 
 
 def _print_trash_table(sessions: Sequence[TrashedSession]) -> None:

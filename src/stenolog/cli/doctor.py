@@ -15,7 +15,14 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.output import error_sentence, json_text, one_line, plural, print_notice
+from stenolog.cli.output import (
+    error_sentence,
+    one_line,
+    plural,
+    print_json,
+    print_notice,
+    wants_json,
+)
 from stenolog.cli.workspace import (
     Location,
     check_workspace_exists,
@@ -73,7 +80,6 @@ def doctor_command(
     repairing: bool,
     accepting: bool,
     verbose: bool,
-    as_json: bool,
     workspace: str,
 ) -> int:
     """Check a workspace or database for damage, and repair it on request.
@@ -106,7 +112,7 @@ def doctor_command(
         findings = (*check_indexing(place), *check_fallback_purges(place), *check_disk_space(place))
         report = replace(report, findings=(*report.findings, *findings))
         notes = []
-        if verbose or (sys.stderr.isatty() and not as_json):
+        if verbose or (sys.stderr.isatty() and not wants_json()):
             notes = [
                 *list_notes(place),
                 *_hints_about_unrecalled_notes(place),
@@ -115,11 +121,9 @@ def doctor_command(
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
-    if as_json:
-        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
-        fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
-        click.echo(json_text(fields, indent=2))
-    else:
+    fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
+    fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
+    if not print_json(fields, indent=2):
         for result in repairs:
             _print_repair(result)
         for finding in report.findings:

@@ -13,15 +13,16 @@ from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
     error_sentence,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notice,
     print_notices,
     print_result,
     print_rows,
     sentence,
     show_progress,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -67,7 +68,7 @@ _OPERATION_NAMES: Final = {
 @click.argument("title")
 @json_option()
 @location_options
-def rename_command(key: str, title: str, as_json: bool, location: Location) -> None:
+def rename_command(key: str, title: str, location: Location) -> None:
     """Set the title of the session KEY.
 
     Lists show the title instead of the first prompt. An empty TITLE removes the title. The key does
@@ -86,7 +87,7 @@ def rename_command(key: str, title: str, as_json: bool, location: Location) -> N
     fields = {"key": info.key, "title": title or None, "was": was}
     name = one_line(info.key)
     text = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
 
 
 _REMOVAL_PREFIX: Final = "\0"
@@ -117,7 +118,7 @@ class _TagCommand(click.Command):
 @click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
 @json_option()
 @location_options
-def tag_command(key: str, changes: tuple[str, ...], as_json: bool, location: Location) -> None:
+def tag_command(key: str, changes: tuple[str, ...], location: Location) -> None:
     """Add, remove or list tags of the session KEY.
 
     TAG or +TAG adds a tag, -TAG removes it. Without TAG, all tags are printed, one per line.
@@ -137,9 +138,9 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, location: Loc
         new_tags = _apply_tag_changes(old_tags, tag_changes)
         if new_tags != old_tags:
             store.set_meta(info.key, tags=new_tags or None)
-    if as_json:
-        click.echo(json_text({"key": info.key, "tags": new_tags, "was": old_tags}))
-    elif not tag_changes:
+    if print_json({"key": info.key, "tags": new_tags, "was": old_tags}):
+        return
+    if not tag_changes:
         for tag in new_tags:
             click.echo(one_line(tag))
         if not new_tags:
@@ -182,7 +183,7 @@ def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) 
 )
 @json_option()
 @location_options
-def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location: Location) -> None:
+def fork_command(key: str, new_key: str, at: int | None, location: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
 
     Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
@@ -206,14 +207,14 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location
         f"Copied {plural(fork.visible, 'message')}, up to seq {fork.last_seq}, from "
         f"{one_line(source.key)} to {one_line(new_key)}."
     )
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
 
 
 @click.command("undo")
 @key_argument
 @json_option()
 @location_options
-def undo_command(key: str, as_json: bool, location: Location) -> None:
+def undo_command(key: str, location: Location) -> None:
     """Undo the last operation that hid messages of the session KEY or changed its summary.
 
     These operations are a summary, a truncation, /clear, /retry and /edit. Messages that were added
@@ -230,7 +231,7 @@ def undo_command(key: str, as_json: bool, location: Location) -> None:
     count_text = f"{undoable_count:,} more can be undone."
     undoable_text = count_text if undoable_count else "Nothing more to undo."
     fields = {"key": key, **asdict(undo_result), "left": undoable_count}
-    print_result(fields, f"{_undo_text(undo_result, has_summary)} {undoable_text}", as_json=as_json)
+    print_result(fields, f"{_undo_text(undo_result, has_summary)} {undoable_text}")
 
 
 def _undo_text(result: UndoResult, has_summary: bool) -> str:
@@ -251,7 +252,7 @@ def _undo_text(result: UndoResult, has_summary: bool) -> str:
 @dry_run_option
 @json_option()
 @agent_options
-def summarize_command(key: str, dry_run: bool, as_json: bool, options: AgentOptions) -> int:
+def summarize_command(key: str, dry_run: bool, options: AgentOptions) -> int:
     """Summarize all but the last turns of the session KEY.
 
     The model writes the summary, like the chat command /compact. Later requests contain the summary
@@ -262,10 +263,10 @@ def summarize_command(key: str, dry_run: bool, as_json: bool, options: AgentOpti
 
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    return asyncio.run(_summarize(options, key, dry_run=dry_run, as_json=as_json))
+    return asyncio.run(_summarize(options, key, dry_run=dry_run))
 
 
-async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json: bool) -> int:
+async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
     """Summarize a session, print the result, and return the exit code."""
     # These imports are slow and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
@@ -291,7 +292,7 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json:
         ) from None
     finally:
         exit_code = await close_agent(opened_agent, signals, print_notice)
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
     return exit_code
 
 
@@ -359,9 +360,7 @@ _ARCHIVE_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
 @dry_run_option
 @json_option("one JSON object per session")
 @location_options
-def archive_command(
-    key: str | None, all_sessions: bool, dry_run: bool, as_json: bool, location: Location
-) -> int:
+def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location: Location) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
     Archiving makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives,
@@ -382,12 +381,11 @@ def archive_command(
                 results.append(_archive_session(store, name, dry_run, not all_sessions))
                 advance()
     print_rows(
-        [result for result in results if as_json or result["archived"]],
+        [result for result in results if wants_json() or result["archived"]],
         fields=lambda result: result,
         cells=lambda result: (
             "-" if result[name] is None else result[name] for name in _ARCHIVE_COLUMNS
         ),
-        as_json=as_json,
     )
     print_notices(_archive_report_lines(results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result["problem"] for result in results) else 0

@@ -15,13 +15,14 @@ import click
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notice,
     print_notices,
     printable,
     sentence,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -125,7 +126,6 @@ def export_command(
     prefix: str,
     force: bool,
     redact: bool | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Export the messages of the session KEY to stdout or a file, or all sessions to a folder.
@@ -169,7 +169,7 @@ def export_command(
         raise click.UsageError("--since and --prefix select sessions of --all: omit KEY.")
     elif output and Path(output).is_dir():
         raise click.UsageError(f"{one_line(output)} is a folder. Name a file.")
-    if as_json and output is None:
+    if wants_json() and output is None:
         raise click.UsageError("--json requires a file: add -o FILE.")
     export_format = export_format or ("jsonl" if key is None else _format_of_file(output))
     # guard: export-redacted
@@ -178,9 +178,7 @@ def export_command(
         folder = str(output)
         with open_read_only(location) as store:
             _prepare_folder(Path(folder), export_format, force=force)
-            return _export_all(
-                store, folder, export_format, redactor, since, prefix, as_json=as_json
-            )
+            return _export_all(store, folder, export_format, redactor, since, prefix)
     if output is not None and not force and os.path.lexists(output):
         raise _file_exists_error(output)
     with open_read_only(location) as store:
@@ -199,10 +197,8 @@ def export_command(
         else:
             _write_file(Path(output), chunks)
             print_notice(f"Wrote {plural(len(messages), 'message')} to {one_line(output)}.")
-        if as_json:
-            fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
-            fields |= {"messages": len(messages), "redacted": redactor.count}
-            click.echo(json_text(fields))
+        fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
+        print_json({**fields, "messages": len(messages), "redacted": redactor.count})
         _print_redaction_notice(export_format, redactor, "file", "it")
         if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
             hidden_text = messages_with_verb(info.count - len(messages))
@@ -267,8 +263,6 @@ def _export_all(
     redactor: SharingRedactor,
     since: datetime | None,
     prefix: str,
-    *,
-    as_json: bool,
 ) -> int:
     """Write each session to a separate file, print a report, and return the exit code."""
     exported: list[_ExportedSession] = []
@@ -294,10 +288,9 @@ def _export_all(
     message_count = sum(session.messages for session in exported)
     exported_text = f"{plural(len(exported), 'session')} with {plural(message_count, 'message')}"
     print_notice(f"Wrote {exported_text} to {one_line(folder)}.")
-    if as_json:
-        fields: dict[str, Any] = {"folder": folder, "format": export_format}
-        fields |= {"messages": message_count, "sessions": len(exported)}
-        click.echo(json_text({**fields, "redacted": redactor.count, "problems": problems}))
+    fields: dict[str, Any] = {"folder": folder, "format": export_format}
+    fields |= {"messages": message_count, "sessions": len(exported)}
+    print_json({**fields, "redacted": redactor.count, "problems": problems})
     _print_redaction_notice(export_format, redactor, "files", "them")
     return EXIT_PARTIAL if problems else 0
 

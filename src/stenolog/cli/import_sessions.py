@@ -153,7 +153,6 @@ def import_command(
     time_field: str,
     watch: bool,
     dry_run: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Import sessions of other programs from SOURCE.
@@ -226,9 +225,7 @@ def import_command(
             raise click.UsageError(
                 "--map, --map-file, --aliases and --time-field do not apply to transcripts."
             )
-        return _import_transcripts(
-            *transcripts, location, watch=watch, dry_run=dry_run, as_json=as_json
-        )
+        return _import_transcripts(*transcripts, location, watch=watch, dry_run=dry_run)
     if watch:
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
@@ -263,15 +260,12 @@ def import_command(
             if _confirm_aliases(report, aliases, dry_run=dry_run):
                 alias_report = import_all(store=store, accept_aliases=True, map_key=key_map)
                 report = _with_aliases(report, alias_report)
-    if sys.stdout.isatty() and report.imported and not as_json:
-        _print_table(report)
-    else:
-        print_rows(
-            report.imported,
-            fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
-            cells=_session_cells,
-            as_json=as_json,
-        )
+    print_rows(
+        report.imported,
+        fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
+        cells=_session_cells,
+        table=_print_table,
+    )
     problems = list(_problem_lines(report))
     print_notices(problems)
     print_notices(_conversion_lines(report))
@@ -355,7 +349,7 @@ def _has_other_sessions(source: Path) -> bool:
 
 
 def _import_transcripts(
-    program: str, path: Path, location: Location, *, watch: bool, dry_run: bool, as_json: bool
+    program: str, path: Path, location: Location, *, watch: bool, dry_run: bool
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
     from stenolog.cli.import_transcripts import TranscriptsCommand
@@ -365,7 +359,7 @@ def _import_transcripts(
     # Use a store in memory, so that no workspace is created without transcripts.
     with open_location(location) if has_files else InMemoryStore() as store:
         command = TranscriptsCommand(program, path, store)
-        exit_code = command.run(as_json=as_json, dry_run=dry_run)
+        exit_code = command.run(dry_run=dry_run)
         if watch:
             command.watch()
     return exit_code
@@ -420,7 +414,7 @@ _MIN_TERMINAL_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file":
 """Minimum width of the terminal, in characters, by column after the key."""
 
 
-def _print_table(report: ImportReport) -> None:
+def _print_table(sessions: Sequence[ImportedSession]) -> None:
     console = terminal_console()
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
     for name, width in _MIN_TERMINAL_WIDTHS.items():
@@ -437,7 +431,7 @@ def _print_table(report: ImportReport) -> None:
             "file": (one_line(Path(session.file).name), "dim"),
         }
 
-    rows = ([cells(session)[name] for name in columns] for session in report.imported)
+    rows = ([cells(session)[name] for name in columns] for session in sessions)
     print_table(columns, rows, console=console)
 
 

@@ -34,6 +34,7 @@ from stenolog.cli.output import (
     progress_bar,
     sentence,
     terminal_console,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -114,7 +115,6 @@ def list_command(
     since: datetime | None,
     sort: Sort | None,
     limit: int | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """List the sessions of a workspace.
@@ -146,7 +146,7 @@ def list_command(
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
     """  # noqa: D301 -- click knows a block by this character
     location = replace(location, workspace=choose_workspace(directory, location.workspace))
-    as_table = sys.stdout.isatty() and not as_json
+    as_table = sys.stdout.isatty() and not wants_json()
     with _open_workspace_catalog(location) as (catalog, progress):
         project_path = project if project is None else _find_project(catalog, project)
         page = catalog.list(
@@ -162,10 +162,9 @@ def list_command(
             progress=progress,
         )
         remark = "" if page.entries else _no_match_remark(catalog, program, project_path)
-    if as_table and page.entries:
-        _print_sessions_table(page.entries)
-    else:
-        print_rows(page.entries, fields=_session_fields, cells=_session_cells, as_json=as_json)
+    print_rows(
+        page.entries, fields=_session_fields, cells=_session_cells, table=_print_sessions_table
+    )
     is_unfiltered = not (prefix or tag or state or failed or program or project or since)
     print_notices(_list_remarks(page, location, is_unfiltered, remark, sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
@@ -395,7 +394,6 @@ def search_command(
     until: datetime | None,
     limit: int,
     newest: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Find messages that contain all words of QUERY, including hidden messages.
@@ -426,10 +424,7 @@ def search_command(
         if role is not None and not result.hits:
             # The role may be misspelt, so search all roles.
             other_hits = search(limit=_ROLE_SAMPLE_SIZE).hits
-    if sys.stdout.isatty() and not as_json:
-        _print_hits(result.hits)
-    else:
-        print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, as_json=as_json)
+    print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, table=_print_hits)
     remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query, other_hits)
     if remark:
         print_notice(remark)

@@ -26,6 +26,8 @@ EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 EXIT_CTRL_C: Final = 128 + 2
 """Exit code of a program that was ended with Ctrl-C."""
+JSON_OUTPUT: Final = "stenolog.json"
+"""Entry of click's `Context.meta` that is true if the command has the option `--json`."""
 _MAX_CONFIRMED_LINES: Final = 20
 """Maximum number of lines listed before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
@@ -101,14 +103,34 @@ def shorten(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
+def wants_json() -> bool:
+    """Return whether the running command has the option `--json`."""
+    return bool(click.get_current_context().meta.get(JSON_OUTPUT))
+
+
+def print_json(fields: Any, *, indent: int | None = None) -> bool:
+    """Print a value to stdout if the command has the option `--json`; return whether it has."""
+    as_json = wants_json()
+    if as_json:
+        click.echo(json_text(fields, indent=indent))
+    return as_json
+
+
 def print_rows(
-    items: Iterable[_Item],
+    items: Sequence[_Item],
     *,
     fields: Callable[[_Item], Any],
     cells: Callable[[_Item], Iterable[object]],
-    as_json: bool,
+    table: Callable[[Sequence[_Item]], None] | None = None,
 ) -> None:
-    """Print one line per item to stdout: a JSON object, or cells separated by tabs."""
+    """Print one line per item to stdout: a JSON object, or cells separated by tabs.
+
+    In a terminal, `table` prints the items instead of the cells.
+    """
+    as_json = wants_json()
+    if items and table is not None and not as_json and sys.stdout.isatty():
+        table(items)
+        return
     for item in items:
         if as_json:
             click.echo(json_text(fields(item)))
@@ -116,11 +138,9 @@ def print_rows(
             click.echo("\t".join(one_line(str(cell)) for cell in cells(item)))
 
 
-def print_result(fields: Any, text: str, *, as_json: bool) -> None:
+def print_result(fields: Any, text: str) -> None:
     """Print a result: as JSON to stdout, or as a message to stderr."""
-    if as_json:
-        click.echo(json_text(fields))
-    else:
+    if not print_json(fields):
         print_notice(text)
 
 

@@ -12,10 +12,10 @@ from msgspec import Struct
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
-    json_text,
     one_line,
     plural,
     print_first_lines,
+    print_json,
     print_notice,
     print_notices,
     printable,
@@ -160,7 +160,6 @@ def purge_command(
     person: str | None,
     yes: bool,
     dry_run: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Delete sessions permanently, or everything about one person.
@@ -196,7 +195,7 @@ def purge_command(
     if dry_run:
         print_first_lines("Would be deleted permanently:", lines)
         results = list(_expected_results(location, targets))
-        _print_results(results, as_json=as_json, dry_run=True)
+        _print_results(results, dry_run=True)
         places = _unreached_places(results)
         print_notices(f"Would not be deleted: {sentence(place)}" for place in places)
         return 0
@@ -208,7 +207,7 @@ def purge_command(
     # Clear the input history first: this needs the messages, which the purge deletes.
     history_phrase = _clear_input_history(location, targets, person)
     results = list(_purge_all(location, targets, person))
-    _print_results(results, as_json=as_json, dry_run=False)
+    _print_results(results, dry_run=False)
     remaining_phrases = [
         *_remaining_data_phrases(location, results, person),
         *_clear_retention_log(location, results, person),
@@ -493,20 +492,20 @@ def _without_progress_records(targets: Sequence[_Target]) -> list[_Target]:
     return [target for target in targets if not target.is_progress_record] or list(targets)
 
 
-def _print_results(results: Sequence[_Result], *, as_json: bool, dry_run: bool) -> None:
+def _print_results(results: Sequence[_Result], *, dry_run: bool) -> None:
     listed_targets = _without_progress_records([result.target for result in results])
     for result in results:
         target = result.target
-        if as_json:
-            fields = {
-                **attributes_of(target, "key", "namespace"),
-                "messages": result.messages,
-                "before": target.before,
-                **attributes_of(result, "not_reached", "problem"),
-                "dry_run": dry_run,
-            }
-            click.echo(json_text(fields))
-        elif result.problem is not None:
+        fields = {
+            **attributes_of(target, "key", "namespace"),
+            "messages": result.messages,
+            "before": target.before,
+            **attributes_of(result, "not_reached", "problem"),
+            "dry_run": dry_run,
+        }
+        if print_json(fields):
+            continue
+        if result.problem is not None:
             print_notice(f"{one_line(target.name)}: {sentence(result.problem)}")
         elif not dry_run and target in listed_targets:
             count_text = target.count_text(result.messages)

@@ -33,6 +33,7 @@ from stenolog.cli.output import (
     shorten,
     terminal_console,
     uses_color,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -98,7 +99,6 @@ def show_command(
     at: int | None,
     tools: bool,
     no_pager: bool,
-    as_json: bool,
     location: Location,
 ) -> None:
     """Show the messages of the session KEY.
@@ -125,9 +125,9 @@ def show_command(
         else:
             messages = _read_message_and_neighbours(store, info, seq)
             summary, hidden_count = "", 0
-        fork_source = None if as_json or seq is not None else find_fork_source(store, info)
+        fork_source = None if wants_json() or seq is not None else find_fork_source(store, info)
         fork_text = "" if fork_source is None else one_line(str(fork_source))
-        if as_json:
+        if wants_json():
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
             renderer = MessageRenderer(color=uses_color(), complete_tools=tools)
@@ -225,7 +225,7 @@ def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> No
 )
 @json_option("one JSON object per message")
 @location_options
-def tail_command(key: str, follow: bool, last: int, as_json: bool, location: Location) -> int:
+def tail_command(key: str, follow: bool, last: int, location: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
     In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
@@ -237,7 +237,7 @@ def tail_command(key: str, follow: bool, last: int, as_json: bool, location: Loc
     Exit codes: 0 done, 1 there is no such session, or it was deleted, 2 wrong usage, 130 stopped
     with Ctrl-C.
     """
-    show_message = _message_printer(as_json=as_json)
+    show_message = _message_printer()
     try:
         with open_read_only(location) as store:
             info, messages, last_seq = _last_messages(store, key, last)
@@ -271,9 +271,9 @@ def _last_messages(store: Store, key: str, count: int) -> tuple[SessionInfo, lis
             return info_after, messages, last_seq
 
 
-def _message_printer(*, as_json: bool) -> Callable[[Message], None]:
+def _message_printer() -> Callable[[Message], None]:
     """Return a function that prints one message to stdout."""
-    if as_json:
+    if wants_json():
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
         return print_message

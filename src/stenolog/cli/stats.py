@@ -12,9 +12,9 @@ import click
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notices,
     print_table,
     printable,
@@ -93,7 +93,6 @@ def stats_command(
     since: datetime | None,
     until: datetime | None,
     by: str | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Count messages and tokens by day, model and channel.
@@ -145,11 +144,11 @@ def stats_command(
         problems = read_each_session("Counting", keys, count_session)
     cost = cost_of(totals.models) if totals.price is not None else None
     groups = _group_counts(totals, by) if by is not None else []
-    if as_json:
-        fields = _report_fields(totals, cost, problems)
-        if by is not None:
-            fields = _group_fields(by, groups, titles, fields)
-        click.echo(json_text({"since": since, "until": until, **fields}, indent=2))
+    fields = _report_fields(totals, cost, problems)
+    if by is not None:
+        fields = _group_fields(by, groups, titles, fields)
+    if print_json({"since": since, "until": until, **fields}, indent=2):
+        pass
     elif sys.stdout.isatty() and totals.total.messages:
         if by is not None:
             _draw_groups(by, groups, titles, totals, cost)

@@ -13,7 +13,14 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.cli.output import first_lines, one_line, plural, print_notice, show_progress
+from stenolog.cli.output import (
+    JSON_OUTPUT,
+    first_lines,
+    one_line,
+    plural,
+    print_notice,
+    show_progress,
+)
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store, find_info
@@ -67,7 +74,13 @@ def complete_key(
 
 def json_option(content: str = "a JSON object") -> _Decorator:
     """Return the option `--json`; its help says that the command prints `content`."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print {content}.")
+
+    def remember_flag(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[JSON_OUTPUT] = value
+
+    return click.option(
+        "--json", is_flag=True, expose_value=False, callback=remember_flag, help=f"Print {content}."
+    )
 
 
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
