@@ -16,15 +16,7 @@ from stenolog.agent.turn_events import Answer, Event, ModelCalled
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import mark_received, model_label
 from stenolog.cli.agents import CHANNEL, EXIT_NOT_SAVED, OpenAgent, Signals
-from stenolog.cli.chat_input import (
-    ChatRequest,
-    CommandCompleter,
-    InputHistory,
-    InputLine,
-    LeaveRequest,
-    ResumeRequest,
-    history_file,
-)
+from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
 from stenolog.cli.chat_pipe import QUIT_COMMANDS
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import (
@@ -172,8 +164,8 @@ class TerminalChat:
         """Talk until the user leaves or a signal arrives."""
         try:
             run = signals.run_until_signal
-            while isinstance(request := await run(self.line.run()), ResumeRequest):
-                await run(self._pick_session(request.search_text))
+            while (search_text := await run(self.line.run())) is not None:
+                await run(self._pick_session(search_text))
         finally:
             self._is_leaving = True
             await self._store_waiting_messages()
@@ -256,21 +248,19 @@ class TerminalChat:
 
     # --- interface for the input line --------------------------------------------------------
 
-    def send(self, text: str) -> ChatRequest | None:
-        """Send a message or a command. `/quit`, `/exit` and `/resume` return a request instead."""
+    def send(self, text: str) -> None:
+        """Send a message or a command. `/quit`, `/exit` and `/resume` end the input line."""
         words = text.split()
         if words[0] in QUIT_COMMANDS:
-            return LeaveRequest()
-        if words[0] == "/stop":
-            if self.is_busy:
-                self.stop()
-            else:
-                self.show_notice("No answer is being written.\n")
-            return None
-        if words[0] == "/resume" and not self.is_busy:
-            return ResumeRequest(" ".join(words[1:]))
-        self._start_input(text)
-        return None
+            self.line.end()
+        elif words[0] == "/stop" and self.is_busy:
+            self.stop()
+        elif words[0] == "/stop":
+            self.show_notice("No answer is being written.\n")
+        elif words[0] == "/resume" and not self.is_busy:
+            self.line.end(" ".join(words[1:]))
+        else:
+            self._start_input(text)
 
     def stop(self) -> None:
         """Stop the current answer."""
