@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import socket
 
     from stenolog.agent.instance import AgentInstance
+    from stenolog.cli.agents import Signals
+    from stenolog.gateway.daemon import Daemon
     from stenolog.gateway.shared_state import Gateway
     from stenolog.settings.values import Settings
     from stenolog.transfer.viewed_places import ViewedPlace
@@ -95,27 +97,11 @@ def _import_gateway() -> None:
         raise click.ClickException(text) from error
 
 
-def _resume_garbage_collection() -> None:
-    """Resume the garbage collection that `Steno` postponed; existing objects are not examined."""
-    gc.freeze()
-    gc.set_threshold(5_000)
-
-
 async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool = False) -> int:
     # These imports are slow, and the gateway is an optional extra.
     _import_gateway()
-    from stenolog.agent.instance import AgentRegistry
-    from stenolog.agent.loop import AgentLoop
-    from stenolog.channels.channel_group import Channels
-    from stenolog.cli.agents import (
-        EXIT_NOT_SAVED,
-        Signals,
-        interruption_text,
-        open_agents,
-        open_viewers,
-    )
-    from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels, listen
-    from stenolog.gateway.shared_state import Gateway
+    from stenolog.cli.agents import EXIT_NOT_SAVED, interruption_text, open_agents, open_viewers
+    from stenolog.gateway.daemon import listen
 
     _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as cleanup:
@@ -129,18 +115,9 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
             agents = open_viewers(options, settings, _cache_folder())
         else:
             agents = open_agents(options, settings, channel="gateway")
-        for agent in agents:
-            cleanup.callback(agent.close_stores)
-        signals = Signals()
-        signals.watch(signal.SIGINT)
-        loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
-        channels: ChannelService = NoChannels() if read_only else Channels(loop, settings)
-        cleanup.push_async_callback(channels.close)
-        gateway = Gateway(loop, settings, read_only=read_only)
-        daemon = Daemon(gateway, token, sockets, channels)
-        await daemon.start()
-        cleanup.pop_all()
-    _resume_garbage_collection()
+        _, daemon, signals = await _start_daemon(
+            settings, agents, token, sockets, cleanup, read_only=read_only
+        )
     _print_addresses(settings, agents, daemon.url, token_file)
     if sys.stderr.isatty():
         url = _local_login_link(daemon.url, token, settings.gateway.hosts)
@@ -172,6 +149,43 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
         # Exit at once: a tool that does not end occupies a thread that cannot be stopped.
         os._exit(exit_code)
     return exit_code
+
+
+async def _start_daemon(
+    settings: "Settings",
+    agents: "Sequence[AgentInstance]",
+    token: Token,
+    sockets: "Sequence[socket.socket]",
+    cleanup: contextlib.AsyncExitStack,
+    *,
+    read_only: bool,
+) -> "tuple[Gateway, Daemon, Signals]":
+    """Start the gateway of these agents. If it started, `cleanup` has nothing more to close."""
+    from stenolog.agent.instance import AgentRegistry
+    from stenolog.agent.loop import AgentLoop
+    from stenolog.cli.agents import Signals
+    from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels
+    from stenolog.gateway.shared_state import Gateway
+
+    for agent in agents:
+        cleanup.callback(agent.close_stores)
+    signals = Signals()
+    signals.watch(signal.SIGINT)
+    loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
+    channels: ChannelService = NoChannels()
+    if not read_only:
+        from stenolog.channels.channel_group import Channels
+
+        channels = Channels(loop, settings)
+    cleanup.push_async_callback(channels.close)
+    gateway = Gateway(loop, settings, read_only=read_only)
+    daemon = Daemon(gateway, token, sockets, channels)
+    await daemon.start()
+    cleanup.pop_all()
+    # Resume the garbage collection that `Steno` postponed; existing objects are not examined.
+    gc.freeze()
+    gc.set_threshold(5_000)
+    return gateway, daemon, signals
 
 
 def _log_to_stderr(settings: "Settings") -> None:
@@ -272,21 +286,15 @@ def view_command(
     settings = read_settings(
         config, {"gateway.host": "127.0.0.1", "gateway.port": port or _VIEW_PORT}
     )
-    viewed_places = _find_places(places, settings)
-    return asyncio.run(_view(settings, viewed_places, port=port, no_open=no_open))
-
-
-def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
     # This import is slow, so it is not at the top.
     from stenolog.transfer.viewed_places import find_usual_places, recognize_place
 
     workspace = settings.agent.sessions
-    if places:
-        return list(dict.fromkeys(map(recognize_place, places)))
-    usual_places = find_usual_places(workspace)
-    if not usual_places:
+    viewed_places = list(dict.fromkeys(map(recognize_place, places)))
+    viewed_places = viewed_places or find_usual_places(workspace)
+    if not viewed_places:
         raise click.ClickException(_NOTHING_FOUND_TEXT.format(workspace=display_name(workspace)))
-    return usual_places
+    return asyncio.run(_view(settings, viewed_places, port=port, no_open=no_open))
 
 
 async def _view(
@@ -296,20 +304,19 @@ async def _view(
     _import_gateway()
     from importlib.util import find_spec
 
-    from stenolog.agent.instance import AgentRegistry
-    from stenolog.agent.loop import AgentLoop
     from stenolog.agent.spec import AgentSpec
     from stenolog.agent.threads import cancel_and_wait
-    from stenolog.cli.agents import Signals, open_viewer
-    from stenolog.gateway.daemon import Daemon, NoChannels
-    from stenolog.gateway.shared_state import Gateway
+    from stenolog.cli.agents import open_viewer
     from stenolog.transfer.viewed_places import open_places, prepare_index_file
 
     async with contextlib.AsyncExitStack() as cleanup:
         sockets = _listen_on_loopback(port)
         for sock in sockets:
             cleanup.callback(sock.close)
-        token = _read_or_make_token(settings)
+        try:
+            token = read_or_create_token(token_path(settings.gateway.token_file))
+        except StenologError:
+            token = new_token()  # the token file cannot be used
         try:
             catalog: Path | None = prepare_index_file(places, _cache_folder())
         except OSError as error:
@@ -325,15 +332,9 @@ async def _view(
         store = open_places(places, catalog=catalog, on_problem=report_failed_place)
         cleanup.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
-        cleanup.callback(agent.close_stores)
-        signals = Signals()
-        signals.watch(signal.SIGINT)
-        loop = AgentLoop(AgentRegistry([agent]))
-        gateway = Gateway(loop, settings, read_only=True)
-        daemon = Daemon(gateway, token, sockets, NoChannels())
-        await daemon.start()
-        cleanup.pop_all()
-    _resume_garbage_collection()
+        gateway, daemon, signals = await _start_daemon(
+            settings, [agent], token, sockets, cleanup, read_only=True
+        )
     print_notice("Showing, read-only:")
     for place in places:
         if place not in failed_places:
@@ -419,14 +420,6 @@ def _listen_on_loopback(port: int | None) -> "list[socket.socket]":
         return listen("127.0.0.1", _VIEW_PORT)
     except UsageError:
         return listen("127.0.0.1", 0)
-
-
-def _read_or_make_token(settings: "Settings") -> Token:
-    """Return the token of the gateway, or a new token if the token file cannot be used."""
-    try:
-        return read_or_create_token(token_path(settings.gateway.token_file))
-    except StenologError:
-        return new_token()
 
 
 def _cache_folder() -> Path:
