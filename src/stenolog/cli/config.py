@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import click
 from msgspec import Struct
@@ -18,7 +17,7 @@ from stenolog.cli.output import (
     print_notices,
     sentence,
 )
-from stenolog.cli.workspace import WORKSPACE_HELP, json_option
+from stenolog.cli.workspace import WORKSPACE_HELP, json_option, options_as_struct
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import commented_file, to_toml
 from stenolog.settings.file import config_path
@@ -69,32 +68,20 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--model`, `--agent`, `--workspace` and `--config` to a command, as AgentOptions."""
-
-    @click.option(
+agent_options: Final = options_as_struct(
+    "options",
+    AgentOptions,
+    click.option(
         "-m",
         "--model",
         metavar="NAME",
         help="Model: openai/NAME, ollama/NAME, local, scripted, … or a name from the config file.  "
         "[default: agent.model in the config file, otherwise the first model found]",
-    )
-    @click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]")
-    @click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
-    @config_option
-    @wraps(command)
-    def with_options(
-        *arguments: Any,
-        config: Path | None,
-        workspace: str | None,
-        agent: str | None,
-        model: str | None,
-        **others: Any,
-    ) -> Any:
-        options = AgentOptions(config=config, workspace=workspace, agent=agent, model=model)
-        return command(*arguments, options=options, **others)
-
-    return with_options
+    ),
+    click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]"),
+    click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP),
+    config_option,
+)
 
 
 def _problem_text(problem: Problem) -> str:

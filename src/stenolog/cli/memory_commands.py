@@ -3,10 +3,9 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
 from itertools import groupby
 from typing import IO, Any, Final, TextIO
 
@@ -38,6 +37,7 @@ from stenolog.cli.workspace import (
     json_option,
     location_hint,
     open_existing,
+    options_as_struct,
     require_terminal,
     workspace_option,
     yes_option,
@@ -104,20 +104,13 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
         return list({(note.scope, note.id): note for note in selected_notes}.values())
 
 
-def note_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--who`, `--agent` and `--workspace` to a command, passed as NoteSelection."""
-
-    @click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
-    @click.option("--agent", metavar="NAME", help="Only notes of this agent.")
-    @workspace_option
-    @wraps(command)
-    def with_selection(
-        *arguments: Any, who: str | None, agent: str | None, workspace: str, **others: Any
-    ) -> Any:
-        selection = NoteSelection(workspace=workspace, who=who, agent=agent)
-        return command(*arguments, selection=selection, **others)
-
-    return with_selection
+note_options: Final = options_as_struct(
+    "selection",
+    NoteSelection,
+    click.option("--who", metavar="USER", help="Only notes of this user or group chat."),
+    click.option("--agent", metavar="NAME", help="Only notes of this agent."),
+    workspace_option,
+)
 
 
 def _find_note(notes: Sequence[Note], note_id: str) -> Note:

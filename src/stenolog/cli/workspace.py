@@ -135,24 +135,26 @@ def workspace_in_settings(agent: str | None) -> str:
     return settings.agents.get(agent or "", settings.agent).sessions
 
 
-def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Location."""
+def options_as_struct(
+    parameter: str, struct_type: type[Struct], *options: _Decorator
+) -> _Decorator:
+    """Return a decorator that adds options to a command, passed as one struct.
 
-    @workspace_option
-    @click.option("--agent", metavar="NAME", help="Use the sessions of this agent.")
-    @click.option(
-        "--namespace", metavar="NAME", help="Set of sessions, such as notes.  [default: sessions]"
-    )
-    @wraps(command)
-    def with_location(
-        *arguments: Any, workspace: str, agent: str | None, namespace: str | None, **others: Any
-    ) -> Any:
-        if agent is not None and namespace is not None:
-            raise click.UsageError("Use either --agent or --namespace, not both.")
-        location = Location(workspace=workspace, agent=agent, namespace=namespace)
-        return command(*arguments, location=location, **others)
+    The options are named like the fields of the struct.
+    """
 
-    return with_location
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_struct(*arguments: Any, **values: Any) -> Any:
+            fields = {name: values.pop(name) for name in struct_type.__struct_fields__}
+            return command(*arguments, **{parameter: struct_type(**fields)}, **values)
+
+        decorated: Callable[..., Any] = with_struct
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
 def location_hint() -> str:
@@ -189,11 +191,27 @@ class Location(Struct, frozen=True, kw_only=True):
     agent: str | None = None
     namespace: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raise UsageError if both an agent and a namespace are given."""
+        if self.agent is not None and self.namespace is not None:
+            raise click.UsageError("Use either --agent or --namespace, not both.")
+
     @property
     def place(self) -> SessionsLocation:
         """Return the place of the store. Raises UsageError."""
         place = locate_sessions(self.workspace, self.agent)
         return place if self.namespace is None else replace(place, namespace=self.namespace)
+
+
+location_options: Final = options_as_struct(
+    "location",
+    Location,
+    workspace_option,
+    click.option("--agent", metavar="NAME", help="Use the sessions of this agent."),
+    click.option(
+        "--namespace", metavar="NAME", help="Set of sessions, such as notes.  [default: sessions]"
+    ),
+)
 
 
 def display_name(workspace: str) -> str:
