@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 HISTORY_LIMIT: Final = 40
 """Number of messages that are read to show the end of a resumed session."""
 _MAX_SHOWN_MESSAGES: Final = 4
-"""Maximum number of messages shown of a resumed session."""
 _MAX_MESSAGE_LINES: Final = 6
-"""Maximum number of lines shown of a message in a resumed session."""
 
 
 def user_line(text: str) -> str:
@@ -96,7 +94,6 @@ _KEYS_HELP_TEXT: Final = (
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to the commands of the agent loop."""
 _SWITCHING_COMMANDS: Final = ("new", "resume")
-"""Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 
@@ -109,9 +106,7 @@ class _UserInput:
         self.screen = screen
         self.is_waiting = False
         self.is_sent_to_loop = False
-        """Whether the message or command was passed to the agent loop."""
         self.is_model_called = False
-        """Whether a request for this message was sent to the model."""
         self.is_shown = False
         self.task: asyncio.Task[None] | None = None
 

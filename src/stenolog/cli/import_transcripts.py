@@ -35,9 +35,7 @@ from stenolog.transfer.transcripts.transcript_import import (
 )
 
 WATCH_SECONDS: Final = 2.0
-"""Seconds between two checks of watched files."""
 MAX_TABLE_ROWS: Final = 40
-"""Maximum number of sessions in a table that is printed in a terminal."""
 
 
 def find_transcripts_place(program: str) -> Path:

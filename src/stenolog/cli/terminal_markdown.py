@@ -34,7 +34,6 @@ _REPARSE_DIVISOR: Final = 8
 _MAX_NESTING: Final = 19
 """Maximum nesting depth. Deeper text is shown as Markdown source, because the parser drops it."""
 _QUOTE_INDENT: Final = 4
-"""Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
 _CODE_THEME: Final = "ansi_dark"
 """Theme with the terminal's own colours and no background, for light and dark terminals."""
@@ -149,7 +148,6 @@ class _ParsedBlock(Struct, frozen=True, kw_only=True):
     gap: int
     line: int = 0
     item_number: int | None = None
-    """Number of an item in a numbered list."""
     closing_fence: str | None = None
     """The closing fence of a code block that is still open."""
     kind: str = ""
