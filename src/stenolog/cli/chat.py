@@ -16,7 +16,6 @@ from stenolog.cli.output import (
     is_interactive,
     print_json,
     print_notice,
-    print_notices,
     sentence,
     wants_json,
 )
@@ -213,7 +212,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
 
     try:
         status.model = session_model(opened_agent, key).name
-        print_notices(map(sentence, opened_agent.agent.problems))
+        print_notice(*map(sentence, opened_agent.agent.problems))
         answer_task = asyncio.create_task(stream_answer())
         await signals.wait_for_task_or_signal(answer_task)
     finally:

@@ -44,7 +44,6 @@ from stenolog.cli.output import (
     EXIT_CTRL_C,
     error_sentence,
     print_notice,
-    print_notices,
     printable,
     sentence,
 )
@@ -282,7 +281,7 @@ class PipeChat:
 
     def greet(self, start: ChatStart) -> None:
         """Print the problems of the agent, and the session if stdin is a terminal."""
-        print_notices(map(sentence, self._opened_agent.agent.problems))
+        print_notice(*map(sentence, self._opened_agent.agent.problems))
         if start.description and sys.stdin is not None and sys.stdin.isatty():
             print_notice(start.description)
 

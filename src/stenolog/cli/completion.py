@@ -68,7 +68,6 @@ def _open_store(ctx: click.Context) -> "Store":
     from stenolog.cli.workspace import (
         Location,
         is_on_command_line,
-        open_read_only,
         workspace_in_settings,
     )
 
@@ -76,7 +75,7 @@ def _open_store(ctx: click.Context) -> "Store":
     workspace = ctx.params.get("workspace")
     if workspace is None or not is_on_command_line(ctx, "workspace"):
         workspace = workspace_in_settings(agent)
-    return open_read_only(Location(workspace=workspace, agent=agent, namespace=namespace))
+    return Location(workspace=workspace, agent=agent, namespace=namespace).open()
 
 
 # --- shells ----------------------------------------------------------------------------------

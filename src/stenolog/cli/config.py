@@ -14,7 +14,6 @@ from stenolog.cli.output import (
     one_line,
     print_json,
     print_notice,
-    print_notices,
     sentence,
 )
 from stenolog.cli.workspace import WORKSPACE_HELP, json_option, options_as_struct
@@ -54,7 +53,7 @@ def _load_settings(config: Path | None, flags: Mapping[str, object]) -> Effectiv
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
-    print_notices(f"Warning: {sentence(warning)}" for warning in effective_settings.warnings)
+    print_notice(*(f"Warning: {sentence(warning)}" for warning in effective_settings.warnings))
     return effective_settings
 
 

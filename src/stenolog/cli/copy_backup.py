@@ -16,7 +16,6 @@ from stenolog.cli.output import (
     plural,
     print_json,
     print_notice,
-    print_notices,
     progress_bar,
     sentence,
 )
@@ -73,7 +72,7 @@ def _print_report(fields: Any, lines: Iterable[str], notices: Iterable[str]) -> 
     if not print_json(fields, indent=2):
         for line in lines:
             click.echo(line)
-        print_notices(notices)
+        print_notice(*notices)
 
 
 @contextmanager

@@ -32,8 +32,6 @@ from stenolog.cli.workspace import (
     json_option,
     location_hint,
     location_options,
-    open_read_only,
-    open_writable,
     require_terminal,
     yes_option,
 )
@@ -60,7 +58,7 @@ def delete_command(keys: tuple[str, ...], yes: bool, dry_run: bool, location: Lo
     Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
     deleted.
     """
-    with (open_read_only if dry_run else open_writable)(location) as store:
+    with location.open(writable=not dry_run) as store:
         infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
         lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
         if dry_run:
@@ -133,7 +131,7 @@ def restore_command(
     hint = "`steno restore --list` lists the sessions in"
     if key is None:
         raise click.UsageError(f"KEY is missing. {hint} the trash.")
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         try:
             store.restore(key, uid=uid, as_key=as_key)
         except NoSuchSession:
@@ -147,7 +145,7 @@ def restore_command(
 
 
 def _print_trash(key: str | None, *, location: Location) -> None:
-    with open_read_only(location) as store:
+    with location.open() as store:
         sessions = [session for session in store.list_trash() if key in (None, session.key)]
     if not sessions:
         print_notice(

@@ -28,7 +28,6 @@ from stenolog.cli.workspace import (
     check_workspace_exists,
     choose_workspace,
     json_option,
-    open_existing,
     transcripts_hint,
     workspace_option,
 )
@@ -193,7 +192,7 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     for agent in (None, *agents):
         with (
             suppress(StenologError),
-            open_existing(Location(workspace=place, agent=agent), read_only=True) as store,
+            Location(workspace=place, agent=agent).open_existing() as store,
         ):
             expiring = [entry for entry in expiring if not is_imported(entry[1], store)]
     expiring = [entry for entry in expiring if _has_messages(reader, entry[1])]

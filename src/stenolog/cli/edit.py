@@ -17,7 +17,6 @@ from stenolog.cli.output import (
     plural,
     print_json,
     print_notice,
-    print_notices,
     print_result,
     print_rows,
     sentence,
@@ -34,8 +33,6 @@ from stenolog.cli.workspace import (
     location_hint,
     location_options,
     messages_with_verb,
-    open_read_only,
-    open_writable,
     optional_key_argument,
 )
 from stenolog.errors import StenologError
@@ -78,7 +75,7 @@ def rename_command(key: str, title: str, location: Location) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     title = " ".join(title.split())
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         info = find_session(store, key)
         store.set_meta(info.key, title=title or None)
     old_title = info.meta.get("title")
@@ -130,7 +127,7 @@ def tag_command(key: str, changes: tuple[str, ...], location: Location) -> None:
     """
     tag_changes = [_parse_tag_change(word.removeprefix(_REMOVAL_PREFIX)) for word in changes]
     # Listing the tags must not need permission to write.
-    with (open_writable if tag_changes else open_read_only)(location) as store:
+    with location.open(writable=bool(tag_changes)) as store:
         info = find_session(store, key)
         tags = info.meta.get("tags")
         old_tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
@@ -191,7 +188,7 @@ def fork_command(key: str, new_key: str, at: int | None, location: Location) -> 
 
     Exit codes: 0 done, 1 failed, for example because NEW_KEY exists, 2 wrong usage.
     """
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         source = find_session(store, key)
         store.fork(source.key, new_key, at=at)
         fork = store.info(new_key)
@@ -222,7 +219,7 @@ def undo_command(key: str, location: Location) -> None:
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         key = find_session(store, key).key
         undo_result = undo_last(store, key)
         undoable_count = store.info(key).undoable
@@ -372,7 +369,7 @@ def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location
     """
     if (key is not None) == all_sessions:
         raise click.UsageError("Give a KEY or --all.")
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         keys = [find_session(store, key).key] if key is not None else store.list_sessions()
         results = []
         with show_progress("Archiving", len(keys), enabled=all_sessions) as advance:
@@ -386,7 +383,7 @@ def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location
             "-" if result[name] is None else result[name] for name in _ARCHIVE_COLUMNS
         ),
     )
-    print_notices(_archive_report_lines(results, dry_run=dry_run))
+    print_notice(*_archive_report_lines(results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result["problem"] for result in results) else 0
 
 

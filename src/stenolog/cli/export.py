@@ -19,7 +19,6 @@ from stenolog.cli.output import (
     plural,
     print_json,
     print_notice,
-    print_notices,
     printable,
     sentence,
     wants_json,
@@ -32,7 +31,6 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
     messages_with_verb,
-    open_read_only,
     optional_key_argument,
     read_each_session,
 )
@@ -173,12 +171,12 @@ def export_command(
     redactor = SharingRedactor(enabled=export_format != "jsonl" if redact is None else redact)
     if key is None:
         folder = str(output)
-        with open_read_only(location) as store:
+        with location.open() as store:
             _prepare_folder(Path(folder), export_format, force=force)
             return _export_all(store, folder, export_format, redactor, since, prefix)
     if output is not None and not force and os.path.lexists(output):
         raise _file_exists_error(output)
-    with open_read_only(location) as store:
+    with location.open() as store:
         info = find_session_to_read(store, key)
         if export_format == "html" and include_hidden is None:
             # This import is slow and only needed for pages.
@@ -200,7 +198,7 @@ def export_command(
         if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
             hidden_text = messages_with_verb(info.count - len(messages))
             print_notice(f"{hidden_text} hidden. Use --all to include them.")
-        print_notices(damage_lines(find_session(store, info.key), location.workspace))
+        print_notice(*damage_lines(find_session(store, info.key), location.workspace))
     return 0
 
 
@@ -281,7 +279,7 @@ def _export_all(
 
         exported.sort(key=lambda session: session.last, reverse=True)
         _write_file(Path(folder, _INDEX_NAME), [index_page(exported)])
-    print_notices(f"{one_line(key)}: {sentence(problem)}" for key, problem in problems.items())
+    print_notice(*(f"{one_line(key)}: {sentence(problem)}" for key, problem in problems.items()))
     message_count = sum(session.messages for session in exported)
     exported_text = f"{plural(len(exported), 'session')} with {plural(message_count, 'message')}"
     print_notice(f"Wrote {exported_text} to {one_line(folder)}.")

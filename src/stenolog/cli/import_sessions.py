@@ -18,7 +18,7 @@ from stenolog.cli.output import (
     attributes_of,
     one_line,
     plural,
-    print_notices,
+    print_notice,
     print_rows,
     print_table,
     sentence,
@@ -30,7 +30,6 @@ from stenolog.cli.workspace import (
     dry_run_option,
     json_option,
     location_options,
-    open_read_only,
 )
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
@@ -265,10 +264,10 @@ def import_command(
         table=_print_table,
     )
     problems = list(_problem_lines(report))
-    print_notices(problems)
-    print_notices(_conversion_lines(report))
-    print_notices(_alias_lines(report, dry_run=dry_run))
-    print_notices(_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
+    print_notice(*problems)
+    print_notice(*_conversion_lines(report))
+    print_notice(*_alias_lines(report, dry_run=dry_run))
+    print_notice(*_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
     if not report.imported and not report.migrated:
         return 1
     return EXIT_PARTIAL if problems else 0
@@ -279,7 +278,7 @@ def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: boo
     lines = list(_unaccepted_alias_lines(report))
     if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
-    print_notices(lines)
+    print_notice(*lines)
     return click.confirm("Accept these aliases?", err=True)
 
 
@@ -496,7 +495,7 @@ def _open_read_only(location: Location) -> Store:
     """Open the store read-only. If the store does not exist yet, return an empty store."""
     address = parse_address(location.workspace)
     exists = address.engine == "postgresql" or Path(address.path).exists()
-    return open_read_only(location) if exists else InMemoryStore()
+    return location.open() if exists else InMemoryStore()
 
 
 def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:

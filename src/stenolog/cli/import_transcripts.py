@@ -13,7 +13,6 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     show_import_progress,
@@ -90,7 +89,7 @@ class TranscriptsCommand:
             batch.flush()
             self._add_reports(batch.reports)
         self._print_rows()
-        print_notices(self._problems)
+        print_notice(*self._problems)
         print_notice(self._summary_text(dry_run=dry_run))
         if self._problems:
             return EXIT_PARTIAL
@@ -125,7 +124,7 @@ class TranscriptsCommand:
                     for report in self._changed_reports():
                         click.echo(f"{one_line(report.key)}\t{report.added}")
                     self._reports.clear()
-            print_notices(text for text in self._problems if text not in printed_problems)
+            print_notice(*(text for text in self._problems if text not in printed_problems))
             printed_problems = set(self._problems)
             self._problems.clear()
             time.sleep(WATCH_SECONDS)

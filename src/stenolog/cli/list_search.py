@@ -27,7 +27,6 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     printable,
@@ -43,7 +42,6 @@ from stenolog.cli.workspace import (
     display_name,
     json_option,
     location_options,
-    open_read_only,
     prefix_option,
     tag_option,
     transcripts_hint,
@@ -163,7 +161,7 @@ def list_command(
         page.entries, fields=_session_fields, cells=_session_cells, table=_print_sessions_table
     )
     is_unfiltered = not (prefix or tag or state or failed or program or project or since)
-    print_notices(_list_remarks(page, location, is_unfiltered, remark, sort))
+    print_notice(*_list_remarks(page, location, is_unfiltered, remark, sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
 
 
@@ -426,7 +424,7 @@ def search_command(
     if remark:
         print_notice(remark)
     unreadable_sessions = result.unreadable.items()
-    print_notices(f"{one_line(key)}: {sentence(problem)}" for key, problem in unreadable_sessions)
+    print_notice(*(f"{one_line(key)}: {sentence(problem)}" for key, problem in unreadable_sessions))
     return 0 if result.hits else 1
 
 
@@ -534,7 +532,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
     place = location.place
     progress = IndexProgress()
     with ExitStack() as stack:
-        store = stack.enter_context(open_read_only(location))
+        store = stack.enter_context(location.open())
         is_catalog_stored = True
         if parse_address(place.where).engine == "postgresql":
             writable_store = _open_for_indexing(store, place)
@@ -547,7 +545,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
             yield catalog, progress
         finally:
             progress.close()
-            print_notices(one_line(f"{problem}.") for problem in catalog.problems)
+            print_notice(*(one_line(f"{problem}.") for problem in catalog.problems))
 
 
 def _open_for_indexing(store: Store, place: SessionsLocation) -> Store | None:

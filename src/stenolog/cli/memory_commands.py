@@ -21,7 +21,6 @@ from stenolog.cli.output import (
     one_line,
     print_json,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     printable,
@@ -36,7 +35,6 @@ from stenolog.cli.workspace import (
     dry_run_option,
     json_option,
     location_hint,
-    open_existing,
     options_as_struct,
     require_terminal,
     workspace_option,
@@ -67,7 +65,7 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
             store = open_store(self.workspace, namespace=NOTES)
         else:
             location = Location(workspace=self.workspace, namespace=NOTES)
-            store = open_existing(location, read_only=not writable)
+            store = location.open_existing(writable=writable)
         with store:
             yield Notes(store)
 
@@ -333,8 +331,8 @@ def forget_command(
             # The output may be logged: purged text must not appear in it.
             is_purged = purge and not dry_run
             print_notice(f"{verb}: {note.id if is_purged else note_label(note)}")
-            print_notices(f"In force again: {note_label(other)}" for other in restored_notes)
-            print_notices(f"Not deleted: {sentence(place)}" for place in not_reached)
+            print_notice(*(f"In force again: {note_label(other)}" for other in restored_notes))
+            print_notice(*(f"Not deleted: {sentence(place)}" for place in not_reached))
             fields = {
                 "id": note.id,
                 "agent": note.scope.agent,
@@ -359,7 +357,7 @@ def _undo_command_text(scope: Scope) -> str:
 def _confirm_purge(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort, and UsageError if there is no terminal."""
     require_terminal("--purge deletes permanently")
-    print_notices(map(note_label, notes))
+    print_notice(*map(note_label, notes))
     notes_phrase = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
     click.confirm(f"Delete {notes_phrase} permanently?", abort=True, err=True)
 
@@ -396,8 +394,8 @@ def undo_command(selection: NoteSelection) -> None:
         notes_after = {note.id: note for note in notes.list(scope)}
     restored_ids = [id for id in notes_after if id not in notes_before]
     superseded_ids = [id for id in notes_before if id not in notes_after]
-    print_notices(f"In force again: {note_label(notes_after[id])}" for id in restored_ids)
-    print_notices(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids)
+    print_notice(*(f"In force again: {note_label(notes_after[id])}" for id in restored_ids))
+    print_notice(*(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids))
     ids = {"in_force_again": restored_ids, "superseded_again": superseded_ids}
     print_json({"agent": scope.agent, "who": scope.name, **ids})
     if notes_before == notes_after:
@@ -465,8 +463,8 @@ def import_command(file: TextIO, dry_run: bool, selection: NoteSelection) -> int
     }
     for change, notes in notes_by_change.items():
         verb = f"Would be {change}" if dry_run else change.capitalize()
-        print_notices(f"{verb}: {one_line(printable(note.text))}" for note in notes)
-    print_notices(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts)
+        print_notice(*(f"{verb}: {one_line(printable(note.text))}" for note in notes))
+    print_notice(*(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts))
     if not changes.count and not changes.conflicts:
         print_notice("Nothing to change: the file matches the notes.")
     texts = {change: [note.text for note in notes] for change, notes in notes_by_change.items()}

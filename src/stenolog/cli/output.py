@@ -73,15 +73,10 @@ def attributes_of(item: object, *names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
 
 
-def print_notice(text: str) -> None:
-    """Print a message to stderr."""
-    click.echo(printable(text), err=True)
-
-
-def print_notices(texts: Iterable[str]) -> None:
+def print_notice(*texts: str) -> None:
     """Print messages to stderr, each in a line of its own."""
     for text in texts:
-        print_notice(text)
+        click.echo(printable(text), err=True)
 
 
 def first_lines(lines: Sequence[str], max_count: int) -> list[str]:
@@ -92,7 +87,7 @@ def first_lines(lines: Sequence[str], max_count: int) -> list[str]:
 
 def print_first_lines(heading: str, lines: Sequence[str]) -> None:
     """Print a heading, the first lines, and the number of further lines."""
-    print_notices([heading, *first_lines(lines, _MAX_CONFIRMED_LINES)])
+    print_notice(heading, *first_lines(lines, _MAX_CONFIRMED_LINES))
 
 
 def shorten(text: str, max_length: int) -> str:

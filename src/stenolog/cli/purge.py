@@ -17,7 +17,6 @@ from stenolog.cli.output import (
     print_first_lines,
     print_json,
     print_notice,
-    print_notices,
     printable,
     sentence,
     show_progress,
@@ -30,8 +29,6 @@ from stenolog.cli.workspace import (
     find_session,
     json_option,
     location_options,
-    open_read_only,
-    open_writable,
     require_terminal,
     yes_option,
 )
@@ -191,7 +188,7 @@ def purge_command(
         results = list(_expected_results(location, targets))
         _print_results(results, dry_run=True)
         places = _unreached_places(results)
-        print_notices(f"Would not be deleted: {sentence(place)}" for place in places)
+        print_notice(*(f"Would not be deleted: {sentence(place)}" for place in places))
         return 0
     if not yes:
         print_first_lines("To be deleted permanently:", lines)
@@ -207,7 +204,7 @@ def purge_command(
         *_clear_retention_log(location, results, person),
         *filter(None, [history_phrase]),
     ]
-    print_notices(f"Not deleted: {sentence(phrase)}" for phrase in remaining_phrases)
+    print_notice(*(f"Not deleted: {sentence(phrase)}" for phrase in remaining_phrases))
     return EXIT_PARTIAL if any(result.problem for result in results) else 0
 
 
@@ -292,7 +289,7 @@ class _NamespaceContents:
 
 def _targets_of_keys(location: Location, keys: Sequence[str], before: int | None) -> list[_Target]:
     """Return the targets with these keys. Raises ClickException if a key has nothing to purge."""
-    with open_read_only(location) as store:
+    with location.open() as store:
         namespace = _NamespaceContents(store, None)
         aliases = Aliases(store)
         targets = {}
@@ -405,7 +402,7 @@ def _open_namespace(
 ) -> Iterator[Store]:
     """Open the store of a namespace; without a namespace, the store that the options select."""
     if namespace is None:
-        with (open_writable if writable else open_read_only)(location) as store:
+        with location.open(writable=writable) as store:
             yield store
         return
     open_named = opened_store if writable else opened_read_only

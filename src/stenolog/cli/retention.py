@@ -16,7 +16,6 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     sentence,
     show_progress,
@@ -124,14 +123,14 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
             progress=lambda: advance_functions[0](),
         )
     print_rows(results, fields=_result_fields, cells=_result_row)
-    print_notices(_run_remarks(rules, results, dry_run=dry_run))
+    print_notice(*_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
 
 def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
-    print_notices("\t".join(map(one_line, _result_row(result))) for result in planned_results)
+    print_notice(*("\t".join(map(one_line, _result_row(result))) for result in planned_results))
     click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 

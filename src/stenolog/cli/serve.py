@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stenolog.cli.config import AgentOptions, config_option, read_settings
-from stenolog.cli.output import one_line, print_notice, print_notices, sentence
+from stenolog.cli.output import one_line, print_notice, sentence
 from stenolog.cli.workspace import PROGRAM_NAMES, WORKSPACE_HELP, display_name
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.gateway.access_token import (
@@ -209,7 +209,7 @@ def _print_addresses(
     places_text = ", ".join(dict.fromkeys(display_name(agent.spec.sessions) for agent in agents))
     print_notice(f"Agents: {agents_text}. Sessions: {places_text}.")
     for agent in agents:
-        print_notices(f"Warning: {sentence(problem)}" for problem in agent.problems)
+        print_notice(*(f"Warning: {sentence(problem)}" for problem in agent.problems))
     if not is_loopback(settings.gateway.host):
         print_notice(
             "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "

@@ -27,7 +27,6 @@ from stenolog.cli.output import (
     json_text,
     one_line,
     print_notice,
-    print_notices,
     printable,
     render_lines,
     shorten,
@@ -45,7 +44,6 @@ from stenolog.cli.workspace import (
     key_argument,
     location_options,
     messages_with_verb,
-    open_read_only,
     session_title,
 )
 from stenolog.messages import (
@@ -116,7 +114,7 @@ def show_command(
 
     Exit codes: 0 done, 1 there is no such session or message, 2 wrong usage.
     """
-    with open_read_only(location) as store:
+    with location.open() as store:
         info, seq = _resolve_reference(store, key, at)
         summary, hidden_count = info.summary, info.count - info.visible
         if seq is None:
@@ -146,7 +144,7 @@ def show_command(
         if hidden_count and not include_hidden:
             print_notice(f"{messages_with_verb(hidden_count)} hidden. Use --all to show them.")
         # Read the info again: reading all messages may have discovered damage.
-        print_notices(damage_lines(find_session(store, info.key), location.workspace))
+        print_notice(*damage_lines(find_session(store, info.key), location.workspace))
 
 
 # --- selection -------------------------------------------------------------------------------
@@ -238,11 +236,11 @@ def tail_command(key: str, follow: bool, last: int, location: Location) -> int:
     """
     show_message = _message_printer()
     try:
-        with open_read_only(location) as store:
+        with location.open() as store:
             info, messages, last_seq = _last_messages(store, key, last)
             for message in messages:
                 show_message(message)
-            print_notices(damage_lines(info, location.workspace))
+            print_notice(*damage_lines(info, location.workspace))
             if not follow:
                 return 0
             if sys.stderr.isatty():

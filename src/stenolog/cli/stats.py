@@ -15,7 +15,7 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_json,
-    print_notices,
+    print_notice,
     print_table,
     printable,
     sentence,
@@ -27,8 +27,6 @@ from stenolog.cli.workspace import (
     find_session_to_read,
     json_option,
     location_options,
-    open_existing,
-    open_read_only,
     optional_key_argument,
     prefix_option,
     read_each_session,
@@ -119,7 +117,7 @@ def stats_command(
     totals = Totals(price=load_prices())
     titles: dict[str, str] = {}
     with ExitStack() as stack:
-        store = stack.enter_context(open_read_only(location))
+        store = stack.enter_context(location.open())
         consolidation = None if since or until else _open_notes_progress(stack, location)
         if key is not None:
             keys = [find_session_to_read(store, key).key]
@@ -159,7 +157,7 @@ def stats_command(
         for kind, rows in _overview_groups(totals).items():
             for name, counts in rows:
                 click.echo(_text_row(kind, name, counts))
-    print_notices(_stats_remarks(totals, cost, problems))
+    print_notice(*_stats_remarks(totals, cost, problems))
     return EXIT_PARTIAL if problems else 0
 
 
@@ -188,7 +186,7 @@ def _open_notes_progress(stack: ExitStack, location: Location) -> "Consolidation
 
     notes_location = Location(workspace=location.workspace, namespace=NOTES)
     with suppress(StenologError):
-        store = stack.enter_context(open_existing(notes_location, read_only=True))
+        store = stack.enter_context(notes_location.open_existing())
         return ConsolidationProgress(store, agent=location.agent or DEFAULT_AGENT)
     return None
 

@@ -198,6 +198,23 @@ class Location(Struct, frozen=True, kw_only=True):
         place = locate_sessions(self.workspace, self.agent)
         return place if self.namespace is None else replace(place, namespace=self.namespace)
 
+    def open(self, *, writable: bool = False) -> Store:
+        """Open the store, read-only unless `writable` is set.
+
+        Raises UsageError if the workspace is missing, StoreUnavailable.
+        """
+        (check_store_exists if writable else check_workspace_exists)(self.workspace)
+        return self.open_existing(writable=writable)
+
+    def open_existing(self, *, writable: bool = False) -> Store:
+        """Open the store; return an empty store if nothing was ever stored there."""
+        place = self.place
+        folder = Path(place.where, place.namespace)
+        if parse_address(place.where).engine == "jsonl" and not folder.exists():
+            # An empty store behaves the same and creates no files.
+            return InMemoryStore()
+        return open_store(place.where, namespace=place.namespace, read_only=not writable)
+
 
 location_options: Final = options_as_struct(
     "location",
@@ -261,28 +278,6 @@ def check_store_exists(workspace: str) -> None:
     address = parse_address(workspace)
     if address.engine == "sqlite" and not Path(address.path).is_file():
         raise UsageError(f"there is no database at {address.path}; check the path")
-
-
-def open_read_only(location: Location) -> Store:
-    """Open the store read-only. Raises UsageError, StoreUnavailable."""
-    check_workspace_exists(location.workspace)
-    return open_existing(location, read_only=True)
-
-
-def open_writable(location: Location) -> Store:
-    """Open an existing store for writing. Raises UsageError if it is missing, StoreUnavailable."""
-    check_store_exists(location.workspace)
-    return open_existing(location, read_only=False)
-
-
-def open_existing(location: Location, *, read_only: bool) -> Store:
-    """Open the store; return an empty store if nothing was ever stored there."""
-    place = location.place
-    folder = Path(place.where, place.namespace)
-    if parse_address(place.where).engine == "jsonl" and not folder.exists():
-        # An empty store behaves the same and creates no files.
-        return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace, read_only=read_only)
 
 
 # --- sessions -------------------------------------------------------------------------------------
