@@ -5,7 +5,6 @@ each repaint. This module does not write to the terminal.
 """
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -37,7 +36,7 @@ from stenolog.cli.output import (
     styled_lines,
 )
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
-from stenolog.cli.workspace import location_hint
+from stenolog.cli.workspace import session_command
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
 from stenolog.errors import NoSuchSession, StoreUnavailable
 from stenolog.transfer.export.code_blocks import ColourBudget
@@ -146,7 +145,7 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
     `is_reported` means that the interruption was already reported. `is_last` means that no
     further input is possible, so commands are not suggested.
     """
-    chat = f"`steno chat {shlex.quote(one_line(answer.key))}{location_hint()}`"
+    chat = f"`{session_command('chat', answer.key)}`"
     match answer.outcome:
         case "interrupted" if is_reported:
             return f"Continue with {chat}." if is_last and answer.saved else ""

@@ -1,13 +1,12 @@
 """Chat in a terminal: connects the input line, the agent loop and the screen."""
 
 import asyncio
-import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.history import InMemoryHistory
 
 from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.session_history import is_own_turn, read_fork_seq
@@ -29,7 +28,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.picker import ChatStart, Picker, find_sessions
 from stenolog.cli.terminal_markdown import Block, render_block
-from stenolog.cli.workspace import location_hint
+from stenolog.cli.workspace import session_command
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
@@ -151,8 +150,13 @@ class TerminalChat:
         self._is_leaving = False
         self._has_message = False
         self._stop_tasks: set[asyncio.Task[Any]] = set()
+        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
+        completer = CommandCompleter([*commands, *TERMINAL_COMMANDS], self._find_matching_sessions)
+        # If sessions are kept only in memory, the input must not be written to a file either.
+        is_in_memory = parse_address(opened_agent.agent.spec.sessions).engine == "memory"
+        history = InMemoryHistory() if is_in_memory else InputHistory(history_file())
         self.line = InputLine(
-            self, history=self._history(), completer=self._completer(), source=source, output=output
+            self, history=history, completer=completer, source=source, output=output
         )
 
     async def run(self, signals: Signals) -> None:
@@ -168,8 +172,7 @@ class TerminalChat:
             # Leaving does not wait for an answer. The text that is already written is stored.
             await self._opened_agent.stop(self.key)
             if self._has_message:
-                key = shlex.quote(one_line(self.key))
-                self.show_notice(f"Resume with: steno chat {key}{location_hint()}")
+                self.show_notice(f"Resume with: {session_command('chat', self.key)}")
 
     async def wait_for_turns(self) -> None:
         """Wait for all turns and show the last lines. The agent loop must be closed."""
@@ -404,10 +407,6 @@ class TerminalChat:
         else:
             self._start_input(f"/resume {key}")
 
-    def _completer(self) -> CommandCompleter:
-        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
-        return CommandCompleter([*commands, *TERMINAL_COMMANDS], self._find_matching_sessions)
-
     def _find_matching_sessions(self, search_text: str) -> Iterable[tuple[str, str]]:
         catalog = self._opened_agent.agent.catalog
         try:
@@ -418,8 +417,3 @@ class TerminalChat:
         except StenologError:
             return []
         return [(entry.key, printable(entry.title)) for entry in entries[:_MAX_COMPLETIONS]]
-
-    def _history(self) -> History:
-        # If sessions are kept only in memory, the input must not be written to a file either.
-        is_in_memory = parse_address(self._opened_agent.agent.spec.sessions).engine == "memory"
-        return InMemoryHistory() if is_in_memory else InputHistory(history_file())

@@ -1,6 +1,5 @@
 """`steno delete` and `steno restore`: move sessions to the trash and back."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -30,9 +29,9 @@ from stenolog.cli.workspace import (
     dry_run_option,
     find_session,
     json_option,
-    location_hint,
     location_options,
     require_terminal,
+    session_command,
     yes_option,
 )
 from stenolog.errors import NoSuchSession, StenologError
@@ -81,8 +80,8 @@ def delete_command(keys: tuple[str, ...], yes: bool, dry_run: bool, location: Lo
                 exit_code = EXIT_PARTIAL
                 print_notice(error_sentence(error))
                 continue
-            command = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
-            text = f"Moved {one_line(info.key)} to the trash. {command} brings it back."
+            command = session_command("restore", info.key)
+            text = f"Moved {one_line(info.key)} to the trash. `{command}` brings it back."
             print_result({**_trash_fields(session), "dry_run": False}, text)
     return exit_code
 

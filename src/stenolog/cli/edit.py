@@ -1,7 +1,6 @@
 """Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `summarize`, `archive`."""
 
 import asyncio
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +29,11 @@ from stenolog.cli.workspace import (
     find_session,
     json_option,
     key_argument,
-    location_hint,
     location_options,
     messages_with_verb,
     optional_key_argument,
+    seq_option,
+    session_command,
 )
 from stenolog.errors import StenologError
 from stenolog.records import UndoResult
@@ -171,12 +171,7 @@ def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) 
 @click.command("fork")
 @key_argument
 @click.argument("new_key")
-@click.option(
-    "--at",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Copy only up to this message, inclusive.",
-)
+@seq_option("--at", help="Copy only up to this message, inclusive.")
 @json_option()
 @location_options
 def fork_command(key: str, new_key: str, at: int | None, location: Location) -> None:
@@ -333,8 +328,8 @@ def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str,
     values |= {"hidden": report.count, "fallback": report.fallback or None}
     fields = _summary_fields(key, dry_run=False, **values)
     problem = f" {error_sentence(report.fallback)}" if report.fallback else ""
-    undo_hint = one_line(f"`steno undo {shlex.quote(key)}{location_hint()}`")
-    return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint} restores them.{problem}"
+    undo_hint = f"`{session_command('undo', key)}` restores them."
+    return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint}{problem}"
 
 
 def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **values: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
     require_terminal,
+    seq_option,
     yes_option,
 )
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
@@ -129,12 +130,7 @@ class _Result(Struct, frozen=True, kw_only=True):
 
 @click.command("purge")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
-@click.option(
-    "--before",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Delete only the messages before this seq, and keep the session.",
-)
+@seq_option("--before", help="Delete only the messages before this seq, and keep the session.")
 @click.option(
     "--scope",
     "person",

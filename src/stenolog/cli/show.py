@@ -44,6 +44,7 @@ from stenolog.cli.workspace import (
     key_argument,
     location_options,
     messages_with_verb,
+    seq_option,
     session_title,
 )
 from stenolog.messages import (
@@ -80,12 +81,7 @@ _NEIGHBOUR_COUNT: Final = 5
 @click.command("show")
 @key_argument
 @click.option("--all", "include_hidden", is_flag=True, help="Include hidden and archived messages.")
-@click.option(
-    "--at",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Show only this message and its neighbours.",
-)
+@seq_option("--at", help="Show only this message and its neighbours.")
 @click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
 @click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @json_option()

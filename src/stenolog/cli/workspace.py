@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,6 +87,7 @@ prefix_option: Final = click.option(
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 tag_option: Final = click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+seq_option: Final = partial(click.option, metavar="SEQ", type=click.IntRange(min=1))
 key_argument: Final = click.argument("key", shell_complete=complete_key)
 optional_key_argument: Final = click.argument("key", required=False, shell_complete=complete_key)
 
@@ -161,6 +162,11 @@ def location_hint() -> str:
         if ctx is not None and name in ctx.params and is_on_command_line(ctx, name):
             parts.append(f" {option} {shlex.quote(display_name(ctx.params[name]))}")
     return "".join(parts)
+
+
+def session_command(name: str, key: str) -> str:
+    """Return a command for a session, with the options that selected the workspace."""
+    return one_line(f"steno {name} {shlex.quote(key)}{location_hint()}")
 
 
 def is_on_command_line(ctx: click.Context, name: str) -> bool:
