@@ -125,7 +125,13 @@ def restore_command(
     if listing:
         if uid is not None or as_key is not None:
             raise click.UsageError("--list cannot be combined with --uid or --as.")
-        _print_trash(key, location=location)
+        with location.open() as store:
+            sessions = [session for session in store.list_trash() if key in (None, session.key)]
+        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
+        if not sessions:
+            print_notice(
+                "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
+            )
         return
     hint = "`steno restore --list` lists the sessions in"
     if key is None:
@@ -141,16 +147,6 @@ def restore_command(
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
     text = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
     print_result(fields, text)
-
-
-def _print_trash(key: str | None, *, location: Location) -> None:
-    with location.open() as store:
-        sessions = [session for session in store.list_trash() if key in (None, session.key)]
-    if not sessions:
-        print_notice(
-            "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
-        )
-    print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
 
 
 def _print_trash_table(sessions: Sequence[TrashedSession]) -> None:

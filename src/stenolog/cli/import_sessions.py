@@ -319,12 +319,17 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
     """Return the program and path of the transcripts; None if SOURCE has other sessions."""
     if program in PROGRAMS:
         return None
-    # These imports load the readers of all programs.
-    from stenolog.cli.import_transcripts import find_transcripts_place
-    from stenolog.transfer.transcripts.programs import detect_program
+    # This import loads the readers of all programs.
+    from stenolog.transfer.transcripts.programs import detect_program, find_transcripts_path
 
     if isinstance(source, str):
-        return source, find_transcripts_place(source)
+        path = find_transcripts_path(source)
+        if path is None:
+            raise click.ClickException(
+                f"No transcripts of {source} in the usual place; "
+                f"name their folder: steno import --from {source} FOLDER"
+            )
+        return source, path
     if program is not None:
         return program, source
     program = detect_program(source)

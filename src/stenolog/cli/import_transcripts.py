@@ -21,7 +21,7 @@ from stenolog.cli.output import (
 from stenolog.errors import StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.programs import PROGRAMS, find_transcripts_path
+from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
@@ -35,20 +35,6 @@ from stenolog.transfer.transcripts.transcript_import import (
 
 WATCH_SECONDS: Final = 2.0
 MAX_TABLE_ROWS: Final = 40
-
-
-def find_transcripts_place(program: str) -> Path:
-    """Return the usual folder or file of a program's transcripts.
-
-    Raises ClickException if there is none.
-    """
-    path = find_transcripts_path(program)
-    if path is None:
-        raise click.ClickException(
-            f"No transcripts of {program} in the usual place; "
-            f"name their folder: steno import --from {program} FOLDER"
-        )
-    return path
 
 
 class TranscriptsCommand:

@@ -264,11 +264,11 @@ def terminal_console(*, styled: bool | None = None) -> "Console":
 
 
 def render_lines(
-    console: "Console", text: "Text | Markdown", *, style: str | None = None, **options: Any
+    console: "Console", text: "Text | Markdown", *, style: str | None = None
 ) -> list[str]:
     """Return the lines that the console would print, with its colour codes."""
     with console.capture() as captured:
-        console.print(text, style=style, **options)
+        console.print(text, style=style)
     return captured.get().removesuffix("\n").split("\n")
 
 
@@ -276,7 +276,7 @@ def styled_lines(console: "Console", text: str, style: str) -> list[str]:
     """Return the lines of a text in one style. Control sequences in the text are removed."""
     from rich.text import Text
 
-    return render_lines(console, Text(printable(text), style=style))
+    return render_lines(console, Text(printable(text), style=style))  # guard: tool-output-printable
 
 
 def print_table(

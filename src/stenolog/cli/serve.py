@@ -486,8 +486,13 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     try:
         connection.connect()
         host_address = str(connection.sock.getpeername()[0])
-        server = address_text(host_address, port)
-        status, content = _request_login_link(connection, server, nonce, token)
+        now = str(time.time_ns() // 1_000_000)
+        # Send a proof of the token, never the token itself.
+        proof = token.proof("ask", address_text(host_address, port), now, nonce)
+        headers = {"Authorization": f"Steno {now}.{nonce}.{proof}"}  # guard: token-not-sent
+        connection.request("POST", "/v1/login-links", headers={**headers, "Content-Length": "0"})
+        with connection.getresponse() as response:
+            status, content = response.status, response.read(_MAX_RESPONSE_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise click.ClickException(
             f"There is no gateway at {gateway_address}. Start it with: steno serve --port {port}"
@@ -506,18 +511,6 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     if is_loopback(host_address):
         host = login_host(host_address, hosts, token.host_name())
     return f"{_base_url(host, port)}{path}"
-
-
-def _request_login_link(
-    connection: http.client.HTTPConnection, server: str, nonce: str, token: Token
-) -> tuple[int, bytes]:
-    """Send a proof of the token, never the token itself; return status and body of the response."""
-    now = str(time.time_ns() // 1_000_000)
-    proof = f"{now}.{nonce}.{token.proof('ask', server, now, nonce)}"
-    headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
-    connection.request("POST", "/v1/login-links", headers=headers)
-    with connection.getresponse() as response:
-        return response.status, response.read(_MAX_RESPONSE_BYTES)
 
 
 def _verified_link_path(content: bytes, nonce: str, token: Token) -> str | None:

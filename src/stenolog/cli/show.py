@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -30,6 +30,7 @@ from stenolog.cli.output import (
     printable,
     render_lines,
     shorten,
+    styled_lines,
     terminal_console,
     uses_color,
     wants_json,
@@ -71,9 +72,6 @@ from stenolog.transfer.export.tool_views import (
     result_blocks,
     summary_of,
 )
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _NEIGHBOUR_COUNT: Final = 5
 
@@ -437,7 +435,7 @@ class MessageRenderer:
         header.append("".join(f" · {detail}" for detail in details), style=_DETAIL_STYLE)
         if has_failed(fields):
             header.append(" · failed", style="not bold not reverse red")
-        return self._render_text(header)
+        return render_lines(self._console, header)
 
     def _content_lines(self, text: str) -> list[str]:
         # Parts that are not text, such as images, are JSON and may be long.
@@ -512,12 +510,7 @@ class MessageRenderer:
         return text if self._verbose else shorten(text, _MAX_VALUE_LENGTH)
 
     def _render_styled(self, text: str, style: str) -> list[str]:
-        from rich.text import Text
-
-        return self._render_text(Text(printable(text), style=style))  # guard: tool-output-printable
-
-    def _render_text(self, text: "Text") -> list[str]:
-        return render_lines(self._console, text, overflow="fold")
+        return styled_lines(self._console, text, style)
 
 
 # --- tool calls and results ------------------------------------------------------------------
