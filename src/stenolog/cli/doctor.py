@@ -126,7 +126,7 @@ def doctor_command(
         for result in repairs:
             _print_repair(result)
         for finding in report.findings:
-            _print_finding(finding, _path_prefix(place))
+            _print_finding(finding, place)
         for note in notes:
             text = one_line(f"{note.meaning} {note.advice}".strip())
             print_notice(_wrap_line(f"{note.kind}: {text}", sys.stderr))
@@ -232,16 +232,12 @@ def _print_repair(result: RepairResult) -> None:
     print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.words}"))
 
 
-def _path_prefix(place: str) -> str:
-    """Return the folder to print before the relative paths of findings; empty for a database."""
-    address = parse_address(place)
-    return f"{os.fspath(address.path).rstrip('/')}/" if address.engine == "jsonl" else ""
-
-
-def _print_finding(finding: Finding, folder: str) -> None:
+def _print_finding(finding: Finding, place: str) -> None:
     click.secho(finding.kind, bold=True, nl=False)
     click.echo("" if finding.key is None else f" · {one_line(finding.key)}")
-    path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
+    path, address = finding.path, parse_address(place)
+    if address.engine == "jsonl" and not path.startswith("/"):
+        path = f"{os.fspath(address.path).rstrip('/')}/{path}"
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
     click.echo(_wrap_line(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")

@@ -272,7 +272,7 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
         key = find_session(opened_agent.agent.store, key).key
         if dry_run:
             plan = await opened_agent.loop.run(_plan_summary, opened_agent, key)
-            fields, text = _plan_report(key, plan)
+            fields, text = _plan_report(plan)
         else:
             session_model(opened_agent, key)
             report = await signals.run_until_signal(_make_summary(opened_agent, key))
@@ -283,7 +283,7 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
         ) from None
     finally:
         exit_code = await close_agent(opened_agent, signals, print_notice)
-    print_result(fields, text)
+    print_result({"key": key, **_NO_SUMMARY, **fields, "dry_run": dry_run}, text)
     return exit_code
 
 
@@ -304,38 +304,35 @@ def _plan_summary(opened_agent: "OpenAgent", key: str) -> "SummaryPlan | None":
 
 
 _NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
+_NO_SUMMARY: Final = {
+    "hidden": 0,
+    **dict.fromkeys(("first", "last", "tokens_before", "tokens_after", "fallback")),
+}
 
 
-def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
+def _plan_report(plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
-        return _summary_fields(key, dry_run=True), _NOTHING_TO_SUMMARIZE
+        return {}, _NOTHING_TO_SUMMARIZE
     first, hidden, tokens = plan.messages[0].seq, len(plan.messages), plan.tokens_before
     text = (
         f"Would summarize {plural(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
         f"{plural(plan.kept, 'message')} visible. The next request has about {tokens:,} tokens now."
     )
     fields = {"hidden": hidden, "first": first, "last": plan.upto, "tokens_before": tokens}
-    return _summary_fields(key, dry_run=True, **fields), text
+    return fields, text
 
 
 def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if report is None:
-        return _summary_fields(key, dry_run=False), _NOTHING_TO_SUMMARIZE
+        return {}, _NOTHING_TO_SUMMARIZE
     # This import is only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 
-    values = attributes_of(report, "first", "last", "tokens_before", "tokens_after")
-    values |= {"hidden": report.count, "fallback": report.fallback or None}
-    fields = _summary_fields(key, dry_run=False, **values)
+    fields = attributes_of(report, "first", "last", "tokens_before", "tokens_after")
+    fields |= {"hidden": report.count, "fallback": report.fallback or None}
     problem = f" {error_sentence(report.fallback)}" if report.fallback else ""
     undo_hint = f"`{session_command('undo', key)}` restores them."
     return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint}{problem}"
-
-
-def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **values: Any) -> dict[str, Any]:
-    field_names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    fields = {name: values.get(name) for name in field_names}
-    return {"key": key, "hidden": hidden, **fields, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------

@@ -213,7 +213,9 @@ def _list_remarks(
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
         yield from damage_lines(entry, location.workspace)
-    hint = _transcripts_hint(location) if is_unfiltered and not page.entries else ""
+    hint, place = "", location.place
+    if is_unfiltered and not page.entries and parse_address(place.where).engine == "jsonl":
+        hint = transcripts_hint(Path(place.where, location.namespace or ""))
     if hint:
         yield error_sentence(hint)
     elif is_unfiltered and page.after is None:
@@ -221,13 +223,6 @@ def _list_remarks(
     is_whole_workspace = location.agent is None and location.namespace is None
     if is_unfiltered and (not page.entries or is_whole_workspace):
         yield from _other_namespace_remarks(other_namespaces(location.workspace))
-
-
-def _transcripts_hint(location: Location) -> str:
-    place = location.place
-    if parse_address(place.where).engine != "jsonl":
-        return ""
-    return transcripts_hint(Path(place.where, location.namespace or ""))
 
 
 def _location_phrase(location: Location) -> str:

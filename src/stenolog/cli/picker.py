@@ -463,7 +463,10 @@ async def find_start(
     """
     catalog = opened_agent.agent.catalog
     if key is not None:
-        return _start_with_key(opened_agent, key)
+        key = opened_agent.agent.resolve_key(key)
+        resumes = bool(opened_agent.agent.sessions.get_history(key, last=1))
+        description = "" if resumes else "New session with this key."
+        return ChatStart(key=key, description=description, resumes=resumes)
     if search_text is not None:
         return await _choose_existing_session(catalog, search_text)
     last_entry = await asyncio.to_thread(find_last_session, catalog, channel=CHANNEL)
@@ -498,13 +501,6 @@ async def _choose_existing_session(catalog: Catalog, search_text: str) -> ChatSt
     lines = [f"{question} Choose one by its key: steno chat KEY"]
     lines += first_lines(entry_lines, _MAX_LISTED_SESSIONS)
     raise click.ClickException("\n".join(lines))
-
-
-def _start_with_key(opened_agent: OpenAgent, key: str) -> ChatStart:
-    key = opened_agent.agent.resolve_key(key)
-    if opened_agent.agent.sessions.get_history(key, last=1):
-        return ChatStart(key=key, description="", resumes=True)
-    return ChatStart(key=key, description="New session with this key.", resumes=False)
 
 
 def _start_from_entry(entry: Entry) -> ChatStart:
