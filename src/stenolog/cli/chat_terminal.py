@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import Struct
 from prompt_toolkit.history import InMemoryHistory
 
 from stenolog.agent.commands import COMMANDS, parse_command
@@ -97,17 +98,16 @@ _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 
 
-class _UserInput:
+class _UserInput(Struct, eq=False):
     """A message or command that the user entered and that is not answered yet."""
 
-    def __init__(self, text: str, screen: TurnScreen) -> None:
-        self.text = text
-        self.screen = screen
-        self.is_waiting = False
-        self.is_sent_to_loop = False
-        self.is_model_called = False
-        self.is_shown = False
-        self.task: asyncio.Task[None] | None = None
+    text: str
+    screen: TurnScreen
+    is_waiting: bool = False
+    is_sent_to_loop: bool = False
+    is_model_called: bool = False
+    is_shown: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
     def command_name(self) -> str:

@@ -1,5 +1,6 @@
 """`steno purge`: permanently delete sessions, or everything of one person."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -451,26 +452,21 @@ def _expected_results(location: Location, targets: Sequence[_Target]) -> Iterato
     for namespace in dict.fromkeys(target.namespace for target in targets):
         namespace_targets = [target for target in targets if target.namespace == namespace]
         with _open_namespace(location, namespace) as store:
-            forks = _forks_by_source(store, {target.key for target in namespace_targets})
+            forks = _forks_by_source(store)
         for target in namespace_targets:
             not_reached = describe_remaining(target.key, forks=forks.get(target.key, []))
             messages = target.messages + target.deleted_messages + target.unfinished_messages
             yield _Result(target=target, messages=messages, not_reached=not_reached)
 
 
-def _forks_by_source(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
+def _forks_by_source(store: Store) -> Mapping[str | None, list[str]]:
     """Return the keys of forks by the key of their source, including readable deleted forks."""
-    forks: dict[str, list[str]] = {}
-
-    def add_fork(source_key: str | None, fork_key: str) -> None:
-        if source_key in keys and source_key is not None:
-            forks.setdefault(source_key, []).append(fork_key)
-
+    forks = defaultdict[str | None, list[str]](list)
     for key in store.list_sessions():
         with suppress(StenologError):
-            add_fork(store.info(key).forked_from, key)
+            forks[store.info(key).forked_from].append(key)
     for reading in _read_trash(store):
-        add_fork(reading.snapshot.forked_from, reading.snapshot.key)
+        forks[reading.snapshot.forked_from].append(reading.snapshot.key)
     return forks
 
 
