@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +21,8 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.catalog.background_catalog import BackgroundCatalog, ReadHeads
 from stenolog.cli.config import AgentOptions, read_settings
-from stenolog.cli.output import error_sentence, one_line, plural
-from stenolog.cli.workspace import location_hint
+from stenolog.cli.output import error_sentence, plural
+from stenolog.cli.workspace import session_command
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import locate_sessions, other_namespaces
@@ -49,7 +48,6 @@ _NOTICE_SECONDS: Final = 0.7
 _CANCEL_SECONDS: Final = 3.0
 """Maximum seconds to wait after all running turns were cancelled."""
 EXIT_NOT_SAVED: Final = 3
-"""Exit code if messages could not be saved in any store."""
 
 
 class OpenAgent(Struct, frozen=True, kw_only=True):
@@ -380,8 +378,7 @@ def interruption_text(report: CloseReport) -> str:
     """Describe unfinished turns and unsaved messages; empty if there are none."""
     sentences = []
     if report.turns:
-        keys = (shlex.quote(one_line(key)) for key in report.turns)
-        commands = ", ".join(f"`steno chat {key}{location_hint()}`" for key in keys)
+        commands = ", ".join(f"`{session_command('chat', key)}`" for key in report.turns)
         sentences.append(
             f"The answer is not finished. All messages are stored; resume with {commands}."
         )

@@ -14,13 +14,12 @@ from stenolog.cli.config import AgentOptions, agent_options
 from stenolog.cli.output import (
     attributes_of,
     is_interactive,
-    json_text,
+    print_json,
     print_notice,
-    print_notices,
     sentence,
+    wants_json,
 )
 from stenolog.cli.workspace import json_option
-from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
     from stenolog.agent.turn_events import Answer
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from stenolog.cli.chat_pipe import PipeChat, TurnPrinter
     from stenolog.cli.chat_screen import StatusLine
     from stenolog.cli.chat_terminal import TerminalChat
-    from stenolog.cli.picker import ChatStart
 
 
 @click.command("chat")
@@ -81,41 +79,31 @@ async def _chat(
     is_existing = key is not None or continue_last or search is not None
     opened_agent = open_agent(options, allow_missing_model=is_existing)
     signals = Signals()
+    chat = None
     try:
         start = await signals.run_until_signal(
             find_start(opened_agent, key=key, continue_last=continue_last, search_text=search)
         )
         if start is not None:
             session_model(opened_agent, start.key)
-    except BaseException:
-        await close_agent(opened_agent, signals, print_notice)
-        raise
-    if start is None:
-        return await close_agent(opened_agent, signals, print_notice)
-    chat = (_make_terminal_chat if is_interactive() else _make_pipe_chat)(opened_agent, start)
-    try:
-        await chat.run(signals)
+            chat = _make_chat(opened_agent, start.key)
+            chat.greet(start)
+            await chat.run(signals)
     finally:
         exit_code = await close_agent(opened_agent, signals, print_notice)
-        await chat.wait_for_turns()
-    return exit_code or chat.exit_code
+        if chat is not None:
+            await chat.wait_for_turns()
+    return exit_code or (0 if chat is None else chat.exit_code)
 
 
-def _make_terminal_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "TerminalChat":
-    from stenolog.cli.chat_terminal import TerminalChat
+def _make_chat(opened_agent: "OpenAgent", key: str) -> "TerminalChat | PipeChat":
+    if is_interactive():
+        from stenolog.cli.chat_terminal import TerminalChat
 
-    chat = TerminalChat(opened_agent, start.key)
-    chat.greet(start)
-    return chat
-
-
-def _make_pipe_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "PipeChat":
+        return TerminalChat(opened_agent, key)
     from stenolog.cli.chat_pipe import PipeChat
 
-    print_notices(map(sentence, opened_agent.agent.problems))
-    if start.description and sys.stdin is not None and sys.stdin.isatty():
-        print_notice(start.description)
-    return PipeChat(opened_agent, start.key)
+    return PipeChat(opened_agent, key)
 
 
 # --- ask ------------------------------------------------------------------------------------------
@@ -128,7 +116,7 @@ def _make_pipe_chat(opened_agent: "OpenAgent", start: "ChatStart") -> "PipeChat"
 )
 @json_option()
 @agent_options
-def ask_command(question: str | None, key: str | None, as_json: bool, options: AgentOptions) -> int:
+def ask_command(question: str | None, key: str | None, options: AgentOptions) -> int:
     """Ask an agent one question and print the answer.
 
     Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
@@ -144,7 +132,7 @@ def ask_command(question: str | None, key: str | None, as_json: bool, options: A
     Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
-    return asyncio.run(_ask(options, _read_question(question), key=key, as_json=as_json))
+    return asyncio.run(_ask(options, _read_question(question), key=key))
 
 
 def _read_question(argument: str | None) -> str:
@@ -177,10 +165,9 @@ def _read_stdin() -> str:
     return sys.stdin.read()
 
 
-async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json: bool) -> int:
+async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.agent.commands import new_key, parse_command
-    from stenolog.agent.turn_events import InboundMessage
     from stenolog.cli.agents import (
         CHANNEL,
         EXIT_NOT_SAVED,
@@ -196,24 +183,18 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json
     opened_agent = open_agent(options, allow_missing_model=key is not None)
     signals = Signals()
     key = key or new_key(CHANNEL, SENDER)
-    try:
-        model = session_model(opened_agent, key)
-    except BaseException:
-        await close_agent(opened_agent, signals, print_notice)
-        raise
-    status = StatusLine(model.name)
-    print_notices(map(sentence, opened_agent.agent.problems))
     # A question is never a command, even if it starts with a slash.
     content = question if parse_command(question) is None else f"/{question}"
-    inbound = InboundMessage(key=key, content=content, sender=cli_sender(key))
     loop = asyncio.get_running_loop()
     stop_tasks: list[asyncio.Task[bool]] = []
 
     def stop() -> None:
         stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
 
-    is_verbose = sys.stderr.isatty()
-    printer = TurnPrinter(status, verbose=is_verbose, quiet=as_json, is_last=True, on_closed=stop)
+    status = StatusLine()
+    printer = TurnPrinter(
+        status, verbose=sys.stderr.isatty(), quiet=wants_json(), is_last=True, on_closed=stop
+    )
 
     def print_unreported(text: str) -> None:
         if not printer.has_reported_loss:
@@ -223,22 +204,21 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None, as_json
         """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
         loop.add_signal_handler(signal.SIGINT, stop)
         try:
-            answer = await opened_agent.loop.handle(
-                inbound, on_event=printer.print_event, agent=opened_agent.agent.id
-            )
+            answer = await opened_agent.handle(key, content, printer.print_event)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
         printer.finish(answer)
         return answer
 
-    answer_task = asyncio.create_task(stream_answer())
     try:
+        status.model = session_model(opened_agent, key).name
+        print_notice(*map(sentence, opened_agent.agent.problems))
+        answer_task = asyncio.create_task(stream_answer())
         await signals.wait_for_task_or_signal(answer_task)
     finally:
         exit_code = await close_agent(opened_agent, signals, print_unreported)
     answer = await answer_task
-    if as_json:
-        click.echo(json_text(_answer_fields(answer, printer, status)))
+    print_json(_answer_fields(answer, printer, status))
     answer_code = exit_code_of(answer)
     # If the answer has its own exit code, it takes precedence over EXIT_NOT_SAVED.
     return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)

@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
 from prompt_toolkit.application import Application
 from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
@@ -65,25 +64,11 @@ _STYLE: Final = {
 _BEGIN_UPDATE: Final = "\x1b[?2026h"
 _END_UPDATE: Final = "\x1b[?2026l"
 _FRAME_SECONDS: Final = 0.08
-"""Seconds between two repaints."""
 _DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
 _COMPLETION_MENU_ROWS: Final = 8
 _MAX_INPUT_ROWS: Final = 10
 _LEAVE_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
-
-
-class LeaveRequest(Struct, frozen=True):
-    """The user's request to leave the chat."""
-
-
-class ResumeRequest(Struct, frozen=True):
-    """The user's request to choose another session."""
-
-    search_text: str = ""
-
-
-ChatRequest = LeaveRequest | ResumeRequest
 
 
 class InputLine:
@@ -110,8 +95,8 @@ class InputLine:
             completer=ThreadedCompleter(completer),
             complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
         )
-        self._buffer.on_text_changed += lambda _: self._clear_hint()
-        self._app: Application[ChatRequest] = Application(
+        self._buffer.on_text_changed += self._clear_hint
+        self._app: Application[str | None] = Application(
             layout=self._make_layout(),
             key_bindings=self._make_key_bindings(),
             style=Style.from_dict(_STYLE),
@@ -122,8 +107,11 @@ class InputLine:
         # Terminals send Alt-Enter as Esc directly followed by Enter.
         self._app.ttimeoutlen = 0.05
 
-    async def run(self) -> ChatRequest:
-        """Read input until the user wants to leave or to choose a session."""
+    async def run(self) -> str | None:
+        """Read input until the user chooses another session; return the text to search for.
+
+        Return None if the user leaves the chat.
+        """
         paint_task = asyncio.get_running_loop().create_task(self._paint())
         paint_task.add_done_callback(self._on_paint_task_ended)
         try:
@@ -138,6 +126,10 @@ class InputLine:
         error = None if paint_task.cancelled() else paint_task.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
             self._app.exit(exception=error)
+
+    def end(self, search_text: str | None = None) -> None:
+        """End `run` with this result."""
+        self._app.exit(result=search_text)
 
     def show(self, lines: Iterable[str]) -> None:
         """Print finished lines above the input line at the next repaint."""
@@ -232,7 +224,7 @@ class InputLine:
         key_hint = "Ctrl-C to stop" if self._chat.is_busy else "/help"
         return [(style, f"{self._chat.status.text()} · {key_hint}")]
 
-    def _clear_hint(self) -> None:
+    def _clear_hint(self, _: Buffer) -> None:
         self._hint = ""
 
     # --- keys --------------------------------------------------------------------------------
@@ -247,14 +239,12 @@ class InputLine:
         for names in (("escape", "enter"), ("c-j",)):
             keys.add(*names, filter=has_input_focus)(lambda _: self._buffer.insert_text("\n"))
 
-        @keys.add("c-d", filter=has_input_focus & Condition(lambda: not self._buffer.text))
-        def leave_chat(press: KeyPressEvent) -> None:
-            press.app.exit(result=LeaveRequest())
-
+        is_empty = Condition(lambda: not self._buffer.text)
+        keys.add("c-d", filter=has_input_focus & is_empty)(lambda _: self.end())
         keys.add("c-z")(lambda press: press.app.suspend_to_background())
         return keys
 
-    def _on_enter(self, press: KeyPressEvent) -> None:
+    def _on_enter(self, _: KeyPressEvent) -> None:
         buffer = self._buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion:
             buffer.complete_state = None
@@ -269,11 +259,9 @@ class InputLine:
             return
         buffer.append_to_history()
         buffer.reset()
-        request = self._chat.send(text.strip("\n"))
-        if request is not None:
-            press.app.exit(result=request)
+        self._chat.send(text.strip("\n"))
 
-    def _on_ctrl_c(self, press: KeyPressEvent) -> None:
+    def _on_ctrl_c(self, _: KeyPressEvent) -> None:
         if self._chat.is_busy:
             self._chat.stop()
         elif self._buffer.text:
@@ -281,7 +269,7 @@ class InputLine:
             self._buffer.append_to_history()
             self._buffer.reset()
         elif time.monotonic() - self._interrupted_at < _DOUBLE_PRESS_SECONDS:
-            press.app.exit(result=LeaveRequest())
+            self.end()
         else:
             self._interrupted_at = time.monotonic()
             self._hint = _LEAVE_HINT
@@ -335,7 +323,6 @@ class CommandCompleter(Completer):
 
 
 _MAX_HISTORY_BYTES: Final = 1 << 20
-"""Maximum size of the input history file in bytes. The older half of a larger file is removed."""
 
 
 def history_file() -> Path:

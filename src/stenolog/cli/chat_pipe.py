@@ -40,7 +40,14 @@ from stenolog.cli.chat_screen import (
     saved_text,
     tool_call_text,
 )
-from stenolog.cli.output import EXIT_CTRL_C, error_sentence, printable, sentence
+from stenolog.cli.output import (
+    EXIT_CTRL_C,
+    error_sentence,
+    print_notice,
+    printable,
+    sentence,
+)
+from stenolog.cli.picker import ChatStart
 from stenolog.errors import StenologError
 
 _CONTROL_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
@@ -197,7 +204,7 @@ class TurnPrinter:
             return
         if self._verbose and sys.stdout.isatty() and self._last_output[-1:] not in ("", "\n"):
             click.echo(err=True)
-        click.echo(printable(text), err=True)
+        print_notice(text)
 
 
 async def read_messages() -> AsyncIterator[str]:
@@ -271,6 +278,12 @@ class PipeChat:
         self._answer_task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[bool] | None = None
         self._messages = read_messages()
+
+    def greet(self, start: ChatStart) -> None:
+        """Print the problems of the agent, and the session if stdin is a terminal."""
+        print_notice(*map(sentence, self._opened_agent.agent.problems))
+        if start.description and sys.stdin is not None and sys.stdin.isatty():
+            print_notice(start.description)
 
     async def run(self, signals: Signals) -> None:
         """Run until the input ends or a signal arrives. Raises OSError of stdout."""

@@ -5,12 +5,9 @@ each repaint. This module does not write to the terminal.
 """
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct
 
 from stenolog.agent.turn_events import (
     TEXT_KEPT,
@@ -39,7 +36,7 @@ from stenolog.cli.output import (
     styled_lines,
 )
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
-from stenolog.cli.workspace import location_hint
+from stenolog.cli.workspace import session_command
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
 from stenolog.errors import NoSuchSession, StoreUnavailable
 from stenolog.transfer.export.code_blocks import ColourBudget
@@ -52,7 +49,6 @@ if TYPE_CHECKING:
 
 
 PROMPT: Final = "> "
-"""Text before the user's input."""
 _MAX_VALUE_LENGTH: Final = 40
 _MAX_CALL_LENGTH: Final = 100
 
@@ -149,7 +145,7 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
     `is_reported` means that the interruption was already reported. `is_last` means that no
     further input is possible, so commands are not suggested.
     """
-    chat = f"`steno chat {shlex.quote(one_line(answer.key))}{location_hint()}`"
+    chat = f"`{session_command('chat', answer.key)}`"
     match answer.outcome:
         case "interrupted" if is_reported:
             return f"Continue with {chat}." if is_last and answer.saved else ""
@@ -247,13 +243,6 @@ class StatusLine:
         return " · ".join(part for part in parts if part)
 
 
-class _RunningTool(Struct, frozen=True, kw_only=True):
-    """A tool that is still running."""
-
-    call: str
-    started_at: float
-
-
 class _PlainTextStream:
     """Streamed text, split into one block per line."""
 
@@ -302,7 +291,7 @@ class TurnScreen:
         self._colour_budget = ColourBudget()
         self._thinking_line = ""
         self._is_thinking = False
-        self._running_tools: dict[str, _RunningTool] = {}
+        self._running_tools: dict[str, tuple[str, float]] = {}
         self._waiting_text = ""
         self._has_answer_text = False
         self._last_line_kind = ""
@@ -332,7 +321,7 @@ class TurnScreen:
             case ToolStarted():
                 self._end_streamed_text()
                 call = tool_call_text(event.name, event.arguments)
-                self._running_tools[event.id] = _RunningTool(call=call, started_at=self._clock())
+                self._running_tools[event.id] = call, self._clock()
             case ToolFinished():
                 self._show_tool_result(event)
             case SummaryCreated():
@@ -388,9 +377,9 @@ class TurnScreen:
         spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
         if self._is_thinking and not self._show_reasoning:
             lines += self._format_line(f"{spinner} thinking", "dim")
-        for tool in self._running_tools.values():
-            elapsed_text = duration_text(self._clock() - tool.started_at)
-            lines += self._format_line(f"{spinner} {tool.call} · {elapsed_text}", "cyan")
+        for call, started_at in self._running_tools.values():
+            elapsed_text = duration_text(self._clock() - started_at)
+            lines += self._format_line(f"{spinner} {call} · {elapsed_text}", "cyan")
         if self._waiting_text:
             elapsed_text = duration_text(self._clock() - self._started_at)
             lines += self._format_line(f"{spinner} {self._waiting_text} · {elapsed_text}", "dim")
@@ -416,8 +405,7 @@ class TurnScreen:
 
     def _show_tool_result(self, event: ToolFinished) -> None:
         self._end_streamed_text()
-        running_tool = self._running_tools.pop(event.id, None)
-        call = running_tool.call if running_tool is not None else tool_call_text(event.name, "")
+        call, _ = self._running_tools.pop(event.id, (tool_call_text(event.name, ""), 0.0))
         outcome_mark, style = ("✗", "red") if event.failed else ("✓", "green")
         line = f"{outcome_mark} {call} · {duration_text(event.seconds)}"
         self._show_lines("tool", self._format_line(line, style))

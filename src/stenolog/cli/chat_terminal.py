@@ -1,13 +1,13 @@
 """Chat in a terminal: connects the input line, the agent loop and the screen."""
 
 import asyncio
-import shlex
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from prompt_toolkit.history import History, InMemoryHistory
+from msgspec import Struct
+from prompt_toolkit.history import InMemoryHistory
 
 from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.session_history import is_own_turn, read_fork_seq
@@ -16,15 +16,7 @@ from stenolog.agent.turn_events import Answer, Event, ModelCalled
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import mark_received, model_label
 from stenolog.cli.agents import CHANNEL, EXIT_NOT_SAVED, OpenAgent, Signals
-from stenolog.cli.chat_input import (
-    ChatRequest,
-    CommandCompleter,
-    InputHistory,
-    InputLine,
-    LeaveRequest,
-    ResumeRequest,
-    history_file,
-)
+from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
 from stenolog.cli.chat_pipe import QUIT_COMMANDS
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import (
@@ -37,7 +29,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.picker import ChatStart, Picker, find_sessions
 from stenolog.cli.terminal_markdown import Block, render_block
-from stenolog.cli.workspace import location_hint
+from stenolog.cli.workspace import session_command
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
@@ -57,9 +49,7 @@ if TYPE_CHECKING:
 HISTORY_LIMIT: Final = 40
 """Number of messages that are read to show the end of a resumed session."""
 _MAX_SHOWN_MESSAGES: Final = 4
-"""Maximum number of messages shown of a resumed session."""
 _MAX_MESSAGE_LINES: Final = 6
-"""Maximum number of lines shown of a message in a resumed session."""
 
 
 def user_line(text: str) -> str:
@@ -104,24 +94,20 @@ _KEYS_HELP_TEXT: Final = (
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to the commands of the agent loop."""
 _SWITCHING_COMMANDS: Final = ("new", "resume")
-"""Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 
 
-class _UserInput:
+class _UserInput(Struct, eq=False):
     """A message or command that the user entered and that is not answered yet."""
 
-    def __init__(self, text: str, screen: TurnScreen) -> None:
-        self.text = text
-        self.screen = screen
-        self.is_waiting = False
-        self.is_sent_to_loop = False
-        """Whether the message or command was passed to the agent loop."""
-        self.is_model_called = False
-        """Whether a request for this message was sent to the model."""
-        self.is_shown = False
-        self.task: asyncio.Task[None] | None = None
+    text: str
+    screen: TurnScreen
+    is_waiting: bool = False
+    is_sent_to_loop: bool = False
+    is_model_called: bool = False
+    is_shown: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
     def command_name(self) -> str:
@@ -164,16 +150,21 @@ class TerminalChat:
         self._is_leaving = False
         self._has_message = False
         self._stop_tasks: set[asyncio.Task[Any]] = set()
+        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
+        completer = CommandCompleter([*commands, *TERMINAL_COMMANDS], self._find_matching_sessions)
+        # If sessions are kept only in memory, the input must not be written to a file either.
+        is_in_memory = parse_address(opened_agent.agent.spec.sessions).engine == "memory"
+        history = InMemoryHistory() if is_in_memory else InputHistory(history_file())
         self.line = InputLine(
-            self, history=self._history(), completer=self._completer(), source=source, output=output
+            self, history=history, completer=completer, source=source, output=output
         )
 
     async def run(self, signals: Signals) -> None:
         """Talk until the user leaves or a signal arrives."""
         try:
             run = signals.run_until_signal
-            while isinstance(request := await run(self.line.run()), ResumeRequest):
-                await run(self._pick_session(request.search_text))
+            while (search_text := await run(self.line.run())) is not None:
+                await run(self._pick_session(search_text))
         finally:
             self._is_leaving = True
             await self._store_waiting_messages()
@@ -181,8 +172,7 @@ class TerminalChat:
             # Leaving does not wait for an answer. The text that is already written is stored.
             await self._opened_agent.stop(self.key)
             if self._has_message:
-                key = shlex.quote(one_line(self.key))
-                self.show_notice(f"Resume with: steno chat {key}{location_hint()}")
+                self.show_notice(f"Resume with: {session_command('chat', self.key)}")
 
     async def wait_for_turns(self) -> None:
         """Wait for all turns and show the last lines. The agent loop must be closed."""
@@ -256,21 +246,19 @@ class TerminalChat:
 
     # --- interface for the input line --------------------------------------------------------
 
-    def send(self, text: str) -> ChatRequest | None:
-        """Send a message or a command. `/quit`, `/exit` and `/resume` return a request instead."""
+    def send(self, text: str) -> None:
+        """Send a message or a command. `/quit`, `/exit` and `/resume` end the input line."""
         words = text.split()
         if words[0] in QUIT_COMMANDS:
-            return LeaveRequest()
-        if words[0] == "/stop":
-            if self.is_busy:
-                self.stop()
-            else:
-                self.show_notice("No answer is being written.\n")
-            return None
-        if words[0] == "/resume" and not self.is_busy:
-            return ResumeRequest(" ".join(words[1:]))
-        self._start_input(text)
-        return None
+            self.line.end()
+        elif words[0] == "/stop" and self.is_busy:
+            self.stop()
+        elif words[0] == "/stop":
+            self.show_notice("No answer is being written.\n")
+        elif words[0] == "/resume" and not self.is_busy:
+            self.line.end(" ".join(words[1:]))
+        else:
+            self._start_input(text)
 
     def stop(self) -> None:
         """Stop the current answer."""
@@ -419,10 +407,6 @@ class TerminalChat:
         else:
             self._start_input(f"/resume {key}")
 
-    def _completer(self) -> CommandCompleter:
-        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
-        return CommandCompleter([*commands, *TERMINAL_COMMANDS], self._find_matching_sessions)
-
     def _find_matching_sessions(self, search_text: str) -> Iterable[tuple[str, str]]:
         catalog = self._opened_agent.agent.catalog
         try:
@@ -433,8 +417,3 @@ class TerminalChat:
         except StenologError:
             return []
         return [(entry.key, printable(entry.title)) for entry in entries[:_MAX_COMPLETIONS]]
-
-    def _history(self) -> History:
-        # If sessions are kept only in memory, the input must not be written to a file either.
-        is_in_memory = parse_address(self._opened_agent.agent.spec.sessions).engine == "memory"
-        return InMemoryHistory() if is_in_memory else InputHistory(history_file())

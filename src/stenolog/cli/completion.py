@@ -29,7 +29,6 @@ COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions. Click defines its name."""
 _PROGRAM_NAME: Final = "steno"
 _MAX_KEYS: Final = 200
-"""Maximum number of keys offered as completions."""
 _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
 """A key that needs no quoting in any shell."""
 
@@ -69,7 +68,6 @@ def _open_store(ctx: click.Context) -> "Store":
     from stenolog.cli.workspace import (
         Location,
         is_on_command_line,
-        open_read_only,
         workspace_in_settings,
     )
 
@@ -77,7 +75,7 @@ def _open_store(ctx: click.Context) -> "Store":
     workspace = ctx.params.get("workspace")
     if workspace is None or not is_on_command_line(ctx, "workspace"):
         workspace = workspace_in_settings(agent)
-    return open_read_only(Location(workspace=workspace, agent=agent, namespace=namespace))
+    return Location(workspace=workspace, agent=agent, namespace=namespace).open()
 
 
 # --- shells ----------------------------------------------------------------------------------

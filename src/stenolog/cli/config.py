@@ -2,17 +2,21 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import click
 from msgspec import Struct
 
-from stenolog.cli.output import json_text, one_line, print_notice, print_notices, sentence
-from stenolog.cli.workspace import WORKSPACE_HELP, json_option
+from stenolog.cli.output import (
+    one_line,
+    print_json,
+    print_notice,
+    sentence,
+)
+from stenolog.cli.workspace import WORKSPACE_HELP, json_option, options_as_struct
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import commented_file, to_toml
 from stenolog.settings.file import config_path
@@ -21,7 +25,6 @@ from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
 
 _MAX_VALUE_LENGTH: Final = 200
-"""Maximum number of characters printed of a value. --json prints complete values."""
 
 config_option: Final = click.option(
     "--config",
@@ -50,7 +53,7 @@ def _load_settings(config: Path | None, flags: Mapping[str, object]) -> Effectiv
         if len(lines) > 1:
             lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
-    print_notices(f"Warning: {sentence(warning)}" for warning in effective_settings.warnings)
+    print_notice(*(f"Warning: {sentence(warning)}" for warning in effective_settings.warnings))
     return effective_settings
 
 
@@ -63,32 +66,20 @@ class AgentOptions(Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--model`, `--agent`, `--workspace` and `--config` to a command, as AgentOptions."""
-
-    @click.option(
+agent_options: Final = options_as_struct(
+    "options",
+    AgentOptions,
+    click.option(
         "-m",
         "--model",
         metavar="NAME",
         help="Model: openai/NAME, ollama/NAME, local, scripted, … or a name from the config file.  "
         "[default: agent.model in the config file, otherwise the first model found]",
-    )
-    @click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]")
-    @click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
-    @config_option
-    @wraps(command)
-    def with_options(
-        *arguments: Any,
-        config: Path | None,
-        workspace: str | None,
-        agent: str | None,
-        model: str | None,
-        **others: Any,
-    ) -> Any:
-        options = AgentOptions(config=config, workspace=workspace, agent=agent, model=model)
-        return command(*arguments, options=options, **others)
-
-    return with_options
+    ),
+    click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]"),
+    click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP),
+    config_option,
+)
 
 
 def _problem_text(problem: Problem) -> str:
@@ -111,7 +102,7 @@ def config_command() -> None:
 @click.option("--stdout", is_flag=True, help="Print the file instead of creating it.")
 @json_option("the path as a JSON object")
 @config_option
-def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
+def init_command(stdout: bool, config: Path | None) -> None:
     """Create a config file that lists every setting.
 
     Each setting is commented out, with its default and a description. An existing file is never
@@ -132,8 +123,7 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
     except OSError as error:
         text = f"Cannot write {file}: {error.strerror or error}"
         raise click.ClickException(sentence(text)) from error
-    if as_json:
-        click.echo(json_text({"file": str(file)}))
+    print_json({"file": str(file)})
     print_notice(f"Created {one_line(str(file))}")
 
 
@@ -156,7 +146,7 @@ def _write_new_file(file: Path, text: str) -> None:
 @config_command.command("show")
 @json_option()
 @config_option
-def show_command(as_json: bool, config: Path | None) -> None:
+def show_command(config: Path | None) -> None:
     """Show every setting and where it comes from.
 
     Prints one line per setting, as TOML, with its source as a comment: default, FILE:LINE, or the
@@ -166,13 +156,12 @@ def show_command(as_json: bool, config: Path | None) -> None:
     """
     effective_settings = _load_settings(config, {})
     keys = sorted(effective_settings.settings.keys)
-    if as_json:
-        settings = {
-            name: {"value": setting.value, "source": setting.source}
-            for name, setting in effective_settings.values.items()
-        }
-        fields = {"file": str(effective_settings.file), "found": effective_settings.file_exists}
-        click.echo(json_text({**fields, "settings": settings, "keys": keys}, indent=2))
+    settings = {
+        name: {"value": setting.value, "source": setting.source}
+        for name, setting in effective_settings.values.items()
+    }
+    fields = {"file": str(effective_settings.file), "found": effective_settings.file_exists}
+    if print_json({**fields, "settings": settings, "keys": keys}, indent=2):
         return
     for name, setting in effective_settings.values.items():
         value = setting.value
@@ -189,13 +178,14 @@ def show_command(as_json: bool, config: Path | None) -> None:
 @config_command.command("path")
 @json_option()
 @config_option
-def path_command(as_json: bool, config: Path | None) -> None:
+def path_command(config: Path | None) -> None:
     """Print the path of the config file.
 
     Exit codes: 0 done, even if the file does not exist, 2 wrong usage.
     """
     file = config_path(config, os.environ)
     exists = file.exists()
-    click.echo(json_text({"file": str(file), "found": exists}) if as_json else one_line(str(file)))
+    if not print_json({"file": str(file), "found": exists}):
+        click.echo(one_line(str(file)))
     if not exists:
         print_notice("The file does not exist. `steno config init` creates it.")

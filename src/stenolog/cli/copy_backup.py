@@ -12,11 +12,10 @@ from msgspec import to_builtins
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notice,
-    print_notices,
     progress_bar,
     sentence,
 )
@@ -41,7 +40,7 @@ _PHASE_LABELS: Final = {"copying": "Copying", "last pass": "Final pass", "compar
 @click.argument("target", metavar="DST")
 @dry_run_option
 @_json_option
-def copy_command(source: str, target: str, dry_run: bool, as_json: bool) -> int:
+def copy_command(source: str, target: str, dry_run: bool) -> int:
     """Copy all sessions from one workspace or database to another.
 
     SRC and DST are a folder, sqlite:FILE or postgresql://…. Everything is copied: messages,
@@ -64,17 +63,16 @@ def copy_command(source: str, target: str, dry_run: bool, as_json: bool) -> int:
     """
     with _show_copy_progress(enabled=not dry_run) as on_progress:
         report = copy_place(source, target, dry_run=dry_run, on_progress=on_progress)
-    if as_json:
-        click.echo(json_text(report_fields(report), indent=2))
-    else:
-        _print_lines(problem_lines(report))
-        print_notices(report_lines(report, "Would copy" if dry_run else "Copied"))
+    notices = report_lines(report, "Would copy" if dry_run else "Copied")
+    _print_report(report_fields(report), problem_lines(report), notices)
     return EXIT_PARTIAL if report.problems else 0
 
 
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)
+def _print_report(fields: Any, lines: Iterable[str], notices: Iterable[str]) -> None:
+    if not print_json(fields, indent=2):
+        for line in lines:
+            click.echo(line)
+        print_notice(*notices)
 
 
 @contextmanager
@@ -205,9 +203,7 @@ def _messages_per_second(report: CopyReport) -> int:
 @click.option("--restore", "restoring", is_flag=True, help="Copy missing sessions back from DIR.")
 @_json_option
 @workspace_option
-def backup_command(
-    folder: str, verifying: bool, restoring: bool, as_json: bool, workspace: str
-) -> int:
+def backup_command(folder: str, verifying: bool, restoring: bool, workspace: str) -> int:
     """Back up all sessions to DIR, also while they are in use.
 
     DIR is a workspace of plain text files, even if the sessions are in a database. Run the command
@@ -230,54 +226,46 @@ def backup_command(
     if verifying and restoring:
         raise click.UsageError("--restore already verifies the backup. Leave out --verify.")
     if verifying:
-        return _verify_backup(folder, as_json=as_json)
-    return (_restore_backup if restoring else _back_up)(folder, workspace, as_json=as_json)
+        return _verify_backup(folder)
+    return (_restore_backup if restoring else _back_up)(folder, workspace)
 
 
-def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
+def _back_up(folder: str, workspace: str) -> int:
     check_workspace_exists(workspace)
     with _show_copy_progress() as on_progress:
         report = back_up(workspace, folder, on_progress=on_progress)
-    if as_json:
-        click.echo(json_text({**report_fields(report), "kept": report.kept}, indent=2))
-    else:
-        _print_lines(problem_lines(report))
-        print_notices(report_lines(report, "Backed up"))
-        if report.kept:
-            print_notice(f"Kept {plural(report.kept, 'session')} that the store no longer has.")
+    notices = [*report_lines(report, "Backed up")]
+    if report.kept:
+        notices.append(f"Kept {plural(report.kept, 'session')} that the store no longer has.")
+    fields = {**report_fields(report), "kept": report.kept}
+    _print_report(fields, problem_lines(report), notices)
     return EXIT_PARTIAL if report.problems else 0
 
 
-def _verify_backup(folder: str, *, as_json: bool) -> int:
+def _verify_backup(folder: str) -> int:
     with _show_copy_progress() as on_progress:
         check = verify(folder, on_progress=on_progress)
-    if as_json:
-        click.echo(json_text(to_builtins(check), indent=2))
-    else:
-        _print_lines(_finding_lines(check))
-        status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
-        text = f"Verified {plural(check.sessions, 'session')}, {plural(check.messages, 'message')}"
-        if check.findings:
-            text += f": {plural(len(check.findings), 'problem')} found"
-        print_notice(f"{text}. The last backup was {status}.")
+    status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
+    text = f"Verified {plural(check.sessions, 'session')}, {plural(check.messages, 'message')}"
+    if check.findings:
+        text += f": {plural(len(check.findings), 'problem')} found"
+    notice = f"{text}. The last backup was {status}."
+    _print_report(to_builtins(check), _finding_lines(check), [notice])
     return 1 if check.findings else 0
 
 
-def _restore_backup(folder: str, workspace: str, *, as_json: bool) -> int:
+def _restore_backup(folder: str, workspace: str) -> int:
     with _show_copy_progress() as on_progress:
         report, check = restore(folder, workspace, on_progress=on_progress)
     problems = chain.from_iterable(result.problems for result in report.namespaces.values())
     newer_count = sum(problem.newer for problem in problems)
-    if as_json:
-        fields = {**report_fields(report), "newer": newer_count, "backup": to_builtins(check)}
-        click.echo(json_text(fields, indent=2))
-    else:
-        _print_lines(_finding_lines(check))
-        _print_lines(problem_lines(report, include_newer=False))
-        print_notices(report_lines(report, "Restored"))
-        if newer_count:
-            place = one_line(display_name(workspace))
-            print_notice(f"Kept {plural(newer_count, 'newer session')} in {place}.")
+    notices = [*report_lines(report, "Restored")]
+    if newer_count:
+        place = one_line(display_name(workspace))
+        notices.append(f"Kept {plural(newer_count, 'newer session')} in {place}.")
+    fields = {**report_fields(report), "newer": newer_count, "backup": to_builtins(check)}
+    lines = [*_finding_lines(check), *problem_lines(report, include_newer=False)]
+    _print_report(fields, lines, notices)
     return EXIT_PARTIAL if check.findings or report.problems > newer_count else 0
 
 

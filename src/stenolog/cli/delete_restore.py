@@ -1,7 +1,5 @@
 """`steno delete` and `steno restore`: move sessions to the trash and back."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,10 +13,10 @@ from stenolog.cli.output import (
     error_sentence,
     format_age,
     format_time,
-    json_text,
     one_line,
     plural,
     print_first_lines,
+    print_json,
     print_notice,
     print_result,
     print_rows,
@@ -31,11 +29,9 @@ from stenolog.cli.workspace import (
     dry_run_option,
     find_session,
     json_option,
-    location_hint,
     location_options,
-    open_read_only,
-    open_writable,
     require_terminal,
+    session_command,
     yes_option,
 )
 from stenolog.errors import NoSuchSession, StenologError
@@ -50,9 +46,7 @@ from stenolog.records import TrashedSession
 @dry_run_option
 @json_option("one JSON object per session")
 @location_options
-def delete_command(
-    keys: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, location: Location
-) -> int:
+def delete_command(keys: tuple[str, ...], yes: bool, dry_run: bool, location: Location) -> int:
     """Move sessions to the trash.
 
     `steno restore` restores sessions from the trash; `steno purge` deletes them permanently.
@@ -63,13 +57,13 @@ def delete_command(
     Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
     deleted.
     """
-    with (open_read_only if dry_run else open_writable)(location) as store:
+    with location.open(writable=not dry_run) as store:
         infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
         lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
         if dry_run:
-            for info in infos if as_json else ():
+            for info in infos:
                 fields = {"key": info.key, "uid": info.uid, "messages": info.count}
-                click.echo(json_text({**fields, "deleted": None, "dry_run": True}))
+                print_json({**fields, "deleted": None, "dry_run": True})
             print_first_lines("Would be moved to the trash:", lines)
             return 0
         if not yes:
@@ -86,9 +80,9 @@ def delete_command(
                 exit_code = EXIT_PARTIAL
                 print_notice(error_sentence(error))
                 continue
-            command = one_line(f"`steno restore {shlex.quote(info.key)}{location_hint()}`")
-            text = f"Moved {one_line(info.key)} to the trash. {command} brings it back."
-            print_result({**_trash_fields(session), "dry_run": False}, text, as_json=as_json)
+            command = session_command("restore", info.key)
+            text = f"Moved {one_line(info.key)} to the trash. `{command}` brings it back."
+            print_result({**_trash_fields(session), "dry_run": False}, text)
     return exit_code
 
 
@@ -116,7 +110,6 @@ def restore_command(
     listing: bool,
     uid: str | None,
     as_key: str | None,
-    as_json: bool,
     location: Location,
 ) -> None:
     """Restore the session KEY from the trash.
@@ -132,12 +125,18 @@ def restore_command(
     if listing:
         if uid is not None or as_key is not None:
             raise click.UsageError("--list cannot be combined with --uid or --as.")
-        _print_trash(key, as_json=as_json, location=location)
+        with location.open() as store:
+            sessions = [session for session in store.list_trash() if key in (None, session.key)]
+        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
+        if not sessions:
+            print_notice(
+                "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
+            )
         return
     hint = "`steno restore --list` lists the sessions in"
     if key is None:
         raise click.UsageError(f"KEY is missing. {hint} the trash.")
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         try:
             store.restore(key, uid=uid, as_key=as_key)
         except NoSuchSession:
@@ -147,20 +146,7 @@ def restore_command(
         info = store.info(as_key or key)
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
     text = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
-    print_result(fields, text, as_json=as_json)
-
-
-def _print_trash(key: str | None, *, as_json: bool, location: Location) -> None:
-    with open_read_only(location) as store:
-        sessions = [session for session in store.list_trash() if key in (None, session.key)]
-    if not sessions:
-        print_notice(
-            "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
-        )
-    elif not as_json and sys.stdout.isatty():
-        _print_trash_table(sessions)
-    else:
-        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, as_json=as_json)
+    print_result(fields, text)
 
 
 def _print_trash_table(sessions: Sequence[TrashedSession]) -> None:

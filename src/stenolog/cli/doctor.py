@@ -15,13 +15,19 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.output import error_sentence, json_text, one_line, plural, print_notice
+from stenolog.cli.output import (
+    error_sentence,
+    one_line,
+    plural,
+    print_json,
+    print_notice,
+    wants_json,
+)
 from stenolog.cli.workspace import (
     Location,
     check_workspace_exists,
     choose_workspace,
     json_option,
-    open_existing,
     transcripts_hint,
     workspace_option,
 )
@@ -73,7 +79,6 @@ def doctor_command(
     repairing: bool,
     accepting: bool,
     verbose: bool,
-    as_json: bool,
     workspace: str,
 ) -> int:
     """Check a workspace or database for damage, and repair it on request.
@@ -106,7 +111,7 @@ def doctor_command(
         findings = (*check_indexing(place), *check_fallback_purges(place), *check_disk_space(place))
         report = replace(report, findings=(*report.findings, *findings))
         notes = []
-        if verbose or (sys.stderr.isatty() and not as_json):
+        if verbose or (sys.stderr.isatty() and not wants_json()):
             notes = [
                 *list_notes(place),
                 *_hints_about_unrecalled_notes(place),
@@ -115,15 +120,13 @@ def doctor_command(
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
-    if as_json:
-        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
-        fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
-        click.echo(json_text(fields, indent=2))
-    else:
+    fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
+    fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
+    if not print_json(fields, indent=2):
         for result in repairs:
             _print_repair(result)
         for finding in report.findings:
-            _print_finding(finding, _path_prefix(place))
+            _print_finding(finding, place)
         for note in notes:
             text = one_line(f"{note.meaning} {note.advice}".strip())
             print_notice(_wrap_line(f"{note.kind}: {text}", sys.stderr))
@@ -189,7 +192,7 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     for agent in (None, *agents):
         with (
             suppress(StenologError),
-            open_existing(Location(workspace=place, agent=agent), read_only=True) as store,
+            Location(workspace=place, agent=agent).open_existing() as store,
         ):
             expiring = [entry for entry in expiring if not is_imported(entry[1], store)]
     expiring = [entry for entry in expiring if _has_messages(reader, entry[1])]
@@ -229,16 +232,12 @@ def _print_repair(result: RepairResult) -> None:
     print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.words}"))
 
 
-def _path_prefix(place: str) -> str:
-    """Return the folder to print before the relative paths of findings; empty for a database."""
-    address = parse_address(place)
-    return f"{os.fspath(address.path).rstrip('/')}/" if address.engine == "jsonl" else ""
-
-
-def _print_finding(finding: Finding, folder: str) -> None:
+def _print_finding(finding: Finding, place: str) -> None:
     click.secho(finding.kind, bold=True, nl=False)
     click.echo("" if finding.key is None else f" · {one_line(finding.key)}")
-    path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
+    path, address = finding.path, parse_address(place)
+    if address.engine == "jsonl" and not path.startswith("/"):
+        path = f"{os.fspath(address.path).rstrip('/')}/{path}"
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
     click.echo(_wrap_line(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")

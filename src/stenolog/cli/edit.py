@@ -1,7 +1,6 @@
 """Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `summarize`, `archive`."""
 
 import asyncio
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,15 +12,15 @@ from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
     error_sentence,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notice,
-    print_notices,
     print_result,
     print_rows,
     sentence,
     show_progress,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -30,12 +29,11 @@ from stenolog.cli.workspace import (
     find_session,
     json_option,
     key_argument,
-    location_hint,
     location_options,
     messages_with_verb,
-    open_read_only,
-    open_writable,
     optional_key_argument,
+    seq_option,
+    session_command,
 )
 from stenolog.errors import StenologError
 from stenolog.records import UndoResult
@@ -56,7 +54,6 @@ _OPERATION_NAMES: Final = {
     "checkpoint": "summary",
     "summary": "change of the summary",
 }
-"""Name of each store operation, as `steno undo` prints it."""
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -67,7 +64,7 @@ _OPERATION_NAMES: Final = {
 @click.argument("title")
 @json_option()
 @location_options
-def rename_command(key: str, title: str, as_json: bool, location: Location) -> None:
+def rename_command(key: str, title: str, location: Location) -> None:
     """Set the title of the session KEY.
 
     Lists show the title instead of the first prompt. An empty TITLE removes the title. The key does
@@ -78,7 +75,7 @@ def rename_command(key: str, title: str, as_json: bool, location: Location) -> N
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     title = " ".join(title.split())
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         info = find_session(store, key)
         store.set_meta(info.key, title=title or None)
     old_title = info.meta.get("title")
@@ -86,7 +83,7 @@ def rename_command(key: str, title: str, as_json: bool, location: Location) -> N
     fields = {"key": info.key, "title": title or None, "was": was}
     name = one_line(info.key)
     text = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
 
 
 _REMOVAL_PREFIX: Final = "\0"
@@ -117,7 +114,7 @@ class _TagCommand(click.Command):
 @click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
 @json_option()
 @location_options
-def tag_command(key: str, changes: tuple[str, ...], as_json: bool, location: Location) -> None:
+def tag_command(key: str, changes: tuple[str, ...], location: Location) -> None:
     """Add, remove or list tags of the session KEY.
 
     TAG or +TAG adds a tag, -TAG removes it. Without TAG, all tags are printed, one per line.
@@ -130,16 +127,16 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, location: Loc
     """
     tag_changes = [_parse_tag_change(word.removeprefix(_REMOVAL_PREFIX)) for word in changes]
     # Listing the tags must not need permission to write.
-    with (open_writable if tag_changes else open_read_only)(location) as store:
+    with location.open(writable=bool(tag_changes)) as store:
         info = find_session(store, key)
         tags = info.meta.get("tags")
         old_tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
         new_tags = _apply_tag_changes(old_tags, tag_changes)
         if new_tags != old_tags:
             store.set_meta(info.key, tags=new_tags or None)
-    if as_json:
-        click.echo(json_text({"key": info.key, "tags": new_tags, "was": old_tags}))
-    elif not tag_changes:
+    if print_json({"key": info.key, "tags": new_tags, "was": old_tags}):
+        return
+    if not tag_changes:
         for tag in new_tags:
             click.echo(one_line(tag))
         if not new_tags:
@@ -174,15 +171,10 @@ def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) 
 @click.command("fork")
 @key_argument
 @click.argument("new_key")
-@click.option(
-    "--at",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Copy only up to this message, inclusive.",
-)
+@seq_option("--at", help="Copy only up to this message, inclusive.")
 @json_option()
 @location_options
-def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location: Location) -> None:
+def fork_command(key: str, new_key: str, at: int | None, location: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
 
     Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
@@ -191,7 +183,7 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location
 
     Exit codes: 0 done, 1 failed, for example because NEW_KEY exists, 2 wrong usage.
     """
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         source = find_session(store, key)
         store.fork(source.key, new_key, at=at)
         fork = store.info(new_key)
@@ -206,14 +198,14 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, location
         f"Copied {plural(fork.visible, 'message')}, up to seq {fork.last_seq}, from "
         f"{one_line(source.key)} to {one_line(new_key)}."
     )
-    print_result(fields, text, as_json=as_json)
+    print_result(fields, text)
 
 
 @click.command("undo")
 @key_argument
 @json_option()
 @location_options
-def undo_command(key: str, as_json: bool, location: Location) -> None:
+def undo_command(key: str, location: Location) -> None:
     """Undo the last operation that hid messages of the session KEY or changed its summary.
 
     These operations are a summary, a truncation, /clear, /retry and /edit. Messages that were added
@@ -222,7 +214,7 @@ def undo_command(key: str, as_json: bool, location: Location) -> None:
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         key = find_session(store, key).key
         undo_result = undo_last(store, key)
         undoable_count = store.info(key).undoable
@@ -230,7 +222,7 @@ def undo_command(key: str, as_json: bool, location: Location) -> None:
     count_text = f"{undoable_count:,} more can be undone."
     undoable_text = count_text if undoable_count else "Nothing more to undo."
     fields = {"key": key, **asdict(undo_result), "left": undoable_count}
-    print_result(fields, f"{_undo_text(undo_result, has_summary)} {undoable_text}", as_json=as_json)
+    print_result(fields, f"{_undo_text(undo_result, has_summary)} {undoable_text}")
 
 
 def _undo_text(result: UndoResult, has_summary: bool) -> str:
@@ -251,7 +243,7 @@ def _undo_text(result: UndoResult, has_summary: bool) -> str:
 @dry_run_option
 @json_option()
 @agent_options
-def summarize_command(key: str, dry_run: bool, as_json: bool, options: AgentOptions) -> int:
+def summarize_command(key: str, dry_run: bool, options: AgentOptions) -> int:
     """Summarize all but the last turns of the session KEY.
 
     The model writes the summary, like the chat command /compact. Later requests contain the summary
@@ -262,10 +254,10 @@ def summarize_command(key: str, dry_run: bool, as_json: bool, options: AgentOpti
 
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    return asyncio.run(_summarize(options, key, dry_run=dry_run, as_json=as_json))
+    return asyncio.run(_summarize(options, key, dry_run=dry_run))
 
 
-async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json: bool) -> int:
+async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
     """Summarize a session, print the result, and return the exit code."""
     # These imports are slow and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
@@ -280,7 +272,7 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json:
         key = find_session(opened_agent.agent.store, key).key
         if dry_run:
             plan = await opened_agent.loop.run(_plan_summary, opened_agent, key)
-            fields, text = _plan_report(key, plan)
+            fields, text = _plan_report(plan)
         else:
             session_model(opened_agent, key)
             report = await signals.run_until_signal(_make_summary(opened_agent, key))
@@ -291,7 +283,7 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool, as_json:
         ) from None
     finally:
         exit_code = await close_agent(opened_agent, signals, print_notice)
-    print_result(fields, text, as_json=as_json)
+    print_result({"key": key, **_NO_SUMMARY, **fields, "dry_run": dry_run}, text)
     return exit_code
 
 
@@ -312,38 +304,35 @@ def _plan_summary(opened_agent: "OpenAgent", key: str) -> "SummaryPlan | None":
 
 
 _NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
+_NO_SUMMARY: Final = {
+    "hidden": 0,
+    **dict.fromkeys(("first", "last", "tokens_before", "tokens_after", "fallback")),
+}
 
 
-def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
+def _plan_report(plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
-        return _summary_fields(key, dry_run=True), _NOTHING_TO_SUMMARIZE
+        return {}, _NOTHING_TO_SUMMARIZE
     first, hidden, tokens = plan.messages[0].seq, len(plan.messages), plan.tokens_before
     text = (
         f"Would summarize {plural(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
         f"{plural(plan.kept, 'message')} visible. The next request has about {tokens:,} tokens now."
     )
     fields = {"hidden": hidden, "first": first, "last": plan.upto, "tokens_before": tokens}
-    return _summary_fields(key, dry_run=True, **fields), text
+    return fields, text
 
 
 def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if report is None:
-        return _summary_fields(key, dry_run=False), _NOTHING_TO_SUMMARIZE
+        return {}, _NOTHING_TO_SUMMARIZE
     # This import is only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 
-    values = attributes_of(report, "first", "last", "tokens_before", "tokens_after")
-    values |= {"hidden": report.count, "fallback": report.fallback or None}
-    fields = _summary_fields(key, dry_run=False, **values)
+    fields = attributes_of(report, "first", "last", "tokens_before", "tokens_after")
+    fields |= {"hidden": report.count, "fallback": report.fallback or None}
     problem = f" {error_sentence(report.fallback)}" if report.fallback else ""
-    undo_hint = one_line(f"`steno undo {shlex.quote(key)}{location_hint()}`")
-    return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint} restores them.{problem}"
-
-
-def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **values: Any) -> dict[str, Any]:
-    field_names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    fields = {name: values.get(name) for name in field_names}
-    return {"key": key, "hidden": hidden, **fields, "dry_run": dry_run}
+    undo_hint = f"`{session_command('undo', key)}` restores them."
+    return fields, f"{str(report).removesuffix(UNDO_HINT)}. {undo_hint}{problem}"
 
 
 # --- archive ---------------------------------------------------------------------------------
@@ -359,9 +348,7 @@ _ARCHIVE_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
 @dry_run_option
 @json_option("one JSON object per session")
 @location_options
-def archive_command(
-    key: str | None, all_sessions: bool, dry_run: bool, as_json: bool, location: Location
-) -> int:
+def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location: Location) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
     Archiving makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives,
@@ -374,7 +361,7 @@ def archive_command(
     """
     if (key is not None) == all_sessions:
         raise click.UsageError("Give a KEY or --all.")
-    with open_writable(location) as store:
+    with location.open(writable=True) as store:
         keys = [find_session(store, key).key] if key is not None else store.list_sessions()
         results = []
         with show_progress("Archiving", len(keys), enabled=all_sessions) as advance:
@@ -382,14 +369,13 @@ def archive_command(
                 results.append(_archive_session(store, name, dry_run, not all_sessions))
                 advance()
     print_rows(
-        [result for result in results if as_json or result["archived"]],
+        [result for result in results if wants_json() or result["archived"]],
         fields=lambda result: result,
         cells=lambda result: (
             "-" if result[name] is None else result[name] for name in _ARCHIVE_COLUMNS
         ),
-        as_json=as_json,
     )
-    print_notices(_archive_report_lines(results, dry_run=dry_run))
+    print_notice(*_archive_report_lines(results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result["problem"] for result in results) else 0
 
 

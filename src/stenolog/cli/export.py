@@ -15,13 +15,13 @@ import click
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
-    json_text,
     one_line,
     plural,
+    print_json,
     print_notice,
-    print_notices,
     printable,
     sentence,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -31,7 +31,6 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
     messages_with_verb,
-    open_read_only,
     optional_key_argument,
     read_each_session,
 )
@@ -52,11 +51,8 @@ _FORMAT_BY_SUFFIX: Final[dict[str, ExportFormat]] = {
     ".htm": "html",
     ".jsonl": "jsonl",
 }
-"""Format by file suffix, used if no format is given."""
 _SUFFIX_BY_FORMAT: Final = {"jsonl": "jsonl", "openai": "jsonl", "markdown": "md", "html": "html"}
-"""File suffix by format, used if all sessions are exported."""
 _MAX_TITLE_LENGTH: Final = 60
-"""Maximum number of characters of the title in a file name."""
 _INDEX_NAME: Final = "index.html"
 _GENERATOR_TAG: Final = b'<meta name="generator" content="stenolog">'
 """HTML tag by which an index.html of this command is recognized."""
@@ -125,7 +121,6 @@ def export_command(
     prefix: str,
     force: bool,
     redact: bool | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Export the messages of the session KEY to stdout or a file, or all sessions to a folder.
@@ -169,21 +164,19 @@ def export_command(
         raise click.UsageError("--since and --prefix select sessions of --all: omit KEY.")
     elif output and Path(output).is_dir():
         raise click.UsageError(f"{one_line(output)} is a folder. Name a file.")
-    if as_json and output is None:
+    if wants_json() and output is None:
         raise click.UsageError("--json requires a file: add -o FILE.")
     export_format = export_format or ("jsonl" if key is None else _format_of_file(output))
     # guard: export-redacted
     redactor = SharingRedactor(enabled=export_format != "jsonl" if redact is None else redact)
     if key is None:
         folder = str(output)
-        with open_read_only(location) as store:
+        with location.open() as store:
             _prepare_folder(Path(folder), export_format, force=force)
-            return _export_all(
-                store, folder, export_format, redactor, since, prefix, as_json=as_json
-            )
+            return _export_all(store, folder, export_format, redactor, since, prefix)
     if output is not None and not force and os.path.lexists(output):
         raise _file_exists_error(output)
-    with open_read_only(location) as store:
+    with location.open() as store:
         info = find_session_to_read(store, key)
         if export_format == "html" and include_hidden is None:
             # This import is slow and only needed for pages.
@@ -199,15 +192,13 @@ def export_command(
         else:
             _write_file(Path(output), chunks)
             print_notice(f"Wrote {plural(len(messages), 'message')} to {one_line(output)}.")
-        if as_json:
-            fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
-            fields |= {"messages": len(messages), "redacted": redactor.count}
-            click.echo(json_text(fields))
+        fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
+        print_json({**fields, "messages": len(messages), "redacted": redactor.count})
         _print_redaction_notice(export_format, redactor, "file", "it")
         if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
             hidden_text = messages_with_verb(info.count - len(messages))
             print_notice(f"{hidden_text} hidden. Use --all to include them.")
-        print_notices(damage_lines(find_session(store, info.key), location.workspace))
+        print_notice(*damage_lines(find_session(store, info.key), location.workspace))
     return 0
 
 
@@ -267,8 +258,6 @@ def _export_all(
     redactor: SharingRedactor,
     since: datetime | None,
     prefix: str,
-    *,
-    as_json: bool,
 ) -> int:
     """Write each session to a separate file, print a report, and return the exit code."""
     exported: list[_ExportedSession] = []
@@ -290,14 +279,13 @@ def _export_all(
 
         exported.sort(key=lambda session: session.last, reverse=True)
         _write_file(Path(folder, _INDEX_NAME), [index_page(exported)])
-    print_notices(f"{one_line(key)}: {sentence(problem)}" for key, problem in problems.items())
+    print_notice(*(f"{one_line(key)}: {sentence(problem)}" for key, problem in problems.items()))
     message_count = sum(session.messages for session in exported)
     exported_text = f"{plural(len(exported), 'session')} with {plural(message_count, 'message')}"
     print_notice(f"Wrote {exported_text} to {one_line(folder)}.")
-    if as_json:
-        fields: dict[str, Any] = {"folder": folder, "format": export_format}
-        fields |= {"messages": message_count, "sessions": len(exported)}
-        click.echo(json_text({**fields, "redacted": redactor.count, "problems": problems}))
+    fields: dict[str, Any] = {"folder": folder, "format": export_format}
+    fields |= {"messages": message_count, "sessions": len(exported)}
+    print_json({**fields, "redacted": redactor.count, "problems": problems})
     _print_redaction_notice(export_format, redactor, "files", "them")
     return EXIT_PARTIAL if problems else 0
 

@@ -18,7 +18,7 @@ from stenolog.cli.output import (
     attributes_of,
     one_line,
     plural,
-    print_notices,
+    print_notice,
     print_rows,
     print_table,
     sentence,
@@ -30,7 +30,6 @@ from stenolog.cli.workspace import (
     dry_run_option,
     json_option,
     location_options,
-    open_read_only,
 )
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
@@ -43,7 +42,6 @@ from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, 
 from stenolog.transfer.migration import ImportedSession, ImportReport, import_folder
 
 MAX_LISTED_KEYS: Final = 5
-"""Maximum number of keys listed in the error for an unknown key."""
 _STORE_URL: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
 _STORE_FOLDERS: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
 """Folders of a stenolog store, which may be next to the files to import."""
@@ -69,7 +67,6 @@ TRANSCRIPT_PROGRAMS: Final = (
     "open-webui",
     "aider",
 )
-"""Programs whose transcripts can be imported (transfer/transcripts)."""
 NEEDED_PATHS: Final = {
     **dict.fromkeys(PROGRAMS, "file or folder"),
     "chatgpt": "zip or JSON file of the export",
@@ -153,7 +150,6 @@ def import_command(
     time_field: str,
     watch: bool,
     dry_run: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Import sessions of other programs from SOURCE.
@@ -226,9 +222,7 @@ def import_command(
             raise click.UsageError(
                 "--map, --map-file, --aliases and --time-field do not apply to transcripts."
             )
-        return _import_transcripts(
-            *transcripts, location, watch=watch, dry_run=dry_run, as_json=as_json
-        )
+        return _import_transcripts(*transcripts, location, watch=watch, dry_run=dry_run)
     if watch:
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
@@ -263,20 +257,17 @@ def import_command(
             if _confirm_aliases(report, aliases, dry_run=dry_run):
                 alias_report = import_all(store=store, accept_aliases=True, map_key=key_map)
                 report = _with_aliases(report, alias_report)
-    if sys.stdout.isatty() and report.imported and not as_json:
-        _print_table(report)
-    else:
-        print_rows(
-            report.imported,
-            fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
-            cells=_session_cells,
-            as_json=as_json,
-        )
+    print_rows(
+        report.imported,
+        fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
+        cells=_session_cells,
+        table=_print_table,
+    )
     problems = list(_problem_lines(report))
-    print_notices(problems)
-    print_notices(_conversion_lines(report))
-    print_notices(_alias_lines(report, dry_run=dry_run))
-    print_notices(_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
+    print_notice(*problems)
+    print_notice(*_conversion_lines(report))
+    print_notice(*_alias_lines(report, dry_run=dry_run))
+    print_notice(*_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
     if not report.imported and not report.migrated:
         return 1
     return EXIT_PARTIAL if problems else 0
@@ -287,7 +278,7 @@ def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: boo
     lines = list(_unaccepted_alias_lines(report))
     if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
-    print_notices(lines)
+    print_notice(*lines)
     return click.confirm("Accept these aliases?", err=True)
 
 
@@ -328,12 +319,17 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
     """Return the program and path of the transcripts; None if SOURCE has other sessions."""
     if program in PROGRAMS:
         return None
-    # These imports load the readers of all programs.
-    from stenolog.cli.import_transcripts import find_transcripts_place
-    from stenolog.transfer.transcripts.programs import detect_program
+    # This import loads the readers of all programs.
+    from stenolog.transfer.transcripts.programs import detect_program, find_transcripts_path
 
     if isinstance(source, str):
-        return source, find_transcripts_place(source)
+        path = find_transcripts_path(source)
+        if path is None:
+            raise click.ClickException(
+                f"No transcripts of {source} in the usual place; "
+                f"name their folder: steno import --from {source} FOLDER"
+            )
+        return source, path
     if program is not None:
         return program, source
     program = detect_program(source)
@@ -355,7 +351,7 @@ def _has_other_sessions(source: Path) -> bool:
 
 
 def _import_transcripts(
-    program: str, path: Path, location: Location, *, watch: bool, dry_run: bool, as_json: bool
+    program: str, path: Path, location: Location, *, watch: bool, dry_run: bool
 ) -> int:
     """Import the transcripts of a program and return the exit code."""
     from stenolog.cli.import_transcripts import TranscriptsCommand
@@ -365,7 +361,7 @@ def _import_transcripts(
     # Use a store in memory, so that no workspace is created without transcripts.
     with open_location(location) if has_files else InMemoryStore() as store:
         command = TranscriptsCommand(program, path, store)
-        exit_code = command.run(as_json=as_json, dry_run=dry_run)
+        exit_code = command.run(dry_run=dry_run)
         if watch:
             command.watch()
     return exit_code
@@ -420,7 +416,7 @@ _MIN_TERMINAL_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file":
 """Minimum width of the terminal, in characters, by column after the key."""
 
 
-def _print_table(report: ImportReport) -> None:
+def _print_table(sessions: Sequence[ImportedSession]) -> None:
     console = terminal_console()
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
     for name, width in _MIN_TERMINAL_WIDTHS.items():
@@ -437,7 +433,7 @@ def _print_table(report: ImportReport) -> None:
             "file": (one_line(Path(session.file).name), "dim"),
         }
 
-    rows = ([cells(session)[name] for name in columns] for session in report.imported)
+    rows = ([cells(session)[name] for name in columns] for session in sessions)
     print_table(columns, rows, console=console)
 
 
@@ -504,7 +500,7 @@ def _open_read_only(location: Location) -> Store:
     """Open the store read-only. If the store does not exist yet, return an empty store."""
     address = parse_address(location.workspace)
     exists = address.engine == "postgresql" or Path(address.path).exists()
-    return open_read_only(location) if exists else InMemoryStore()
+    return location.open() if exists else InMemoryStore()
 
 
 def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:

@@ -1,7 +1,7 @@
 """`steno import claude-code`: import transcripts of coding agents and chat exports."""
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,15 +13,15 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     show_import_progress,
+    wants_json,
 )
 from stenolog.errors import StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.programs import PROGRAMS, find_transcripts_path
+from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
@@ -34,23 +34,7 @@ from stenolog.transfer.transcripts.transcript_import import (
 )
 
 WATCH_SECONDS: Final = 2.0
-"""Seconds between two checks of watched files."""
 MAX_TABLE_ROWS: Final = 40
-"""Maximum number of sessions in a table that is printed in a terminal."""
-
-
-def find_transcripts_place(program: str) -> Path:
-    """Return the usual folder or file of a program's transcripts.
-
-    Raises ClickException if there is none.
-    """
-    path = find_transcripts_path(program)
-    if path is None:
-        raise click.ClickException(
-            f"No transcripts of {program} in the usual place; "
-            f"name their folder: steno import --from {program} FOLDER"
-        )
-    return path
 
 
 class TranscriptsCommand:
@@ -76,7 +60,7 @@ class TranscriptsCommand:
             self._problems.append(f"{one_line(path)} cannot be read: {reason}")
         return files
 
-    def run(self, *, as_json: bool, dry_run: bool = False) -> int:
+    def run(self, *, dry_run: bool = False) -> int:
         """Import all new messages, print the result, and return the exit code.
 
         Exit codes: 0 everything was imported, 1 there is no transcript, 3 something was not
@@ -90,8 +74,8 @@ class TranscriptsCommand:
                 advance(file.size)
             batch.flush()
             self._add_reports(batch.reports)
-        self._print_rows(as_json=as_json)
-        print_notices(self._problems)
+        self._print_rows()
+        print_notice(*self._problems)
         print_notice(self._summary_text(dry_run=dry_run))
         if self._problems:
             return EXIT_PARTIAL
@@ -126,34 +110,21 @@ class TranscriptsCommand:
                     for report in self._changed_reports():
                         click.echo(f"{one_line(report.key)}\t{report.added}")
                     self._reports.clear()
-            print_notices(text for text in self._problems if text not in printed_problems)
+            print_notice(*(text for text in self._problems if text not in printed_problems))
             printed_problems = set(self._problems)
             self._problems.clear()
             time.sleep(WATCH_SECONDS)
 
     # --- output ------------------------------------------------------------------------------
 
-    def _print_rows(self, *, as_json: bool) -> None:
+    def _print_rows(self) -> None:
         """Print a row for each session with new or changed messages; as JSON, for each session."""
-        changed_reports = self._changed_reports()
-        if as_json or not sys.stdout.isatty():
-            print_rows(
-                self._reports if as_json else changed_reports,
-                fields=self._report_fields,
-                cells=lambda report: (report.key, report.added, report.messages),
-                as_json=as_json,
-            )
-            return
-        right = {"justify": "right"}
-        columns = {"key": {"overflow": "fold"}, "added": right, "messages": right}
-        if changed_reports:
-            rows = [
-                ((one_line(report.key), "cyan"), str(report.added), str(report.messages))
-                for report in changed_reports[:MAX_TABLE_ROWS]
-            ]
-            print_table(columns, rows)
-        if len(changed_reports) > MAX_TABLE_ROWS:
-            print_notice(f"… and {plural(len(changed_reports) - MAX_TABLE_ROWS, 'more session')}")
+        print_rows(
+            self._reports if wants_json() else self._changed_reports(),
+            fields=self._report_fields,
+            cells=lambda report: (report.key, report.added, report.messages),
+            table=_print_table,
+        )
 
     def _changed_reports(self) -> list[TranscriptReport]:
         return [report for report in self._reports if report.added or report.changed]
@@ -183,3 +154,15 @@ class TranscriptsCommand:
             left_out_text = "of system prompts, tool schemas and other records left out"
             parts.append(f"{(left_out_bytes + 999) // 1000:,} kB {left_out_text}")
         return "; ".join(parts) + "."
+
+
+def _print_table(reports: Sequence[TranscriptReport]) -> None:
+    right = {"justify": "right"}
+    columns = {"key": {"overflow": "fold"}, "added": right, "messages": right}
+    rows = [
+        ((one_line(report.key), "cyan"), str(report.added), str(report.messages))
+        for report in reports[:MAX_TABLE_ROWS]
+    ]
+    print_table(columns, rows)
+    if len(reports) > MAX_TABLE_ROWS:
+        print_notice(f"… and {plural(len(reports) - MAX_TABLE_ROWS, 'more session')}")

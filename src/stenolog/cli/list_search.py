@@ -27,13 +27,13 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     printable,
     progress_bar,
     sentence,
     terminal_console,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -42,7 +42,6 @@ from stenolog.cli.workspace import (
     display_name,
     json_option,
     location_options,
-    open_read_only,
     prefix_option,
     tag_option,
     transcripts_hint,
@@ -60,13 +59,10 @@ if TYPE_CHECKING:
     from stenolog.transfer.importers.legacy_session import Source
 
 _TERMINAL_ROW_LIMIT: Final = 50
-"""Default number of sessions listed in a terminal."""
 _NO_LIMIT: Final = 1 << 62
-"""A limit larger than any number of sessions."""
 _FOREIGN_SUFFIX: Final = ".json"
 """Suffix of the session files of some other programs."""
 _MAX_LISTED_NAMES: Final = 8
-"""Maximum number of names listed in a remark or error."""
 
 
 @click.command("list")
@@ -114,7 +110,6 @@ def list_command(
     since: datetime | None,
     sort: Sort | None,
     limit: int | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """List the sessions of a workspace.
@@ -146,7 +141,7 @@ def list_command(
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
     """  # noqa: D301 -- click knows a block by this character
     location = replace(location, workspace=choose_workspace(directory, location.workspace))
-    as_table = sys.stdout.isatty() and not as_json
+    as_table = sys.stdout.isatty() and not wants_json()
     with _open_workspace_catalog(location) as (catalog, progress):
         project_path = project if project is None else _find_project(catalog, project)
         page = catalog.list(
@@ -162,12 +157,11 @@ def list_command(
             progress=progress,
         )
         remark = "" if page.entries else _no_match_remark(catalog, program, project_path)
-    if as_table and page.entries:
-        _print_sessions_table(page.entries)
-    else:
-        print_rows(page.entries, fields=_session_fields, cells=_session_cells, as_json=as_json)
+    print_rows(
+        page.entries, fields=_session_fields, cells=_session_cells, table=_print_sessions_table
+    )
     is_unfiltered = not (prefix or tag or state or failed or program or project or since)
-    print_notices(_list_remarks(page, location, is_unfiltered, remark, sort))
+    print_notice(*_list_remarks(page, location, is_unfiltered, remark, sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
 
 
@@ -219,7 +213,9 @@ def _list_remarks(
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
         yield from damage_lines(entry, location.workspace)
-    hint = _transcripts_hint(location) if is_unfiltered and not page.entries else ""
+    hint, place = "", location.place
+    if is_unfiltered and not page.entries and parse_address(place.where).engine == "jsonl":
+        hint = transcripts_hint(Path(place.where, location.namespace or ""))
     if hint:
         yield error_sentence(hint)
     elif is_unfiltered and page.after is None:
@@ -227,13 +223,6 @@ def _list_remarks(
     is_whole_workspace = location.agent is None and location.namespace is None
     if is_unfiltered and (not page.entries or is_whole_workspace):
         yield from _other_namespace_remarks(other_namespaces(location.workspace))
-
-
-def _transcripts_hint(location: Location) -> str:
-    place = location.place
-    if parse_address(place.where).engine != "jsonl":
-        return ""
-    return transcripts_hint(Path(place.where, location.namespace or ""))
 
 
 def _location_phrase(location: Location) -> str:
@@ -395,7 +384,6 @@ def search_command(
     until: datetime | None,
     limit: int,
     newest: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Find messages that contain all words of QUERY, including hidden messages.
@@ -426,15 +414,12 @@ def search_command(
         if role is not None and not result.hits:
             # The role may be misspelt, so search all roles.
             other_hits = search(limit=_ROLE_SAMPLE_SIZE).hits
-    if sys.stdout.isatty() and not as_json:
-        _print_hits(result.hits)
-    else:
-        print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, as_json=as_json)
+    print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, table=_print_hits)
     remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query, other_hits)
     if remark:
         print_notice(remark)
     unreadable_sessions = result.unreadable.items()
-    print_notices(f"{one_line(key)}: {sentence(problem)}" for key, problem in unreadable_sessions)
+    print_notice(*(f"{one_line(key)}: {sentence(problem)}" for key, problem in unreadable_sessions))
     return 0 if result.hits else 1
 
 
@@ -510,7 +495,6 @@ def _count_text(result: Hits) -> str:
 
 
 _PROGRESS_DELAY_SECONDS: Final = 0.5
-"""Seconds after which the progress bar appears."""
 
 
 class IndexProgress:
@@ -543,7 +527,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
     place = location.place
     progress = IndexProgress()
     with ExitStack() as stack:
-        store = stack.enter_context(open_read_only(location))
+        store = stack.enter_context(location.open())
         is_catalog_stored = True
         if parse_address(place.where).engine == "postgresql":
             writable_store = _open_for_indexing(store, place)
@@ -556,7 +540,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
             yield catalog, progress
         finally:
             progress.close()
-            print_notices(one_line(f"{problem}.") for problem in catalog.problems)
+            print_notice(*(one_line(f"{problem}.") for problem in catalog.problems))
 
 
 def _open_for_indexing(store: Store, place: SessionsLocation) -> Store | None:

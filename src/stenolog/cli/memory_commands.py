@@ -3,10 +3,9 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
 from itertools import groupby
 from typing import IO, Any, Final, TextIO
 
@@ -19,10 +18,9 @@ from stenolog.cli.output import (
     attributes_of,
     format_age,
     format_time,
-    json_text,
     one_line,
+    print_json,
     print_notice,
-    print_notices,
     print_rows,
     print_table,
     printable,
@@ -37,7 +35,7 @@ from stenolog.cli.workspace import (
     dry_run_option,
     json_option,
     location_hint,
-    open_existing,
+    options_as_struct,
     require_terminal,
     workspace_option,
     yes_option,
@@ -67,7 +65,7 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
             store = open_store(self.workspace, namespace=NOTES)
         else:
             location = Location(workspace=self.workspace, namespace=NOTES)
-            store = open_existing(location, read_only=not writable)
+            store = location.open_existing(writable=writable)
         with store:
             yield Notes(store)
 
@@ -104,20 +102,13 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
         return list({(note.scope, note.id): note for note in selected_notes}.values())
 
 
-def note_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--who`, `--agent` and `--workspace` to a command, passed as NoteSelection."""
-
-    @click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
-    @click.option("--agent", metavar="NAME", help="Only notes of this agent.")
-    @workspace_option
-    @wraps(command)
-    def with_selection(
-        *arguments: Any, who: str | None, agent: str | None, workspace: str, **others: Any
-    ) -> Any:
-        selection = NoteSelection(workspace=workspace, who=who, agent=agent)
-        return command(*arguments, selection=selection, **others)
-
-    return with_selection
+note_options: Final = options_as_struct(
+    "selection",
+    NoteSelection,
+    click.option("--who", metavar="USER", help="Only notes of this user or group chat."),
+    click.option("--agent", metavar="NAME", help="Only notes of this agent."),
+    workspace_option,
+)
 
 
 def _find_note(notes: Sequence[Note], note_id: str) -> Note:
@@ -154,12 +145,9 @@ def note_label(note: Note) -> str:
     return f"{note.id} “{shorten(one_line(printable(note.text)), 60)}”"
 
 
-def print_notes(notes: Sequence[Note], *, as_json: bool) -> None:
+def print_notes(notes: Sequence[Note]) -> None:
     """Print notes to stdout: as tables in a terminal, otherwise as JSON or tab-separated lines."""
-    if sys.stdout.isatty() and not as_json:
-        _print_note_tables(notes)
-    else:
-        print_rows(notes, fields=_note_fields, cells=_note_cells, as_json=as_json)
+    print_rows(notes, fields=_note_fields, cells=_note_cells, table=_print_note_tables)
 
 
 def _note_cells(note: Note) -> Sequence[str]:
@@ -247,7 +235,7 @@ def memory_command() -> None:
 @click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
 @_json_option
 @note_options
-def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSelection) -> None:
+def list_command(kind: Kind | None, full: bool, selection: NoteSelection) -> None:
     """List notes by user, oldest first.
 
     Prints one line per note, separated by tabs: id, kind, time, state, user, text. In a terminal
@@ -258,7 +246,7 @@ def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSe
     with selection.open() as notes:
         scopes = selection.find_scopes(notes)
         matches = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
-    print_notes(matches, as_json=as_json)
+    print_notes(matches)
     if not matches and kind is None and selection.who is None and selection.agent is None:
         print_notice(f"There are no notes in {display_name(selection.workspace)} yet.")
     elif not matches:
@@ -269,7 +257,7 @@ def list_command(kind: Kind | None, full: bool, as_json: bool, selection: NoteSe
 @click.argument("query", nargs=-1, required=True)
 @_json_option
 @note_options
-def search_command(query: tuple[str, ...], as_json: bool, selection: NoteSelection) -> int:
+def search_command(query: tuple[str, ...], selection: NoteSelection) -> int:
     """Find notes that contain all words of QUERY.
 
     QUERY has the same syntax as for `steno search`. Forgotten and superseded notes are not
@@ -283,7 +271,7 @@ def search_command(query: tuple[str, ...], as_json: bool, selection: NoteSelecti
     with selection.open() as notes:
         scopes = selection.find_scopes(notes)
         matches = [note for scope in scopes for note in notes.search(text, scope=scope)]
-    print_notes(matches, as_json=as_json)
+    print_notes(matches)
     if not matches:
         print_notice("No matching notes.")
     return 0 if matches else 1
@@ -293,7 +281,7 @@ def search_command(query: tuple[str, ...], as_json: bool, selection: NoteSelecti
 @click.argument("id")
 @_json_option
 @note_options
-def show_command(id: str, as_json: bool, selection: NoteSelection) -> None:
+def show_command(id: str, selection: NoteSelection) -> None:
     """Show the note ID with all details.
 
     The first characters of an id are enough.
@@ -302,9 +290,7 @@ def show_command(id: str, as_json: bool, selection: NoteSelection) -> None:
     """
     with selection.open() as notes:
         [note] = selection.find_notes(notes, [id])
-    if as_json:
-        print_notes([note], as_json=True)
-    else:
+    if not print_json(_note_fields(note)):
         print_note(note)
 
 
@@ -320,7 +306,6 @@ def forget_command(
     purge: bool,
     yes: bool,
     dry_run: bool,
-    as_json: bool,
     selection: NoteSelection,
 ) -> None:
     """Forget notes, or delete their text permanently.
@@ -346,19 +331,18 @@ def forget_command(
             # The output may be logged: purged text must not appear in it.
             is_purged = purge and not dry_run
             print_notice(f"{verb}: {note.id if is_purged else note_label(note)}")
-            print_notices(f"In force again: {note_label(other)}" for other in restored_notes)
-            print_notices(f"Not deleted: {sentence(place)}" for place in not_reached)
-            if as_json:
-                fields = {
-                    "id": note.id,
-                    "agent": note.scope.agent,
-                    "who": note.scope.name,
-                    "purged": purge,
-                    "in_force_again": [other.id for other in restored_notes],
-                    "not_reached": not_reached,
-                    "dry_run": dry_run,
-                }
-                click.echo(json_text(fields))
+            print_notice(*(f"In force again: {note_label(other)}" for other in restored_notes))
+            print_notice(*(f"Not deleted: {sentence(place)}" for place in not_reached))
+            fields = {
+                "id": note.id,
+                "agent": note.scope.agent,
+                "who": note.scope.name,
+                "purged": purge,
+                "in_force_again": [other.id for other in restored_notes],
+                "not_reached": not_reached,
+                "dry_run": dry_run,
+            }
+            print_json(fields)
     if not purge and not dry_run:
         print_notice(f"Undo with {_undo_command_text(selected_notes[-1].scope)}.")
 
@@ -373,7 +357,7 @@ def _undo_command_text(scope: Scope) -> str:
 def _confirm_purge(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort, and UsageError if there is no terminal."""
     require_terminal("--purge deletes permanently")
-    print_notices(map(note_label, notes))
+    print_notice(*map(note_label, notes))
     notes_phrase = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
     click.confirm(f"Delete {notes_phrase} permanently?", abort=True, err=True)
 
@@ -396,7 +380,7 @@ def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], 
 @memory_command.command("undo")
 @_result_option
 @note_options
-def undo_command(as_json: bool, selection: NoteSelection) -> None:
+def undo_command(selection: NoteSelection) -> None:
     """Restore the note of a user that was forgotten last.
 
     Each call restores one note, up to eight in all, but none that was forgotten before a purge.
@@ -410,11 +394,10 @@ def undo_command(as_json: bool, selection: NoteSelection) -> None:
         notes_after = {note.id: note for note in notes.list(scope)}
     restored_ids = [id for id in notes_after if id not in notes_before]
     superseded_ids = [id for id in notes_before if id not in notes_after]
-    print_notices(f"In force again: {note_label(notes_after[id])}" for id in restored_ids)
-    print_notices(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids)
-    if as_json:
-        ids = {"in_force_again": restored_ids, "superseded_again": superseded_ids}
-        click.echo(json_text({"agent": scope.agent, "who": scope.name, **ids}))
+    print_notice(*(f"In force again: {note_label(notes_after[id])}" for id in restored_ids))
+    print_notice(*(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids))
+    ids = {"in_force_again": restored_ids, "superseded_again": superseded_ids}
+    print_json({"agent": scope.agent, "who": scope.name, **ids})
     if notes_before == notes_after:
         print_notice("Undone. The same notes are in force as before.")
 
@@ -456,7 +439,7 @@ class _TextFile(click.File):
 @click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
 @_result_option
 @note_options
-def import_command(file: TextIO, dry_run: bool, as_json: bool, selection: NoteSelection) -> int:
+def import_command(file: TextIO, dry_run: bool, selection: NoteSelection) -> int:
     """Import edited notes from FILE, or from stdin with -.
 
     FILE is the output of `steno memory export`. A changed text replaces the old note, a deleted
@@ -480,13 +463,12 @@ def import_command(file: TextIO, dry_run: bool, as_json: bool, selection: NoteSe
     }
     for change, notes in notes_by_change.items():
         verb = f"Would be {change}" if dry_run else change.capitalize()
-        print_notices(f"{verb}: {one_line(printable(note.text))}" for note in notes)
-    print_notices(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts)
+        print_notice(*(f"{verb}: {one_line(printable(note.text))}" for note in notes))
+    print_notice(*(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts))
     if not changes.count and not changes.conflicts:
         print_notice("Nothing to change: the file matches the notes.")
-    if as_json:
-        texts = {change: [note.text for note in notes] for change, notes in notes_by_change.items()}
-        click.echo(json_text({**texts, "left_out": changes.conflicts, "dry_run": dry_run}))
+    texts = {change: [note.text for note in notes] for change, notes in notes_by_change.items()}
+    print_json({**texts, "left_out": changes.conflicts, "dry_run": dry_run})
     return EXIT_PARTIAL if changes.conflicts else 0
 
 

@@ -25,11 +25,10 @@ _Item = TypeVar("_Item")
 EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 EXIT_CTRL_C: Final = 128 + 2
-"""Exit code of a program that was ended with Ctrl-C."""
+JSON_OUTPUT: Final = "stenolog.json"
+"""Entry of click's `Context.meta` that is true if the command has the option `--json`."""
 _MAX_CONFIRMED_LINES: Final = 20
-"""Maximum number of lines listed before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
-"""Minimum size of an import in bytes for which a progress bar is shown."""
 
 # Match whole control sequences. Otherwise their visible part, such as "[31m", would remain.
 _CONTROL_SEQUENCE: Final = lazy_pattern(
@@ -74,15 +73,10 @@ def attributes_of(item: object, *names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
 
 
-def print_notice(text: str) -> None:
-    """Print a message to stderr."""
-    click.echo(printable(text), err=True)
-
-
-def print_notices(texts: Iterable[str]) -> None:
+def print_notice(*texts: str) -> None:
     """Print messages to stderr, each in a line of its own."""
     for text in texts:
-        print_notice(text)
+        click.echo(printable(text), err=True)
 
 
 def first_lines(lines: Sequence[str], max_count: int) -> list[str]:
@@ -93,7 +87,7 @@ def first_lines(lines: Sequence[str], max_count: int) -> list[str]:
 
 def print_first_lines(heading: str, lines: Sequence[str]) -> None:
     """Print a heading, the first lines, and the number of further lines."""
-    print_notices([heading, *first_lines(lines, _MAX_CONFIRMED_LINES)])
+    print_notice(heading, *first_lines(lines, _MAX_CONFIRMED_LINES))
 
 
 def shorten(text: str, max_length: int) -> str:
@@ -101,14 +95,34 @@ def shorten(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
+def wants_json() -> bool:
+    """Return whether the running command has the option `--json`."""
+    return bool(click.get_current_context().meta.get(JSON_OUTPUT))
+
+
+def print_json(fields: Any, *, indent: int | None = None) -> bool:
+    """Print a value to stdout if the command has the option `--json`; return whether it has."""
+    as_json = wants_json()
+    if as_json:
+        click.echo(json_text(fields, indent=indent))
+    return as_json
+
+
 def print_rows(
-    items: Iterable[_Item],
+    items: Sequence[_Item],
     *,
     fields: Callable[[_Item], Any],
     cells: Callable[[_Item], Iterable[object]],
-    as_json: bool,
+    table: Callable[[Sequence[_Item]], None] | None = None,
 ) -> None:
-    """Print one line per item to stdout: a JSON object, or cells separated by tabs."""
+    """Print one line per item to stdout: a JSON object, or cells separated by tabs.
+
+    In a terminal, `table` prints the items instead of the cells.
+    """
+    as_json = wants_json()
+    if items and table is not None and not as_json and sys.stdout.isatty():
+        table(items)
+        return
     for item in items:
         if as_json:
             click.echo(json_text(fields(item)))
@@ -116,11 +130,9 @@ def print_rows(
             click.echo("\t".join(one_line(str(cell)) for cell in cells(item)))
 
 
-def print_result(fields: Any, text: str, *, as_json: bool) -> None:
+def print_result(fields: Any, text: str) -> None:
     """Print a result: as JSON to stdout, or as a message to stderr."""
-    if as_json:
-        click.echo(json_text(fields))
-    else:
+    if not print_json(fields):
         print_notice(text)
 
 
@@ -185,7 +197,6 @@ def parse_time(text: str, now: datetime) -> datetime | None:
 TIME_FORMATS: Final = (
     "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
 )
-"""Forms of a time option, for help and errors."""
 
 
 class TimeType(click.ParamType[datetime]):
@@ -253,11 +264,11 @@ def terminal_console(*, styled: bool | None = None) -> "Console":
 
 
 def render_lines(
-    console: "Console", text: "Text | Markdown", *, style: str | None = None, **options: Any
+    console: "Console", text: "Text | Markdown", *, style: str | None = None
 ) -> list[str]:
     """Return the lines that the console would print, with its colour codes."""
     with console.capture() as captured:
-        console.print(text, style=style, **options)
+        console.print(text, style=style)
     return captured.get().removesuffix("\n").split("\n")
 
 
@@ -265,7 +276,7 @@ def styled_lines(console: "Console", text: str, style: str) -> list[str]:
     """Return the lines of a text in one style. Control sequences in the text are removed."""
     from rich.text import Text
 
-    return render_lines(console, Text(printable(text), style=style))
+    return render_lines(console, Text(printable(text), style=style))  # guard: tool-output-printable
 
 
 def print_table(

@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 
 PAGE_SIZE: Final = 1_000
-"""Number of sessions that are read from the catalog at once."""
 _MAX_HITS: Final = 100
-"""Maximum number of hits in messages."""
 
 
 class Choices:
@@ -54,7 +52,6 @@ class Choices:
         self.channel = channel
         self.all_channels = channel is None
         self.is_loaded = False
-        """Whether all sessions of the catalog were added."""
         self.query = ""
         self.matches: list[Entry] = []
         self.selected_row = 0
@@ -440,7 +437,6 @@ def _fit_width(text: str, width: int) -> str:
 
 
 _MAX_LISTED_SESSIONS: Final = 10
-"""Maximum number of sessions listed in the error if several sessions match."""
 _MAX_TITLE_LENGTH: Final = 60
 
 
@@ -449,7 +445,6 @@ class ChatStart(Struct, frozen=True, kw_only=True):
 
     key: str
     description: str
-    """Description of the session in one line."""
     resumes: bool
     """Whether the session already has messages."""
 
@@ -468,7 +463,10 @@ async def find_start(
     """
     catalog = opened_agent.agent.catalog
     if key is not None:
-        return _start_with_key(opened_agent, key)
+        key = opened_agent.agent.resolve_key(key)
+        resumes = bool(opened_agent.agent.sessions.get_history(key, last=1))
+        description = "" if resumes else "New session with this key."
+        return ChatStart(key=key, description=description, resumes=resumes)
     if search_text is not None:
         return await _choose_existing_session(catalog, search_text)
     last_entry = await asyncio.to_thread(find_last_session, catalog, channel=CHANNEL)
@@ -503,13 +501,6 @@ async def _choose_existing_session(catalog: Catalog, search_text: str) -> ChatSt
     lines = [f"{question} Choose one by its key: steno chat KEY"]
     lines += first_lines(entry_lines, _MAX_LISTED_SESSIONS)
     raise click.ClickException("\n".join(lines))
-
-
-def _start_with_key(opened_agent: OpenAgent, key: str) -> ChatStart:
-    key = opened_agent.agent.resolve_key(key)
-    if opened_agent.agent.sessions.get_history(key, last=1):
-        return ChatStart(key=key, description="", resumes=True)
-    return ChatStart(key=key, description="New session with this key.", resumes=False)
 
 
 def _start_from_entry(entry: Entry) -> ChatStart:

@@ -1,5 +1,6 @@
 """`steno purge`: permanently delete sessions, or everything of one person."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -12,12 +13,11 @@ from msgspec import Struct
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
-    json_text,
     one_line,
     plural,
     print_first_lines,
+    print_json,
     print_notice,
-    print_notices,
     printable,
     sentence,
     show_progress,
@@ -30,9 +30,8 @@ from stenolog.cli.workspace import (
     find_session,
     json_option,
     location_options,
-    open_read_only,
-    open_writable,
     require_terminal,
+    seq_option,
     yes_option,
 )
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
@@ -63,20 +62,14 @@ class _Target(Struct, frozen=True, kw_only=True):
     uid: str = ""
     """Uid of the live session, or of the session deleted last; empty if unknown."""
     uids: frozenset[str] = frozenset()
-    """Uids of the live session and of deleted sessions with this key."""
     messages: int = 0
-    """Number of messages of the live session."""
     deleted_sessions: int = 0
-    """Number of sessions with this key in the trash."""
     deleted_messages: int = 0
-    """Number of messages of the sessions with this key in the trash."""
     before: int | None = None
     """Only messages with a smaller seq are purged; None: all messages."""
     is_readable: bool = True
     has_unfinished_purge: bool = False
-    """Whether an earlier purge of this key was interrupted."""
     unfinished_messages: int = 0
-    """Number of messages that the interrupted purge did not delete."""
 
     @property
     def has_notes(self) -> bool:
@@ -138,12 +131,7 @@ class _Result(Struct, frozen=True, kw_only=True):
 
 @click.command("purge")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
-@click.option(
-    "--before",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Delete only the messages before this seq, and keep the session.",
-)
+@seq_option("--before", help="Delete only the messages before this seq, and keep the session.")
 @click.option(
     "--scope",
     "person",
@@ -160,7 +148,6 @@ def purge_command(
     person: str | None,
     yes: bool,
     dry_run: bool,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Delete sessions permanently, or everything about one person.
@@ -196,9 +183,9 @@ def purge_command(
     if dry_run:
         print_first_lines("Would be deleted permanently:", lines)
         results = list(_expected_results(location, targets))
-        _print_results(results, as_json=as_json, dry_run=True)
+        _print_results(results, dry_run=True)
         places = _unreached_places(results)
-        print_notices(f"Would not be deleted: {sentence(place)}" for place in places)
+        print_notice(*(f"Would not be deleted: {sentence(place)}" for place in places))
         return 0
     if not yes:
         print_first_lines("To be deleted permanently:", lines)
@@ -208,13 +195,13 @@ def purge_command(
     # Clear the input history first: this needs the messages, which the purge deletes.
     history_phrase = _clear_input_history(location, targets, person)
     results = list(_purge_all(location, targets, person))
-    _print_results(results, as_json=as_json, dry_run=False)
+    _print_results(results, dry_run=False)
     remaining_phrases = [
         *_remaining_data_phrases(location, results, person),
         *_clear_retention_log(location, results, person),
         *filter(None, [history_phrase]),
     ]
-    print_notices(f"Not deleted: {sentence(phrase)}" for phrase in remaining_phrases)
+    print_notice(*(f"Not deleted: {sentence(phrase)}" for phrase in remaining_phrases))
     return EXIT_PARTIAL if any(result.problem for result in results) else 0
 
 
@@ -299,7 +286,7 @@ class _NamespaceContents:
 
 def _targets_of_keys(location: Location, keys: Sequence[str], before: int | None) -> list[_Target]:
     """Return the targets with these keys. Raises ClickException if a key has nothing to purge."""
-    with open_read_only(location) as store:
+    with location.open() as store:
         namespace = _NamespaceContents(store, None)
         aliases = Aliases(store)
         targets = {}
@@ -412,7 +399,7 @@ def _open_namespace(
 ) -> Iterator[Store]:
     """Open the store of a namespace; without a namespace, the store that the options select."""
     if namespace is None:
-        with (open_writable if writable else open_read_only)(location) as store:
+        with location.open(writable=writable) as store:
             yield store
         return
     open_named = opened_store if writable else opened_read_only
@@ -465,26 +452,21 @@ def _expected_results(location: Location, targets: Sequence[_Target]) -> Iterato
     for namespace in dict.fromkeys(target.namespace for target in targets):
         namespace_targets = [target for target in targets if target.namespace == namespace]
         with _open_namespace(location, namespace) as store:
-            forks = _forks_by_source(store, {target.key for target in namespace_targets})
+            forks = _forks_by_source(store)
         for target in namespace_targets:
             not_reached = describe_remaining(target.key, forks=forks.get(target.key, []))
             messages = target.messages + target.deleted_messages + target.unfinished_messages
             yield _Result(target=target, messages=messages, not_reached=not_reached)
 
 
-def _forks_by_source(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
+def _forks_by_source(store: Store) -> Mapping[str | None, list[str]]:
     """Return the keys of forks by the key of their source, including readable deleted forks."""
-    forks: dict[str, list[str]] = {}
-
-    def add_fork(source_key: str | None, fork_key: str) -> None:
-        if source_key in keys and source_key is not None:
-            forks.setdefault(source_key, []).append(fork_key)
-
+    forks = defaultdict[str | None, list[str]](list)
     for key in store.list_sessions():
         with suppress(StenologError):
-            add_fork(store.info(key).forked_from, key)
+            forks[store.info(key).forked_from].append(key)
     for reading in _read_trash(store):
-        add_fork(reading.snapshot.forked_from, reading.snapshot.key)
+        forks[reading.snapshot.forked_from].append(reading.snapshot.key)
     return forks
 
 
@@ -493,20 +475,20 @@ def _without_progress_records(targets: Sequence[_Target]) -> list[_Target]:
     return [target for target in targets if not target.is_progress_record] or list(targets)
 
 
-def _print_results(results: Sequence[_Result], *, as_json: bool, dry_run: bool) -> None:
+def _print_results(results: Sequence[_Result], *, dry_run: bool) -> None:
     listed_targets = _without_progress_records([result.target for result in results])
     for result in results:
         target = result.target
-        if as_json:
-            fields = {
-                **attributes_of(target, "key", "namespace"),
-                "messages": result.messages,
-                "before": target.before,
-                **attributes_of(result, "not_reached", "problem"),
-                "dry_run": dry_run,
-            }
-            click.echo(json_text(fields))
-        elif result.problem is not None:
+        fields = {
+            **attributes_of(target, "key", "namespace"),
+            "messages": result.messages,
+            "before": target.before,
+            **attributes_of(result, "not_reached", "problem"),
+            "dry_run": dry_run,
+        }
+        if print_json(fields):
+            continue
+        if result.problem is not None:
             print_notice(f"{one_line(target.name)}: {sentence(result.problem)}")
         elif not dry_run and target in listed_targets:
             count_text = target.count_text(result.messages)

@@ -16,7 +16,6 @@ from stenolog.cli.output import (
     one_line,
     plural,
     print_notice,
-    print_notices,
     print_rows,
     sentence,
     show_progress,
@@ -58,7 +57,7 @@ def retention_command() -> None:
 @retention_command.command("list")
 @json_option("one JSON object per rule")
 @config_option
-def list_command(as_json: bool, config: Path | None) -> None:
+def list_command(config: Path | None) -> None:
     """List the rules.
 
     Prints one line per rule, separated by tabs: name, action, matching sessions.
@@ -70,7 +69,6 @@ def list_command(as_json: bool, config: Path | None) -> None:
         rules,
         fields=_rule_fields,
         cells=lambda rule: (rule.name, rule.action, _describe_sessions(rule)),
-        as_json=as_json,
     )
     if not rules:
         print_notice(_NO_RULES_TEXT)
@@ -82,9 +80,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
 @json_option("one JSON object per session")
 @config_option
 @location_options
-def run_command(
-    dry_run: bool, yes: bool, as_json: bool, config: Path | None, location: Location
-) -> int:
+def run_command(dry_run: bool, yes: bool, config: Path | None, location: Location) -> int:
     """Apply the rules for all agents, or only for --agent NAME.
 
     Sessions with a turn in progress and sessions that change during the run are skipped. Damaged
@@ -126,15 +122,15 @@ def run_command(
             confirm=confirm,
             progress=lambda: advance_functions[0](),
         )
-    print_rows(results, fields=_result_fields, cells=_result_row, as_json=as_json)
-    print_notices(_run_remarks(rules, results, dry_run=dry_run))
+    print_rows(results, fields=_result_fields, cells=_result_row)
+    print_notice(*_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
 
 def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
-    print_notices("\t".join(map(one_line, _result_row(result))) for result in planned_results)
+    print_notice(*("\t".join(map(one_line, _result_row(result))) for result in planned_results))
     click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from stenolog.cli.config import AgentOptions, config_option, read_settings
-from stenolog.cli.output import one_line, print_notice, print_notices, sentence
+from stenolog.cli.output import one_line, print_notice, sentence
 from stenolog.cli.workspace import PROGRAM_NAMES, WORKSPACE_HELP, display_name
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.gateway.access_token import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     import socket
 
     from stenolog.agent.instance import AgentInstance
+    from stenolog.cli.agents import Signals
+    from stenolog.gateway.daemon import Daemon
     from stenolog.gateway.shared_state import Gateway
     from stenolog.settings.values import Settings
     from stenolog.transfer.viewed_places import ViewedPlace
@@ -95,27 +97,11 @@ def _import_gateway() -> None:
         raise click.ClickException(text) from error
 
 
-def _resume_garbage_collection() -> None:
-    """Resume the garbage collection that `Steno` postponed; existing objects are not examined."""
-    gc.freeze()
-    gc.set_threshold(5_000)
-
-
 async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool = False) -> int:
     # These imports are slow, and the gateway is an optional extra.
     _import_gateway()
-    from stenolog.agent.instance import AgentRegistry
-    from stenolog.agent.loop import AgentLoop
-    from stenolog.channels.channel_group import Channels
-    from stenolog.cli.agents import (
-        EXIT_NOT_SAVED,
-        Signals,
-        interruption_text,
-        open_agents,
-        open_viewers,
-    )
-    from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels, listen
-    from stenolog.gateway.shared_state import Gateway
+    from stenolog.cli.agents import EXIT_NOT_SAVED, interruption_text, open_agents, open_viewers
+    from stenolog.gateway.daemon import listen
 
     _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as cleanup:
@@ -129,18 +115,9 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
             agents = open_viewers(options, settings, _cache_folder())
         else:
             agents = open_agents(options, settings, channel="gateway")
-        for agent in agents:
-            cleanup.callback(agent.close_stores)
-        signals = Signals()
-        signals.watch(signal.SIGINT)
-        loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
-        channels: ChannelService = NoChannels() if read_only else Channels(loop, settings)
-        cleanup.push_async_callback(channels.close)
-        gateway = Gateway(loop, settings, read_only=read_only)
-        daemon = Daemon(gateway, token, sockets, channels)
-        await daemon.start()
-        cleanup.pop_all()
-    _resume_garbage_collection()
+        _, daemon, signals = await _start_daemon(
+            settings, agents, token, sockets, cleanup, read_only=read_only
+        )
     _print_addresses(settings, agents, daemon.url, token_file)
     if sys.stderr.isatty():
         url = _local_login_link(daemon.url, token, settings.gateway.hosts)
@@ -174,6 +151,43 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
     return exit_code
 
 
+async def _start_daemon(
+    settings: "Settings",
+    agents: "Sequence[AgentInstance]",
+    token: Token,
+    sockets: "Sequence[socket.socket]",
+    cleanup: contextlib.AsyncExitStack,
+    *,
+    read_only: bool,
+) -> "tuple[Gateway, Daemon, Signals]":
+    """Start the gateway of these agents. If it started, `cleanup` has nothing more to close."""
+    from stenolog.agent.instance import AgentRegistry
+    from stenolog.agent.loop import AgentLoop
+    from stenolog.cli.agents import Signals
+    from stenolog.gateway.daemon import ChannelService, Daemon, NoChannels
+    from stenolog.gateway.shared_state import Gateway
+
+    for agent in agents:
+        cleanup.callback(agent.close_stores)
+    signals = Signals()
+    signals.watch(signal.SIGINT)
+    loop = AgentLoop(AgentRegistry(agents), ttl=settings.gateway.takeover)
+    channels: ChannelService = NoChannels()
+    if not read_only:
+        from stenolog.channels.channel_group import Channels
+
+        channels = Channels(loop, settings)
+    cleanup.push_async_callback(channels.close)
+    gateway = Gateway(loop, settings, read_only=read_only)
+    daemon = Daemon(gateway, token, sockets, channels)
+    await daemon.start()
+    cleanup.pop_all()
+    # Resume the garbage collection that `Steno` postponed; existing objects are not examined.
+    gc.freeze()
+    gc.set_threshold(5_000)
+    return gateway, daemon, signals
+
+
 def _log_to_stderr(settings: "Settings") -> None:
     """Log to stderr with times and without secrets, because a daemon reports errors only there."""
     from stenolog.gateway.responses import RedactingFilter
@@ -195,7 +209,7 @@ def _print_addresses(
     places_text = ", ".join(dict.fromkeys(display_name(agent.spec.sessions) for agent in agents))
     print_notice(f"Agents: {agents_text}. Sessions: {places_text}.")
     for agent in agents:
-        print_notices(f"Warning: {sentence(problem)}" for problem in agent.problems)
+        print_notice(*(f"Warning: {sentence(problem)}" for problem in agent.problems))
     if not is_loopback(settings.gateway.host):
         print_notice(
             "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "
@@ -215,7 +229,6 @@ def _print_addresses(
 _VIEW_PORT: Final = 8788
 """Port that is used if it is free and the user gives no port."""
 _MIN_SESSIONS_FOR_HELPERS: Final = 200
-"""Minimum number of sessions left to index for which helper processes are started."""
 _MAX_HELPERS: Final = 3
 _POLL_SECONDS: Final = 0.2
 _MAX_POLLS: Final = 50
@@ -272,21 +285,15 @@ def view_command(
     settings = read_settings(
         config, {"gateway.host": "127.0.0.1", "gateway.port": port or _VIEW_PORT}
     )
-    viewed_places = _find_places(places, settings)
-    return asyncio.run(_view(settings, viewed_places, port=port, no_open=no_open))
-
-
-def _find_places(places: Sequence[str], settings: "Settings") -> "list[ViewedPlace]":
     # This import is slow, so it is not at the top.
     from stenolog.transfer.viewed_places import find_usual_places, recognize_place
 
     workspace = settings.agent.sessions
-    if places:
-        return list(dict.fromkeys(map(recognize_place, places)))
-    usual_places = find_usual_places(workspace)
-    if not usual_places:
+    viewed_places = list(dict.fromkeys(map(recognize_place, places)))
+    viewed_places = viewed_places or find_usual_places(workspace)
+    if not viewed_places:
         raise click.ClickException(_NOTHING_FOUND_TEXT.format(workspace=display_name(workspace)))
-    return usual_places
+    return asyncio.run(_view(settings, viewed_places, port=port, no_open=no_open))
 
 
 async def _view(
@@ -296,20 +303,19 @@ async def _view(
     _import_gateway()
     from importlib.util import find_spec
 
-    from stenolog.agent.instance import AgentRegistry
-    from stenolog.agent.loop import AgentLoop
     from stenolog.agent.spec import AgentSpec
     from stenolog.agent.threads import cancel_and_wait
-    from stenolog.cli.agents import Signals, open_viewer
-    from stenolog.gateway.daemon import Daemon, NoChannels
-    from stenolog.gateway.shared_state import Gateway
+    from stenolog.cli.agents import open_viewer
     from stenolog.transfer.viewed_places import open_places, prepare_index_file
 
     async with contextlib.AsyncExitStack() as cleanup:
         sockets = _listen_on_loopback(port)
         for sock in sockets:
             cleanup.callback(sock.close)
-        token = _read_or_make_token(settings)
+        try:
+            token = read_or_create_token(token_path(settings.gateway.token_file))
+        except StenologError:
+            token = new_token()  # the token file cannot be used
         try:
             catalog: Path | None = prepare_index_file(places, _cache_folder())
         except OSError as error:
@@ -325,15 +331,9 @@ async def _view(
         store = open_places(places, catalog=catalog, on_problem=report_failed_place)
         cleanup.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
-        cleanup.callback(agent.close_stores)
-        signals = Signals()
-        signals.watch(signal.SIGINT)
-        loop = AgentLoop(AgentRegistry([agent]))
-        gateway = Gateway(loop, settings, read_only=True)
-        daemon = Daemon(gateway, token, sockets, NoChannels())
-        await daemon.start()
-        cleanup.pop_all()
-    _resume_garbage_collection()
+        gateway, daemon, signals = await _start_daemon(
+            settings, [agent], token, sockets, cleanup, read_only=True
+        )
     print_notice("Showing, read-only:")
     for place in places:
         if place not in failed_places:
@@ -421,14 +421,6 @@ def _listen_on_loopback(port: int | None) -> "list[socket.socket]":
         return listen("127.0.0.1", 0)
 
 
-def _read_or_make_token(settings: "Settings") -> Token:
-    """Return the token of the gateway, or a new token if the token file cannot be used."""
-    try:
-        return read_or_create_token(token_path(settings.gateway.token_file))
-    except StenologError:
-        return new_token()
-
-
 def _cache_folder() -> Path:
     """Return the cache folder for search indexes of sessions that are shown read-only."""
     from platformdirs import user_cache_path
@@ -494,8 +486,13 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     try:
         connection.connect()
         host_address = str(connection.sock.getpeername()[0])
-        server = address_text(host_address, port)
-        status, content = _request_login_link(connection, server, nonce, token)
+        now = str(time.time_ns() // 1_000_000)
+        # Send a proof of the token, never the token itself.
+        proof = token.proof("ask", address_text(host_address, port), now, nonce)
+        headers = {"Authorization": f"Steno {now}.{nonce}.{proof}"}  # guard: token-not-sent
+        connection.request("POST", "/v1/login-links", headers={**headers, "Content-Length": "0"})
+        with connection.getresponse() as response:
+            status, content = response.status, response.read(_MAX_RESPONSE_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise click.ClickException(
             f"There is no gateway at {gateway_address}. Start it with: steno serve --port {port}"
@@ -514,18 +511,6 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     if is_loopback(host_address):
         host = login_host(host_address, hosts, token.host_name())
     return f"{_base_url(host, port)}{path}"
-
-
-def _request_login_link(
-    connection: http.client.HTTPConnection, server: str, nonce: str, token: Token
-) -> tuple[int, bytes]:
-    """Send a proof of the token, never the token itself; return status and body of the response."""
-    now = str(time.time_ns() // 1_000_000)
-    proof = f"{now}.{nonce}.{token.proof('ask', server, now, nonce)}"
-    headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
-    connection.request("POST", "/v1/login-links", headers=headers)
-    with connection.getresponse() as response:
-        return response.status, response.read(_MAX_RESPONSE_BYTES)
 
 
 def _verified_link_path(content: bytes, nonce: str, token: Token) -> str | None:

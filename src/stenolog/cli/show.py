@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -27,12 +27,13 @@ from stenolog.cli.output import (
     json_text,
     one_line,
     print_notice,
-    print_notices,
     printable,
     render_lines,
     shorten,
+    styled_lines,
     terminal_console,
     uses_color,
+    wants_json,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -44,7 +45,7 @@ from stenolog.cli.workspace import (
     key_argument,
     location_options,
     messages_with_verb,
-    open_read_only,
+    seq_option,
     session_title,
 )
 from stenolog.messages import (
@@ -72,22 +73,13 @@ from stenolog.transfer.export.tool_views import (
     summary_of,
 )
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 _NEIGHBOUR_COUNT: Final = 5
-"""Number of messages shown before and after the requested message."""
 
 
 @click.command("show")
 @key_argument
 @click.option("--all", "include_hidden", is_flag=True, help="Include hidden and archived messages.")
-@click.option(
-    "--at",
-    metavar="SEQ",
-    type=click.IntRange(min=1),
-    help="Show only this message and its neighbours.",
-)
+@seq_option("--at", help="Show only this message and its neighbours.")
 @click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
 @click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @json_option()
@@ -98,7 +90,6 @@ def show_command(
     at: int | None,
     tools: bool,
     no_pager: bool,
-    as_json: bool,
     location: Location,
 ) -> None:
     """Show the messages of the session KEY.
@@ -117,7 +108,7 @@ def show_command(
 
     Exit codes: 0 done, 1 there is no such session or message, 2 wrong usage.
     """
-    with open_read_only(location) as store:
+    with location.open() as store:
         info, seq = _resolve_reference(store, key, at)
         summary, hidden_count = info.summary, info.count - info.visible
         if seq is None:
@@ -125,9 +116,9 @@ def show_command(
         else:
             messages = _read_message_and_neighbours(store, info, seq)
             summary, hidden_count = "", 0
-        fork_source = None if as_json or seq is not None else find_fork_source(store, info)
+        fork_source = None if wants_json() or seq is not None else find_fork_source(store, info)
         fork_text = "" if fork_source is None else one_line(str(fork_source))
-        if as_json:
+        if wants_json():
             click.echo(json_text(_session_fields(store, info, messages)))
         elif sys.stdout.isatty():
             renderer = MessageRenderer(color=uses_color(), complete_tools=tools)
@@ -147,7 +138,7 @@ def show_command(
         if hidden_count and not include_hidden:
             print_notice(f"{messages_with_verb(hidden_count)} hidden. Use --all to show them.")
         # Read the info again: reading all messages may have discovered damage.
-        print_notices(damage_lines(find_session(store, info.key), location.workspace))
+        print_notice(*damage_lines(find_session(store, info.key), location.workspace))
 
 
 # --- selection -------------------------------------------------------------------------------
@@ -225,7 +216,7 @@ def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> No
 )
 @json_option("one JSON object per message")
 @location_options
-def tail_command(key: str, follow: bool, last: int, as_json: bool, location: Location) -> int:
+def tail_command(key: str, follow: bool, last: int, location: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
     In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
@@ -237,13 +228,13 @@ def tail_command(key: str, follow: bool, last: int, as_json: bool, location: Loc
     Exit codes: 0 done, 1 there is no such session, or it was deleted, 2 wrong usage, 130 stopped
     with Ctrl-C.
     """
-    show_message = _message_printer(as_json=as_json)
+    show_message = _message_printer()
     try:
-        with open_read_only(location) as store:
+        with location.open() as store:
             info, messages, last_seq = _last_messages(store, key, last)
             for message in messages:
                 show_message(message)
-            print_notices(damage_lines(info, location.workspace))
+            print_notice(*damage_lines(info, location.workspace))
             if not follow:
                 return 0
             if sys.stderr.isatty():
@@ -271,9 +262,9 @@ def _last_messages(store: Store, key: str, count: int) -> tuple[SessionInfo, lis
             return info_after, messages, last_seq
 
 
-def _message_printer(*, as_json: bool) -> Callable[[Message], None]:
+def _message_printer() -> Callable[[Message], None]:
     """Return a function that prints one message to stdout."""
-    if as_json:
+    if wants_json():
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
         return print_message
@@ -344,10 +335,8 @@ def _as_json(value: Any) -> str:
 
 _DETAIL_STYLE: Final = "not bold not reverse dim default"
 _MAX_VALUE_LENGTH: Final = 400
-"""Maximum number of characters shown of a field other than the content."""
 _ROLE_COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 _MAX_TOOL_LINES: Final = 12
-"""Maximum number of lines shown of each block of a tool call or result."""
 _DIFF_STYLES: Final = {"added": "green", "removed": "red", "same": "dim", "head": "dim cyan"}
 _CHECKBOXES: Final = {"done": "☑", "active": "◐", "open": "☐"}
 _CHECKBOX_STYLES: Final = {"done": "dim", "active": "bold", "open": ""}
@@ -367,7 +356,6 @@ class MessageRenderer:
         self._console = terminal_console(styled=color)
         self._verbose = complete_tools
         self._tool_names: dict[str, str] = {}
-        """Tool names by the id of the tool call."""
 
     def conversation_lines(
         self, summary: str, messages: Iterable[Message], highlighted_seq: int | None
@@ -447,7 +435,7 @@ class MessageRenderer:
         header.append("".join(f" · {detail}" for detail in details), style=_DETAIL_STYLE)
         if has_failed(fields):
             header.append(" · failed", style="not bold not reverse red")
-        return self._render_text(header)
+        return render_lines(self._console, header)
 
     def _content_lines(self, text: str) -> list[str]:
         # Parts that are not text, such as images, are JSON and may be long.
@@ -522,12 +510,7 @@ class MessageRenderer:
         return text if self._verbose else shorten(text, _MAX_VALUE_LENGTH)
 
     def _render_styled(self, text: str, style: str) -> list[str]:
-        from rich.text import Text
-
-        return self._render_text(Text(printable(text), style=style))  # guard: tool-output-printable
-
-    def _render_text(self, text: "Text") -> list[str]:
-        return render_lines(self._console, text, overflow="fold")
+        return styled_lines(self._console, text, style)
 
 
 # --- tool calls and results ------------------------------------------------------------------

@@ -12,10 +12,10 @@ import click
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     TimeType,
-    json_text,
     one_line,
     plural,
-    print_notices,
+    print_json,
+    print_notice,
     print_table,
     printable,
     sentence,
@@ -27,8 +27,6 @@ from stenolog.cli.workspace import (
     find_session_to_read,
     json_option,
     location_options,
-    open_existing,
-    open_read_only,
     optional_key_argument,
     prefix_option,
     read_each_session,
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
 SCRIPTED_MODEL: Final = "scripted"
 """Name of the scripted model, the same as in `settings.model_selection`."""
 _MAX_TABLE_ROWS: Final = 30
-"""Maximum number of rows in a table of the terminal."""
 _COUNT_ATTRIBUTES: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
@@ -68,9 +65,6 @@ _COUNT_ATTRIBUTES: Final = {
 }
 """Attributes of Counts, by column and JSON field."""
 _NUMBER_COLUMNS_WIDTH: Final = 56
-"""Total width of the columns with numbers and bars in the table of --by session."""
-_OVERVIEW_FIELDS: Final = ("days", "models", "channels")
-"""JSON fields that are not in the output with --by."""
 
 
 @click.command("stats")
@@ -93,7 +87,6 @@ def stats_command(
     since: datetime | None,
     until: datetime | None,
     by: str | None,
-    as_json: bool,
     location: Location,
 ) -> int:
     """Count messages and tokens by day, model and channel.
@@ -123,7 +116,7 @@ def stats_command(
     totals = Totals(price=load_prices())
     titles: dict[str, str] = {}
     with ExitStack() as stack:
-        store = stack.enter_context(open_read_only(location))
+        store = stack.enter_context(location.open())
         consolidation = None if since or until else _open_notes_progress(stack, location)
         if key is not None:
             keys = [find_session_to_read(store, key).key]
@@ -145,25 +138,15 @@ def stats_command(
         problems = read_each_session("Counting", keys, count_session)
     cost = cost_of(totals.models) if totals.price is not None else None
     groups = _group_counts(totals, by) if by is not None else []
-    if as_json:
-        fields = _report_fields(totals, cost, problems)
-        if by is not None:
-            fields = _group_fields(by, groups, titles, fields)
-        click.echo(json_text({"since": since, "until": until, **fields}, indent=2))
-    elif sys.stdout.isatty() and totals.total.messages:
-        if by is not None:
+    fields = _report_fields(totals, cost, problems, by, groups, titles)
+    if not print_json({"since": since, "until": until, **fields}, indent=2):
+        if not sys.stdout.isatty() or not totals.total.messages:
+            _print_text_rows(totals, by, groups)
+        elif by is not None:
             _draw_groups(by, groups, titles, totals, cost)
         else:
             _draw_tables(totals, cost)
-    elif by is not None:
-        for name, counts in groups:
-            dollars = f"{counts.dollars:.6f}" if counts.priced else "-"
-            click.echo(f"{_text_row(by, name, counts)}\t{dollars}")
-    else:
-        for kind, rows in _overview_groups(totals).items():
-            for name, counts in rows:
-                click.echo(_text_row(kind, name, counts))
-    print_notices(_stats_remarks(totals, cost, problems))
+    print_notice(*_stats_remarks(totals, cost, problems))
     return EXIT_PARTIAL if problems else 0
 
 
@@ -192,7 +175,7 @@ def _open_notes_progress(stack: ExitStack, location: Location) -> "Consolidation
 
     notes_location = Location(workspace=location.workspace, namespace=NOTES)
     with suppress(StenologError):
-        store = stack.enter_context(open_existing(notes_location, read_only=True))
+        store = stack.enter_context(notes_location.open_existing())
         return ConsolidationProgress(store, agent=location.agent or DEFAULT_AGENT)
     return None
 
@@ -241,33 +224,61 @@ def _overview_groups(totals: Totals) -> dict[str, list[tuple[str, Counts]]]:
     return groups
 
 
-def _text_row(kind: str, name: str, counts: Counts) -> str:
-    number_columns = (str(getattr(counts, attribute)) for attribute in _COUNT_ATTRIBUTES.values())
-    return "\t".join((kind, one_line(name) or "-", *number_columns))
+def _print_text_rows(totals: Totals, by: str | None, groups: Sequence[tuple[str, Counts]]) -> None:
+    """Print columns separated by tabs. With `by`, the last column is the cost."""
+    for kind, rows in (_overview_groups(totals) if by is None else {by: groups}).items():
+        for name, counts in rows:
+            cells = [kind, one_line(name) or "-"]
+            cells += (str(getattr(counts, attribute)) for attribute in _COUNT_ATTRIBUTES.values())
+            if by is not None:
+                cells.append(f"{counts.dollars:.6f}" if counts.priced else "-")
+            click.echo("\t".join(cells))
 
 
 def _report_fields(
-    totals: Totals, cost: Cost | None, problems: Mapping[str, str]
+    totals: Totals,
+    cost: Cost | None,
+    problems: Mapping[str, str],
+    by: str | None,
+    groups: Sequence[tuple[str, Counts]],
+    titles: Mapping[str, str],
 ) -> dict[str, Any]:
-    tables = {
-        kind: [{kind: name or None, **_count_fields(counts)} for name, counts in rows]
-        for kind, rows in _overview_groups(totals).items()
+    fields: dict[str, Any] = {"sessions": totals.sessions, **_count_fields(totals.total)}
+    if by is None:
+        overview_groups = _overview_groups(totals)
+        for kind in ("day", "model", "channel"):
+            fields[f"{kind}s"] = [
+                {kind: name or None, **_count_fields(counts)}
+                for name, counts in overview_groups[kind]
+            ]
+    fields["cost"] = None
+    if cost is not None:
+        fields["cost"] = {
+            "usd": cost.total,
+            "models": dict(cost.models),
+            "unknown": list(cost.unknown),
+        }
+    fields["side_calls"] = {
+        name: {**_count_fields(counts), "usd": _dollars(counts)}
+        for name, counts in totals.side.items()
     }
-    return {
-        "sessions": totals.sessions,
-        **_count_fields(totals.total),
-        "days": tables["day"],
-        "models": tables["model"],
-        "channels": tables["channel"],
-        "cost": None
-        if cost is None
-        else {"usd": cost.total, "models": dict(cost.models), "unknown": list(cost.unknown)},
-        "side_calls": {
-            name: {**_count_fields(counts), "usd": counts.dollars if counts.priced else None}
-            for name, counts in totals.side.items()
-        },
-        "problems": [{"key": key, "problem": problem} for key, problem in problems.items()],
-    }
+    fields["problems"] = [{"key": key, "problem": problem} for key, problem in problems.items()]
+    if by is not None:
+        fields["by"] = by
+        fields["rows"] = [
+            {
+                by: name or None,
+                **({"title": titles.get(name, "")} if by == "session" else {}),
+                **_count_fields(counts),
+                "usd": _dollars(counts),
+            }
+            for name, counts in groups
+        ]
+    return fields
+
+
+def _dollars(counts: Counts) -> float | None:
+    return counts.dollars if counts.priced else None
 
 
 def _count_fields(counts: Counts) -> dict[str, int]:
@@ -286,25 +297,6 @@ def _group_counts(totals: Totals, kind: str) -> list[tuple[str, Counts]]:
         "channel": totals.channels,
     }[kind]
     return sorted(groups.items(), key=lambda item: (-item[1].dollars, -item[1].tokens, item[0]))
-
-
-def _group_fields(
-    kind: str,
-    groups: Sequence[tuple[str, Counts]],
-    titles: Mapping[str, str],
-    fields: Mapping[str, Any],
-) -> dict[str, Any]:
-    rows = [
-        {
-            kind: name or None,
-            **({"title": titles.get(name, "")} if kind == "session" else {}),
-            **_count_fields(counts),
-            "usd": counts.dollars if counts.priced else None,
-        }
-        for name, counts in groups
-    ]
-    other_fields = {name: value for name, value in fields.items() if name not in _OVERVIEW_FIELDS}
-    return {**other_fields, "by": kind, "rows": rows}
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -424,7 +416,6 @@ _NUMBER_FORMATTERS: Final[dict[str, Callable[[Counts], str]]] = {
     "tokens": lambda counts: f"{'~' if counts.estimated else ''}{counts.tokens:,}",
     "cost": lambda counts: format_dollars(counts) or "-",
 }
-"""Functions that format a number of Counts, by column."""
 
 
 def _headline(totals: Totals, cost: Cost | None) -> str:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.cli.output import printable, render_lines
 from stenolog.transfer.export.code_blocks import ColourBudget, find_lexer
@@ -34,7 +35,6 @@ _REPARSE_DIVISOR: Final = 8
 _MAX_NESTING: Final = 19
 """Maximum nesting depth. Deeper text is shown as Markdown source, because the parser drops it."""
 _QUOTE_INDENT: Final = 4
-"""Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
 _CODE_THEME: Final = "ansi_dark"
 """Theme with the terminal's own colours and no background, for light and dark terminals."""
@@ -48,6 +48,13 @@ class Block(Struct, frozen=True, kw_only=True):
     """Number of empty lines before the block."""
     is_continuation: bool = False
     """Whether the block is the rest of a list item whose bullet was already printed."""
+    line: int = 0
+    """Line of the text at which the block starts."""
+    item_number: int | None = None
+    closing_fence: str | None = None
+    """The closing fence of a code block that is still open."""
+    kind: str = ""
+    """Token type of the Markdown parser."""
 
 
 class MarkdownStream:
@@ -90,28 +97,25 @@ class MarkdownStream:
         """Return the unfinished blocks, parsed as if the text ended here."""
         return self._make_blocks(_parse_blocks(self._source))
 
-    def _parse_complete_lines(self) -> "list[_ParsedBlock]":
+    def _parse_complete_lines(self) -> list[Block]:
         # Parse only complete lines: an incomplete `-` may become a list item, a rule or a heading.
         return _parse_blocks(self._source[: self._source.rfind("\n") + 1])
 
-    def _make_blocks(self, parsed_blocks: "Sequence[_ParsedBlock]") -> list[Block]:
-        return [
-            Block(
-                source=block.source,
-                gap=block.gap if index else self._gap,
-                is_continuation=self._is_continuation and not index,
-            )
-            for index, block in enumerate(parsed_blocks)
-        ]
+    def _make_blocks(self, parsed_blocks: Sequence[Block]) -> list[Block]:
+        if not parsed_blocks:
+            return []
+        first_block, *other_blocks = parsed_blocks
+        first_block = replace(first_block, gap=self._gap, is_continuation=self._is_continuation)
+        return [first_block, *other_blocks]
 
-    def _drop_text_before(self, parsed_block: "_ParsedBlock") -> None:
+    def _drop_text_before(self, parsed_block: Block) -> None:
         lines = self._source.split("\n")[parsed_block.line :]
         if parsed_block.item_number is not None:
             # Many models number all items 1. Markdown uses only the first number of a list.
             lines[0] = _ITEM_NUMBER.sub(rf"\g<1>{parsed_block.item_number}", lines[0], count=1)
         self._source, self._gap, self._is_continuation = "\n".join(lines), parsed_block.gap, False
 
-    def _split_block(self, parsed_block: "_ParsedBlock") -> Iterator[Block]:
+    def _split_block(self, parsed_block: Block) -> Iterator[Block]:
         """Yield the first lines of a very long block, which later text does not change."""
         if parsed_block.kind == "fence":
             if parsed_block.closing_fence is not None:
@@ -122,14 +126,13 @@ class MarkdownStream:
         split = max((index for index, line in enumerate(lines[:-1]) if line.strip()), default=0)
         if split < _MAX_BLOCK_LINES:
             return
-        first_block = _ParsedBlock(source="\n".join(lines[:split]), gap=parsed_block.gap)
-        yield from self._make_blocks([first_block])
+        yield from self._make_blocks([Block(source="\n".join(lines[:split]))])
         kind = parsed_block.kind
         self._source = "\n".join(_continue_block(kind, lines[:split], lines[split:]))
         self._gap = int(kind == "table_open")
         self._is_continuation = kind == "list_item_open"
 
-    def _split_code(self, parsed_block: "_ParsedBlock", closing_fence: str) -> Iterator[Block]:
+    def _split_code(self, parsed_block: Block, closing_fence: str) -> Iterator[Block]:
         opening_line, *lines = self._source.split("\n")[parsed_block.line :]
         split_index = _find_code_split(lines[:-1])
         if split_index is None:
@@ -138,28 +141,14 @@ class MarkdownStream:
         gap = next((index for index, line in enumerate(reversed(first_lines)) if line.strip()), 0)
         first_lines = first_lines[: len(first_lines) - gap]
         source = "\n".join([opening_line, *first_lines, closing_fence])
-        yield from self._make_blocks([_ParsedBlock(source=source, gap=parsed_block.gap)])
+        yield from self._make_blocks([Block(source=source)])
         self._source, self._gap = "\n".join([opening_line, *other_lines]), gap
 
 
-class _ParsedBlock(Struct, frozen=True, kw_only=True):
-    """A block and its position in the text."""
-
-    source: str
-    gap: int
-    line: int = 0
-    item_number: int | None = None
-    """Number of an item in a numbered list."""
-    closing_fence: str | None = None
-    """The closing fence of a code block that is still open."""
-    kind: str = ""
-    """Token type of the Markdown parser."""
-
-
-def _parse_blocks(source: str) -> list[_ParsedBlock]:
+def _parse_blocks(source: str) -> list[Block]:
     lines = source.split("\n")
     tokens = _markdown_parser().parse(source)
-    parsed_blocks: list[_ParsedBlock] = []
+    parsed_blocks: list[Block] = []
     for index, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
@@ -170,14 +159,14 @@ def _parse_blocks(source: str) -> list[_ParsedBlock]:
             text = "\n".join(lines[start:end])
             fence = _unclosed_fence(token, lines)
             parsed_blocks.append(
-                _ParsedBlock(source=text, gap=1, line=start, closing_fence=fence, kind=token.type)
+                Block(source=text, line=start, closing_fence=fence, kind=token.type)
             )
     return parsed_blocks
 
 
 def _split_list(
     tokens: "Sequence[Token]", list_index: int, lines: Sequence[str]
-) -> Iterator[_ParsedBlock]:
+) -> Iterator[Block]:
     """Yield the items of the list that begins at this token."""
     is_numbered = tokens[list_index].type == "ordered_list_open"
     number = int(tokens[list_index].attrs.get("start", 1)) if is_numbered else None
@@ -192,7 +181,7 @@ def _split_list(
         if number is not None:
             text = _ITEM_NUMBER.sub(rf"\g<1>{number}", text, count=1)
         gap = int(bool(start) and not lines[start - 1].strip())
-        yield _ParsedBlock(source=text, gap=gap, line=start, item_number=number, kind=token.type)
+        yield Block(source=text, gap=gap, line=start, item_number=number, kind=token.type)
         number = None if number is None else number + 1
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,14 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.cli.output import first_lines, one_line, plural, print_notice, show_progress
+from stenolog.cli.output import (
+    JSON_OUTPUT,
+    first_lines,
+    one_line,
+    plural,
+    print_notice,
+    show_progress,
+)
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, UsageError
 from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store, find_info
@@ -31,7 +38,6 @@ WORKSPACE_HELP: Final = (
     "Workspace folder, sqlite:FILE or postgresql://…  "
     f"[default: agent.sessions in the config file, otherwise {DEFAULT_WORKSPACE}]"
 )
-"""Help text of `--workspace`."""
 PROGRAM_NAMES: Final = {
     "aider": "Aider",
     "chatgpt": "ChatGPT",
@@ -43,11 +49,8 @@ PROGRAM_NAMES: Final = {
 }
 """Names of programs in printed texts, by the names that commands accept."""
 _MAX_LISTED_KEYS: Final = 5
-"""Maximum number of matching keys listed in the error for an unknown key."""
 _MAX_COMPARED_KEYS: Final = 1_000
-"""Maximum number of keys that are compared with an unknown key."""
 _MIN_SIMILARITY: Final = 0.75
-"""Minimum similarity of a suggested key, from 0 to 1."""
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -67,7 +70,13 @@ def complete_key(
 
 def json_option(content: str = "a JSON object") -> _Decorator:
     """Return the option `--json`; its help says that the command prints `content`."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print {content}.")
+
+    def remember_flag(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta[JSON_OUTPUT] = value
+
+    return click.option(
+        "--json", is_flag=True, expose_value=False, callback=remember_flag, help=f"Print {content}."
+    )
 
 
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -78,6 +87,7 @@ prefix_option: Final = click.option(
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 tag_option: Final = click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+seq_option: Final = partial(click.option, metavar="SEQ", type=click.IntRange(min=1))
 key_argument: Final = click.argument("key", shell_complete=complete_key)
 optional_key_argument: Final = click.argument("key", required=False, shell_complete=complete_key)
 
@@ -122,24 +132,26 @@ def workspace_in_settings(agent: str | None) -> str:
     return settings.agents.get(agent or "", settings.agent).sessions
 
 
-def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Location."""
+def options_as_struct(
+    parameter: str, struct_type: type[Struct], *options: _Decorator
+) -> _Decorator:
+    """Return a decorator that adds options to a command, passed as one struct.
 
-    @workspace_option
-    @click.option("--agent", metavar="NAME", help="Use the sessions of this agent.")
-    @click.option(
-        "--namespace", metavar="NAME", help="Set of sessions, such as notes.  [default: sessions]"
-    )
-    @wraps(command)
-    def with_location(
-        *arguments: Any, workspace: str, agent: str | None, namespace: str | None, **others: Any
-    ) -> Any:
-        if agent is not None and namespace is not None:
-            raise click.UsageError("Use either --agent or --namespace, not both.")
-        location = Location(workspace=workspace, agent=agent, namespace=namespace)
-        return command(*arguments, location=location, **others)
+    The options are named like the fields of the struct.
+    """
 
-    return with_location
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_struct(*arguments: Any, **values: Any) -> Any:
+            fields = {name: values.pop(name) for name in struct_type.__struct_fields__}
+            return command(*arguments, **{parameter: struct_type(**fields)}, **values)
+
+        decorated: Callable[..., Any] = with_struct
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
 def location_hint() -> str:
@@ -150,6 +162,11 @@ def location_hint() -> str:
         if ctx is not None and name in ctx.params and is_on_command_line(ctx, name):
             parts.append(f" {option} {shlex.quote(display_name(ctx.params[name]))}")
     return "".join(parts)
+
+
+def session_command(name: str, key: str) -> str:
+    """Return a command for a session, with the options that selected the workspace."""
+    return one_line(f"steno {name} {shlex.quote(key)}{location_hint()}")
 
 
 def is_on_command_line(ctx: click.Context, name: str) -> bool:
@@ -176,11 +193,44 @@ class Location(Struct, frozen=True, kw_only=True):
     agent: str | None = None
     namespace: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raise UsageError if both an agent and a namespace are given."""
+        if self.agent is not None and self.namespace is not None:
+            raise click.UsageError("Use either --agent or --namespace, not both.")
+
     @property
     def place(self) -> SessionsLocation:
         """Return the place of the store. Raises UsageError."""
         place = locate_sessions(self.workspace, self.agent)
         return place if self.namespace is None else replace(place, namespace=self.namespace)
+
+    def open(self, *, writable: bool = False) -> Store:
+        """Open the store, read-only unless `writable` is set.
+
+        Raises UsageError if the workspace is missing, StoreUnavailable.
+        """
+        (check_store_exists if writable else check_workspace_exists)(self.workspace)
+        return self.open_existing(writable=writable)
+
+    def open_existing(self, *, writable: bool = False) -> Store:
+        """Open the store; return an empty store if nothing was ever stored there."""
+        place = self.place
+        folder = Path(place.where, place.namespace)
+        if parse_address(place.where).engine == "jsonl" and not folder.exists():
+            # An empty store behaves the same and creates no files.
+            return InMemoryStore()
+        return open_store(place.where, namespace=place.namespace, read_only=not writable)
+
+
+location_options: Final = options_as_struct(
+    "location",
+    Location,
+    workspace_option,
+    click.option("--agent", metavar="NAME", help="Use the sessions of this agent."),
+    click.option(
+        "--namespace", metavar="NAME", help="Set of sessions, such as notes.  [default: sessions]"
+    ),
+)
 
 
 def display_name(workspace: str) -> str:
@@ -234,28 +284,6 @@ def check_store_exists(workspace: str) -> None:
     address = parse_address(workspace)
     if address.engine == "sqlite" and not Path(address.path).is_file():
         raise UsageError(f"there is no database at {address.path}; check the path")
-
-
-def open_read_only(location: Location) -> Store:
-    """Open the store read-only. Raises UsageError, StoreUnavailable."""
-    check_workspace_exists(location.workspace)
-    return open_existing(location, read_only=True)
-
-
-def open_writable(location: Location) -> Store:
-    """Open an existing store for writing. Raises UsageError if it is missing, StoreUnavailable."""
-    check_store_exists(location.workspace)
-    return open_existing(location, read_only=False)
-
-
-def open_existing(location: Location, *, read_only: bool) -> Store:
-    """Open the store; return an empty store if nothing was ever stored there."""
-    place = location.place
-    folder = Path(place.where, place.namespace)
-    if parse_address(place.where).engine == "jsonl" and not folder.exists():
-        # An empty store behaves the same and creates no files.
-        return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace, read_only=read_only)
 
 
 # --- sessions -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.workspace import Location, open_read_only
+from stenolog.cli.workspace import Location
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
 
@@ -291,7 +291,7 @@ def test_log_of_another_program_is_reported_in_one_sentence(place: Path, steno: 
 
 
 def test_read_commands_open_the_store_read_only() -> None:
-    with open_read_only(Location(workspace="workspace")) as store, pytest.raises(ReadOnly):
+    with Location(workspace="workspace").open() as store, pytest.raises(ReadOnly):
         store.add_message("telegram:123", "user", "x")
 
 
