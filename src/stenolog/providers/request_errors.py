@@ -154,35 +154,16 @@ def error_message(body: str) -> str:
     return _describe_error(error)
 
 
-# Without re.ASCII, "\u017f" would count as a form of "s".
-_SKIPPED_ELEMENT_PATTERN: Final = lazy_pattern(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
-_CLOSING_TAGS: Final = {
-    name: lazy_pattern(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
-}
-
-
 def _without_tags(html: str) -> str:
     """Replace tags, scripts and styles by spaces, in linear time."""
-    pieces, position = list[str](), 0
-    unclosed_names: set[str] = set()
-    while (start := html.find("<", position)) >= 0:
-        pieces += [html[position:start], " "]
-        end = -1
-        element = _SKIPPED_ELEMENT_PATTERN.match(html, start)
-        name = "" if element is None else element[1].lower()
-        if name and name not in unclosed_names:
-            closing_tag = _CLOSING_TAGS[name].search(html, start)
-            if closing_tag is not None:
-                end = closing_tag.end() - 1
-            else:
-                unclosed_names.add(name)
-        if end < 0:
-            end = html.find(">", start)
-        if end < 0:
-            position = start
-            break
-        position = end + 1
-    return "".join([*pieces, html[position:]])
+    # Without re.ASCII, "\u017f" would count as a form of "s".
+    flags = re.IGNORECASE | re.ASCII
+    for name in ("script", "style"):
+        *parts, rest = re.split(f"</{name}>", html, flags=flags)
+        texts = [re.split(rf"<{name}\b", part, maxsplit=1, flags=flags)[0] for part in parts]
+        html = " ".join([*texts, rest])
+    # A tag that is not closed is text.
+    return re.sub("<[^>]*>?", lambda tag: " " if tag[0].endswith(">") else f" {tag[0]}", html)
 
 
 def _describe_error(error: Any) -> str:
