@@ -11,7 +11,7 @@ from functools import cache
 from inspect import getsource
 from itertools import chain, pairwise
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, TypeGuard, get_args, get_origin
+from typing import Any, Final, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -122,29 +122,19 @@ def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
     sub_tables: list[Iterator[Field]] = []
     for attribute in msgspec.structs.fields(struct):
         setting_path = (*path, attribute.name)
-        named_struct = struct_in_mapping(attribute.type)
+        # A table has the type of a struct S, or `Mapping[str, S]` if it contains named tables.
+        table_type = (get_args(attribute.type) or (attribute.type,))[-1]
         if setting_path in _IGNORED_PATHS:
             continue
-        if named_struct is not None:
-            sub_tables.append(_struct_fields(named_struct, (*setting_path, ANY_NAME)))
-        elif is_struct(attribute.type):
-            sub_tables.append(_struct_fields(attribute.type, setting_path))
+        if isinstance(table_type, type) and issubclass(table_type, Struct):
+            has_names = table_type is not attribute.type
+            table_path = (*setting_path, ANY_NAME) if has_names else setting_path
+            sub_tables.append(_struct_fields(table_type, table_path))
         else:
             text, default = texts[attribute.name], attribute.default
             yield Field(path=setting_path, type=attribute.type, default=default, description=text)
     # In TOML, the values of a table come before its sub-tables.
     yield from chain.from_iterable(sub_tables)
-
-
-def struct_in_mapping(type_hint: Any) -> type[Struct] | None:
-    """Return the struct S of the type `Mapping[str, S]`, or None for any other type."""
-    value_type = get_args(type_hint)[-1] if get_origin(type_hint) is not None else None
-    return value_type if is_struct(value_type) else None
-
-
-def is_struct(type_hint: Any) -> TypeGuard[type[Struct]]:
-    """Return whether a type is a struct: the type of a table of settings."""
-    return isinstance(type_hint, type) and issubclass(type_hint, Struct)
 
 
 @cache
