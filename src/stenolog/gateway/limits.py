@@ -37,39 +37,41 @@ class BodyLimit:
         if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
             await _too_large_response(self._max_bytes)(scope, receive, send)
             return
-        body = _LimitedBody(self._app, self._max_bytes, self._max_seconds)
-        await body.serve(scope, receive, send)
-
-
-class _LimitedBody:
-    """The body of one request while the application reads it."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._bytes_left = max_bytes
-        self._seconds_left = max_seconds
-        self._body_complete = False
-        self._response_started = False
-        self._rejected = False
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application. If a limit is exceeded, send an error response instead."""
+        clock = asyncio.get_running_loop().time
+        bytes_left, seconds_left = self._max_bytes, self._max_seconds
+        is_body_complete = has_started = is_rejected = False
 
         async def receive_limited() -> Message:
-            if not self._rejected:
-                message, rejection = await self._next_message(receive)
-                if rejection is None:
+            nonlocal bytes_left, seconds_left, is_body_complete, is_rejected
+            if is_rejected:
+                # The client has a response already. To the application, it looks disconnected.
+                return {"type": "http.disconnect"}
+            if is_body_complete:
+                return await receive()
+            # Only the time spent waiting for the client counts, not the time of the application.
+            start = clock()
+            try:
+                async with asyncio.timeout(seconds_left):
+                    message = await receive()
+            except TimeoutError:
+                text = "The request body did not arrive in time. Send it again."
+                rejection = error_response(408, text, code="body_too_slow")
+            else:
+                seconds_left = max(0.0, seconds_left - (clock() - start))
+                bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
+                is_body_complete = not message.get("more_body", False)
+                if bytes_left >= 0:
                     return message
-                self._rejected = True
-                if not self._response_started:
-                    await rejection(scope, receive, send)
-            # The client already has a response. To the application, the client looks disconnected.
-            return {"type": "http.disconnect"}
+                rejection = _too_large_response(self._max_bytes)
+            is_rejected = True
+            if not has_started:
+                await rejection(scope, receive, send)
+            return await receive_limited()
 
         async def send_unless_rejected(message: Message) -> None:
-            if self._response_started or not self._rejected:
-                self._response_started = True
+            nonlocal has_started
+            if has_started or not is_rejected:
+                has_started = True
                 await send(message)
 
         try:
@@ -79,26 +81,8 @@ class _LimitedBody:
             return
         except Exception:
             # After a rejection the application's errors are irrelevant.
-            if not self._rejected or self._response_started:
+            if not is_rejected or has_started:
                 raise
-
-    async def _next_message(self, receive: Receive) -> tuple[Message, Response | None]:
-        """Return the next message, and an error response if a limit is exceeded, otherwise None."""
-        if self._body_complete:
-            return await receive(), None
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        # Only the time spent waiting for the client counts, not the time of the application.
-        try:
-            async with asyncio.timeout(self._seconds_left):
-                message = await receive()
-        except TimeoutError:
-            text = "The request body did not arrive in time. Send it again."
-            return {}, error_response(408, text, code="body_too_slow")
-        self._seconds_left = max(0.0, self._seconds_left - (clock() - start))
-        self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
-        self._body_complete = not message.get("more_body", False)
-        return message, _too_large_response(self._max_bytes) if self._bytes_left < 0 else None
 
 
 def _too_large_response(max_bytes: int) -> Response:
