@@ -327,14 +327,10 @@ class Inbox:
 
     async def drain(self, wait_seconds: float) -> None:
         """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
-        self.stop_recovering()
-        if tasks := self._tasks | self._recovering:
-            await asyncio.wait(tasks, timeout=max(wait_seconds, 0))
-
-    def stop_recovering(self) -> None:
-        """Stop recovering answers of a killed process; the next start continues."""
         if self._delivery is not None:
             self._delivery.stop_recovering()
+        if tasks := self._tasks | self._recovering:
+            await asyncio.wait(tasks, timeout=max(wait_seconds, 0))
 
     async def close(self) -> None:
         """Cancel running tasks. Complete answers stay in the log."""

@@ -182,12 +182,12 @@ async def chat_completions(request: Request) -> Response:
     with ExitStack() as on_error:
         # A slot is taken before the request is read, so that a rejected request costs nothing.
         turn_slot = gateway.turns.admit()
-        on_error.callback(turn_slot.release)
+        on_error.callback(turn_slot.close)
         chat = await _parse_chat(gateway, request)
         stream_slot = gateway.streams.admit() if chat.request.stream else None
         on_error.pop_all()
         if stream_slot is not None:
-            on_error.callback(stream_slot.release)
+            on_error.callback(stream_slot.close)
         buffer = _TurnBuffer()
         turn_task = gateway.start_task(_run_turn(gateway, chat, buffer, turn_slot))
         if stream_slot is not None:

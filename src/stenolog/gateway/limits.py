@@ -1,7 +1,8 @@
 """Limits for the size, the duration and the number of concurrent requests."""
 
 import asyncio
-from typing import Final, Self
+from contextlib import ExitStack
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -90,8 +91,8 @@ def _too_large_response(max_bytes: int) -> Response:
     return error_response(413, text, code="body_too_large")
 
 
-class Overloaded(HTTPException):
-    """The concurrency limit is reached, so the request was not started."""
+Slot = ExitStack
+"""A slot of a concurrency limit. `close` releases the slot; a second call has no effect."""
 
 
 class ConcurrencyLimit:
@@ -104,38 +105,21 @@ class ConcurrencyLimit:
         self.limit = limit
         self.in_use = 0
         """Number of slots in use."""
-        self.rejected_count = 0
-        """Number of rejected requests so far."""
         self._status = status
         self._noun = noun
 
-    def admit(self) -> "Slot":
-        """Take a slot. Raises Overloaded if no slot is free."""
+    def admit(self) -> Slot:
+        """Take a slot. Raises HTTPException if no slot is free."""
         if self.in_use >= self.limit:  # guard: concurrency-limit
-            self.rejected_count += 1
             text = f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment."
-            raise Overloaded(self._status, text, {"Retry-After": "1"})
+            raise HTTPException(self._status, text, {"Retry-After": "1"})
         self.in_use += 1
-        return Slot(self)
+        slot = Slot()
+        slot.callback(self._release)
+        return slot
 
-
-class Slot:
-    """A slot of a concurrency limit. Releasing a slot a second time has no effect."""
-
-    def __init__(self, limit: ConcurrencyLimit) -> None:
-        self._limit: ConcurrencyLimit | None = limit
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the slot."""
-        if self._limit is not None:
-            self._limit.in_use -= 1
-            self._limit = None
+    def _release(self) -> None:
+        self.in_use -= 1
 
 
 class SlotResponse(Response):
