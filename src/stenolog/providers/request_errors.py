@@ -25,25 +25,21 @@ _RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
 _NOT_RETRIED_STATUSES: Final = frozenset({501, 505})
 
 
-class Failure(Struct, frozen=True):
+class Failure(Exception):
     """The reason why an attempt gave no answer, or only a part of an answer."""
 
-    description: str
-    """End of a sentence that starts with the server's name, such as `answered 500: overloaded`."""
-    status: int = 0
-    """HTTP status, or the status that an error inside of a stream contains; 0 without a status."""
-    retry_after: str = ""
-    """Header `Retry-After` of the response."""
-    silent: bool = False
-    """Whether the server accepted the request and then sent nothing for too long."""
-
-
-class RequestError(Exception):
-    """An exception that carries a failure to the code that decides about retries."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.description)
+    def __init__(
+        self, description: str, status: int = 0, retry_after: str = "", *, silent: bool = False
+    ) -> None:
+        super().__init__(description)
+        self.description = description
+        """End of a sentence that starts with the server's name, such as `answered 500: busy`."""
+        self.status = status
+        """HTTP status, or the status in an error inside of a stream; 0 without a status."""
+        self.retry_after = retry_after
+        """Header `Retry-After` of the response."""
+        self.silent = silent
+        """Whether the server accepted the request and then sent nothing for too long."""
 
 
 class RetryLimits(Struct, frozen=True, kw_only=True):
