@@ -12,7 +12,7 @@ from inspect import getsource
 from itertools import chain, pairwise
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from msgspec import Struct, inspect
@@ -188,7 +188,8 @@ def check_value(field: Field, value: object) -> Any:
         raise InvalidValue(f"must be {describe_type(field)}{wrong_value}") from error
     check = _VALUE_CHECKS.get(field.path[-1])
     if check is not None and converted_value:
-        check(converted_value)
+        for text in converted_value if isinstance(converted_value, tuple) else [converted_value]:
+            check(text)
     return converted_value
 
 
@@ -265,11 +266,10 @@ def _check_model(model: str) -> None:
         raise InvalidValue(_NO_USER_TEXT)
 
 
-def _check_models(names: tuple[str, ...]) -> None:
-    for name in names:
-        if not name.strip():
-            raise InvalidValue("a model name must not be empty")
-        _check_model(name)
+def _check_listed_model(name: str) -> None:
+    if not name.strip():
+        raise InvalidValue("a model name must not be empty")
+    _check_model(name)
 
 
 def _check_zone(zone: str) -> None:
@@ -286,14 +286,19 @@ def _check_zone(zone: str) -> None:
 
 def _check_server(url: str) -> None:
     _check_model(url)
+    # Of all white space, only the plain space is printable.
+    if _parse_url(url) is None or " " in url or not url.isprintable():
+        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
+
+
+def _parse_url(url: str) -> SplitResult | None:
+    """Return the parts of a URL of a web server, or None for any other text."""
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        is_valid = False
-    # Of all white space, only the plain space is printable.
-    if not is_valid or " " in url or not url.isprintable():
-        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
+        return None
+    return parts if is_valid else None
 
 
 def _check_key(key: str) -> None:
@@ -321,43 +326,32 @@ def _check_secret(secret: str) -> None:
 
 
 def _check_host(host: str) -> None:
-    _check_hosts((host,))
-
-
-def _check_hosts(hosts: tuple[str, ...]) -> None:
-    if not all(map(_HOST_PATTERN.fullmatch, hosts)):
+    if not _HOST_PATTERN.fullmatch(host):
         raise InvalidValue(
             "must be a host name or an address such as 127.0.0.1, without http:// and port"
         )
 
 
-def _check_origins(origins: tuple[str, ...]) -> None:
-    for origin in origins:
-        try:
-            parts = urlsplit(origin)
-            is_valid = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.hostname)
-            is_valid = is_valid and parts.port != 0 and "@" not in origin
-        except ValueError:
-            is_valid = False
-        if not is_valid or parts.scheme not in ("http", "https"):
-            raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
+def _check_origin(origin: str) -> None:
+    parts = _parse_url(origin)
+    if parts is None or f"{parts.scheme}://{parts.netloc}" != origin or "@" in origin:
+        raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
 
 
-def _check_routes(routes: tuple[str, ...]) -> None:
-    for route in routes:
-        channel, colon, sender = route.partition(":")
-        if not channel or (colon and not sender) or route != route.strip():
-            raise InvalidValue(
-                "must be a channel such as telegram, or a sender such as telegram:123, "
-                f"not {to_toml(route)}"
-            )
+def _check_route(route: str) -> None:
+    channel, colon, sender = route.partition(":")
+    if not channel or (colon and not sender) or route != route.strip():
+        raise InvalidValue(
+            "must be a channel such as telegram, or a sender such as telegram:123, "
+            f"not {to_toml(route)}"
+        )
 
 
 _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "sessions": _check_sessions_address,
     "model": _check_model,
-    "models": _check_models,
-    "routes": _check_routes,
+    "models": _check_listed_model,
+    "routes": _check_route,
     "zone": _check_zone,
     "base_url": _check_server,
     "reply_url": _check_server,
@@ -369,10 +363,13 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "secret_env": _check_variable,
     "headers": _check_headers,
     "host": _check_host,
-    "hosts": _check_hosts,
-    "origins": _check_origins,
+    "hosts": _check_host,
+    "origins": _check_origin,
 }
-"""Check functions by field name. A field name has the same meaning in every table."""
+"""Check functions by field name. A field name has the same meaning in every table.
+
+The check of a list is called for each text in the list.
+"""
 
 
 # --- writing --------------------------------------------------------------------------------------
