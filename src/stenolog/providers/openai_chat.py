@@ -196,7 +196,10 @@ class OpenAIChat:
         deadline = asyncio.get_running_loop().time() + self._first_byte_timeout
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._send_request(body)
+                client = self._open_client()
+                url = self._url.copy_with(path=f"{self._url.path.rstrip('/')}/chat/completions")
+                request = client.build_request("POST", url, content=body, headers=self._headers)
+                response = await client.send(request, stream=True)
         except TimeoutError:
             description = _describe_silence(self._first_byte_timeout)
             raise Failure(description, silent=True) from None
@@ -222,14 +225,6 @@ class OpenAIChat:
                 yield rest
         finally:
             await response.aclose()
-
-    async def _send_request(self, body: bytes) -> httpx2.Response:
-        client = self._open_client()
-        path = f"{self._url.path.rstrip('/')}/chat/completions"
-        request = client.build_request(
-            "POST", self._url.copy_with(path=path), content=body, headers=self._headers
-        )
-        return await client.send(request, stream=True)
 
     def _open_client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
