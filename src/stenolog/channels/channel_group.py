@@ -13,7 +13,7 @@ from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.inbox import Inbox, MessageRegister
+from stenolog.channels.inbox import Inbox
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
@@ -110,7 +110,7 @@ class Channels:
             self._loop,
             channel=channel.name,
             delivery=delivery,
-            register=MessageRegister(self._claims),
+            claims=self._claims,
             max_messages=self._settings.gateway.max_turns,
         )
         self._channels.append((channel, inbox))

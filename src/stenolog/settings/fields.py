@@ -437,7 +437,8 @@ def commented_file() -> str:
         if field.path[:-1] != section:
             section = field.path[:-1]
             lines += _section_header(section)
-        lines += _field_lines(field)
+        lines += [f"# {line}" for line in textwrap.wrap(field.description, _WRAP_COLUMNS)]
+        lines.append(f"#{field.path[-1]} = {to_toml(field.default)}\n")
     return "\n".join(lines)
 
 
@@ -446,8 +447,3 @@ def _section_header(section: KeyPath) -> list[str]:
     if len(section) > 1 and kind in _EXAMPLE_NAMES:
         return [_SECTION_COMMENTS[kind], f"#[{kind}.{_EXAMPLE_NAMES[kind]}]\n"]
     return [f"[{'.'.join(section)}]\n"]
-
-
-def _field_lines(field: Field) -> Iterator[str]:
-    yield from (f"# {line}" for line in textwrap.wrap(field.description, _WRAP_COLUMNS))
-    yield f"#{field.path[-1]} = {to_toml(field.default)}\n"
