@@ -22,7 +22,7 @@ from stenolog.context.window import Limits
 from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.settings.conversion import limits_of, requirements_of
+from stenolog.settings.conversion import spec_of, specs_of
 from stenolog.settings.fields import (
     ANY_NAME,
     RENAMED_FIELDS,
@@ -124,8 +124,8 @@ def test_named_config_file_must_exist(file: Path, by_variable: bool) -> None:
 def test_defaults_match_the_packages_that_use_them() -> None:
     settings = Settings()
     assert settings.agent.sessions == WORKSPACE
-    assert limits_of(settings.agent) == Limits()
-    assert requirements_of(settings.agent) == ProviderRequirements()
+    assert spec_of(settings).limits == Limits()
+    assert spec_of(settings).needs == ProviderRequirements()
     memory = settings.memory
     assert (memory.recall_tokens, memory.half_life_days) == (RECALL_TOKENS, HALF_LIFE_DAYS)
     shared = {*settings.agent.__struct_fields__} & {*AgentSpec.__struct_fields__} - {"system"}
@@ -444,8 +444,9 @@ def test_valid_settings_are_accepted_unchanged(
         for part in path:
             found = found[part] if isinstance(found, Mapping) else getattr(found, part)
         assert found == (tuple(value) if isinstance(value, list) else value)
-    for agent in (settings.agent, *settings.agents.values()):
-        assert limits_of(agent).max_context_tokens == agent.max_context_tokens
+    agents = (settings.agent, *settings.agents.values())
+    for agent, spec in zip(agents, specs_of(settings), strict=True):
+        assert spec.limits.max_context_tokens == agent.max_context_tokens
 
 
 @given(st.data())

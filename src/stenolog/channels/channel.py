@@ -49,6 +49,10 @@ class Channel(Protocol):
     def max_length(self) -> int:
         """Maximum length of a message in UTF-16 code units."""
 
+    @property
+    def sends_replies(self) -> bool:
+        """Whether answers are sent with `send`; otherwise the inbox returns them to the caller."""
+
     async def run(self, inbox: "Inbox") -> None:
         """Pass messages to the inbox until the task is cancelled or the channel fails permanently.
 
@@ -57,6 +61,9 @@ class Channel(Protocol):
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
+
+    def allows(self, origin: Destination) -> bool:
+        """Return whether the allow list of the channel contains an origin."""
 
     async def show_typing(self, origin: Destination) -> None:
         """Show for a few seconds that an answer is being written. Raises nothing."""

@@ -13,7 +13,7 @@ from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.inbox import Inbox, MessageRegister
+from stenolog.channels.inbox import Inbox
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
@@ -45,13 +45,8 @@ class Channels:
         self._tasks: list[asyncio.Task[Any]] = []
         self._channels: list[tuple[Channel, Inbox]] = []
         self._deliveries: list[Delivery] = []
-        telegram_settings = settings.channels.telegram
-        token = _read_secret(
-            settings,
-            telegram_settings.token,
-            telegram_settings.token_env,
-            "channels.telegram.token_env",
-        )
+        bot = settings.channels.telegram
+        token = _read_secret(settings, bot.token, bot.token_env, "channels.telegram.token_env")
         webhook_secrets = {name: _read_webhook_secret(settings, name) for name in settings.webhooks}
         store = _open_claims_store(loop, settings) if token or webhook_secrets else None
         try:
@@ -71,11 +66,6 @@ class Channels:
                 store.close()
             raise
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the configured channels."""
-        return [channel.name for channel, _ in self._channels]
-
     async def start(self) -> None:
         """Start to receive messages."""
         self._tasks += [asyncio.create_task(_run_channel(*setup)) for setup in self._channels]
@@ -94,8 +84,6 @@ class Channels:
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
-        for _, inbox in self._channels:
-            inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
@@ -113,16 +101,16 @@ class Channels:
             await channel.close()
         await self._claims.close()
 
-    def _set_up_channel(self, channel: "Webhook | Telegram") -> Inbox:
+    def _set_up_channel(self, channel: Channel) -> Inbox:
         delivery = None
         if channel.sends_replies:
-            delivery = Delivery(self._loop, channel, self._claims, allows=channel.allows)
+            delivery = Delivery(self._loop, channel, self._claims)
             self._deliveries.append(delivery)
         inbox = Inbox(
             self._loop,
             channel=channel.name,
             delivery=delivery,
-            register=MessageRegister(self._claims),
+            claims=self._claims,
             max_messages=self._settings.gateway.max_turns,
         )
         self._channels.append((channel, inbox))
@@ -156,13 +144,8 @@ def _open_claims_store(loop: AgentLoop, settings: Settings) -> Store | None:
 
 
 def _read_webhook_secret(settings: Settings, name: str) -> str:
-    webhook_settings = settings.webhooks[name]
-    secret = _read_secret(
-        settings,
-        webhook_settings.secret,
-        webhook_settings.secret_env,
-        f"webhooks.{name}.secret_env",
-    )
+    hook, setting = settings.webhooks[name], f"webhooks.{name}.secret_env"
+    secret = _read_secret(settings, hook.secret, hook.secret_env, setting)
     if len(secret) < MIN_SECRET_LENGTH:
         raise UsageError(
             f"webhooks.{name} needs a secret of at least {MIN_SECRET_LENGTH} characters: set "

@@ -11,7 +11,7 @@ recorded as owed, and is still sent after newer answers.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeGuard
@@ -136,14 +136,12 @@ class Delivery:
         claims: Claims,
         *,
         pause: float = 1.0,
-        allows: Callable[[Destination], bool] = lambda _: False,
     ) -> None:
         """Create the delivery of a channel.
 
         `pause`: seconds before the first retry of a message that was not sent; later retries wait
-        longer. `allows`: returns whether the allow list of the channel contains an origin.
+        longer.
         """
-        self._allows = allows
         self.channel = channel
         self._loop = loop
         self._claims = claims
@@ -274,7 +272,9 @@ class Delivery:
                 continue
             if message.seq <= fork_seq:
                 continue  # the source session of the fork sends this answer
-            if not is_received(body) and not self._allows(origin):  # guard: deliver-own-origin
+            if not is_received(body) and not self.channel.allows(
+                origin
+            ):  # guard: deliver-own-origin
                 continue
             answer = answer_to(history[index:], message.seq)
             if answer is not None and is_due(mark, answer.seq):

@@ -165,66 +165,62 @@ _REJECTED_PREFIX: Final = "undone-"
 """Prefix of the meta field that records that a command was rejected before it ran."""
 
 
-class MessageRegister:
-    """Assigns numbers to the messages of a channel whose app sends no message numbers."""
+async def assign_number(claims: Claims, register_session: str, message: IncomingMessage) -> int:
+    """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    `register_session`: the chat's session in the claims store, from `register_name`.
+    Raises OnceConflict if another message had this id.
+    """
+    content = _digest(message.sender, message.text)
+    try:
+        return await claims.assign_number(register_session, _digest(message.id), content)
+    except UsageError:
+        raise
+    except StenologError as error:
+        # The message is accepted without a number.
+        _logger.warning(
+            "could not store the id of message %r; if it is sent again, it may be answered "
+            "twice: %s",
+            message.id,
+            error,
+        )
+        return 0
 
-    async def assign_number(self, register_session: str, message: IncomingMessage) -> int:
-        """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
-        `register_session`: the chat's session in the claims store, from `register_name`.
-        Raises OnceConflict if another message had this id.
-        """
-        content = _digest(message.sender, message.text)
-        try:
-            return await self._claims.assign_number(register_session, _digest(message.id), content)
-        except UsageError:
-            raise
-        except StenologError as error:
-            # The message is accepted without a number.
-            _logger.warning(
-                "could not store the id of message %r; if it is sent again, it may be answered "
-                "twice: %s",
-                message.id,
-                error,
-            )
-            return 0
+async def begin_command(claims: Claims, register_session: str, message: IncomingMessage) -> bool:
+    """Return whether to execute a command: False if a process has already started the command.
 
-    async def begin_command(self, register_session: str, message: IncomingMessage) -> bool:
-        """Return whether to execute a command: False if a process has already started the command.
-
-        After a crash, a command is not executed again, because it may have had an effect.
-        """
-        if not message.message_number:
-            return True
-        try:
-            # Each attempt uses the same key with different content, so only one process succeeds.
-            once = f"{_digest(message.id)}-begun"
-            await self._claims.assign_number(register_session, once, secrets.token_hex(8))
-        except OnceConflict:
-            rejection_field = f"{_REJECTED_PREFIX}{message.message_number}"
-            if not (await self._claims.read_saved(register_session)).get(rejection_field):
-                return False
-            await self._claims.save(register_session, **{rejection_field: None})
-        except UsageError:
-            raise
-        except StenologError as error:
-            _logger.warning(
-                "could not store that command %r was run; if it is sent again, it runs again: %s",
-                message.id,
-                error,
-            )
+    After a crash, a command is not executed again, because it may have had an effect.
+    """
+    if not message.message_number:
         return True
+    try:
+        # Each attempt uses the same key with different content, so only one process succeeds.
+        once = f"{_digest(message.id)}-begun"
+        await claims.assign_number(register_session, once, secrets.token_hex(8))
+    except OnceConflict:
+        rejection_field = f"{_REJECTED_PREFIX}{message.message_number}"
+        if not (await claims.read_saved(register_session)).get(rejection_field):
+            return False
+        await claims.save(register_session, **{rejection_field: None})
+    except UsageError:
+        raise
+    except StenologError as error:
+        _logger.warning(
+            "could not store that command %r was run; if it is sent again, it runs again: %s",
+            message.id,
+            error,
+        )
+    return True
 
-    async def record_rejection(self, register_session: str, message: IncomingMessage) -> None:
-        """Record that a command was rejected, so that it runs when the app sends it again."""
-        if message.message_number:
-            with suppress(StenologError):
-                await self._claims.save(
-                    register_session, **{f"{_REJECTED_PREFIX}{message.message_number}": True}
-                )
+
+async def record_rejection(claims: Claims, register_session: str, message: IncomingMessage) -> None:
+    """Record that a command was rejected, so that it runs when the app sends it again."""
+    if message.message_number:
+        with suppress(StenologError):
+            await claims.save(
+                register_session, **{f"{_REJECTED_PREFIX}{message.message_number}": True}
+            )
 
 
 def _digest(*texts: str) -> str:
@@ -273,19 +269,19 @@ class Inbox:
         *,
         channel: str,
         delivery: Delivery | None = None,
-        register: MessageRegister | None = None,
+        claims: Claims | None = None,
         max_messages: int = 256,
     ) -> None:
         """Create the inbox of a channel.
 
         Without a `delivery`, answers are returned to the caller. `max_messages`: maximum number of
-        messages that are processed at once. `register`: assigns message numbers, if the app
-        sends none.
+        messages that are processed at once. `claims`: their store assigns message numbers, if the
+        app sends none.
         """
         self._loop = loop
         self._channel = channel
         self._delivery = delivery
-        self._register = register
+        self._claims = claims
         self._max_messages = max_messages
         self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
@@ -327,14 +323,10 @@ class Inbox:
 
     async def drain(self, wait_seconds: float) -> None:
         """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
-        self.stop_recovering()
-        if tasks := self._tasks | self._recovering:
-            await asyncio.wait(tasks, timeout=max(wait_seconds, 0))
-
-    def stop_recovering(self) -> None:
-        """Stop recovering answers of a killed process; the next start continues."""
         if self._delivery is not None:
             self._delivery.stop_recovering()
+        if tasks := self._tasks | self._recovering:
+            await asyncio.wait(tasks, timeout=max(wait_seconds, 0))
 
     async def close(self) -> None:
         """Cancel running tasks. Complete answers stay in the log."""
@@ -402,16 +394,16 @@ class Inbox:
         """
         root_key = await self._loop.run(instance.resolve_key, base_key)
         register_session = register_name(instance.id, root_key)
-        register = None if message.message_number else self._register
-        if register is not None:
-            number = await register.assign_number(register_session, message)
+        claims = None if message.message_number else self._claims
+        if claims is not None:
+            number = await assign_number(claims, register_session, message)
             message = replace(message, message_number=number)
         last_move = await self._chat_sessions.read_last_move(instance, root_key)
         key = find_session_key(root_key, last_move, message)
         if commands.parse_command(message.text) is None:
-            register = None
+            claims = None
         if key is None or (
-            register is not None and not await register.begin_command(register_session, message)
+            claims is not None and not await begin_command(claims, register_session, message)
         ):
             # Another process may have executed the command and moved the chat in the meantime.
             last_move = await self._chat_sessions.read_last_move(instance, root_key)
@@ -427,8 +419,8 @@ class Inbox:
         try:
             answer = await task.start(self._loop, inbound_message, instance)
         except StenologError:
-            if register is not None:
-                await register.record_rejection(register_session, message)
+            if claims is not None:
+                await record_rejection(claims, register_session, message)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._chat_sessions.record_move(instance, root_key, message, key, answer.key)

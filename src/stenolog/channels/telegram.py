@@ -293,27 +293,18 @@ class Telegram:
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send one message. Raises NotSent, MaybeSent, Undeliverable."""
+        send = partial(self._bot.send_message, text=text, message_thread_id=origin.get("thread"))
         try:
-            await self._send(origin, origin.get("chat"), text)
-        except ChatMigrated as error:
-            # A group that became a supergroup has a new id. The message was not sent.
             try:
-                await self._send(origin, error.new_chat_id, text)
-            except ChatMigrated as second_error:
-                raise Undeliverable(self._error_text(second_error)) from None
-
-    async def _send(self, origin: Destination, chat: Any, text: str) -> None:
-        try:
-            await self._bot.send_message(
-                chat_id=chat, text=text, message_thread_id=origin.get("thread")
-            )
-        except ChatMigrated:
-            raise
+                await send(chat_id=cast(int, origin.get("chat")))
+            except ChatMigrated as error:
+                # A group that became a supergroup has a new id. The message was not sent.
+                await send(chat_id=error.new_chat_id)
         except RetryAfter as error:
             raise NotSent(self._error_text(error), pause=_retry_after_seconds(error)) from None
         except InvalidToken as error:
             raise NotSent(self._error_text(error)) from None
-        except (BadRequest, Forbidden) as error:
+        except (BadRequest, Forbidden, ChatMigrated) as error:
             raise Undeliverable(self._error_text(error)) from None
         except TelegramError as error:
             if isinstance(error, NetworkError) and isinstance(error.__cause__, _NOT_SENT_ERRORS):

@@ -123,7 +123,7 @@ class Access:
 
         `origin` is the request's `Origin` if the settings list it.
         """
-        hosts = _header_values(headers, "host")
+        hosts = headers.getlist("host")
         if not is_known_host(hosts, self._known_hosts):  # guard: known-hosts-only
             text = "The gateway does not serve this host name. Add the name to gateway.hosts."
             return error_response(421, text, code="wrong_host")
@@ -136,8 +136,8 @@ class Access:
             # Proxies may disagree where a request with both length headers ends.
             text = "The request has a Content-Length and a Transfer-Encoding. Send only one."
             return error_response(400, text, code="two_lengths", headers={"Connection": "close"})
-        origins = _header_values(headers, "origin")
-        is_own_page = len(origins) == 1 and is_same_origin(origins[0], _host_header(headers))
+        origins = headers.getlist("origin")
+        is_own_page = len(origins) == 1 and is_same_origin(origins[0], hosts[0])
         if origins and not is_own_page and origin is None:  # guard: origin-check
             text = "This origin may not use the gateway. Add the origin to gateway.origins."
             return error_response(403, text, code="foreign_origin")
@@ -145,10 +145,9 @@ class Access:
 
     def _allowed_origin(self, headers: Headers) -> str | None:
         """Return the request's `Origin` if the settings list it, otherwise None."""
-        origins = _header_values(headers, "origin")
-        if len(origins) != 1 or not is_allowed_origin(origins[0], self._known_hosts):
-            return None
-        return origins[0].decode("latin-1")
+        origins = headers.getlist("origin")
+        is_allowed = len(origins) == 1 and is_allowed_origin(origins[0], self._known_hosts)
+        return origins[0] if is_allowed else None
 
     def _preflight_response(
         self, scope: Scope, headers: Headers, origin: str | None
@@ -174,13 +173,13 @@ class Access:
 
     async def _authenticate(self, headers: Headers) -> str | None:
         """Return `bearer` or `cookie`; None if the caller did not authenticate."""
-        values = _header_values(headers, "authorization")
+        values = headers.getlist("authorization")
         if values:
-            scheme, _, token = values[0].partition(b" ")
+            scheme, _, token = values[0].encode("latin-1").partition(b" ")
             # guard: one-authorization-header
             is_bearer = len(values) == 1 and scheme.lower() == b"bearer"
             return BEARER if is_bearer and self._token.is_equal(token.strip()) else None
-        if not accepts_cookies(_host_header(headers), self._known_hosts):  # guard: cookie-own-host
+        if not accepts_cookies(headers["host"], self._known_hosts):  # guard: cookie-own-host
             return None
         for value in cookie_values(headers):
             if await asyncio.to_thread(self._cookies.is_valid, value):
@@ -261,16 +260,6 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _comes_from_own_page(headers: Headers) -> bool:
-    origins = _header_values(headers, "origin")
-    if origins:
-        return is_same_origin(origins[0], _host_header(headers))
+    if "origin" in headers:
+        return is_same_origin(headers["origin"], headers["host"])
     return headers.get("sec-fetch-site") == "same-origin"  # guard: cookie-needs-same-origin
-
-
-def _host_header(headers: Headers) -> bytes:
-    return headers["host"].encode("latin-1")
-
-
-def _header_values(headers: Headers, name: str) -> list[bytes]:
-    raw_name = name.encode("latin-1")
-    return [value for header_name, value in headers.raw if header_name == raw_name]

@@ -181,16 +181,14 @@ async def chat_completions(request: Request) -> Response:
     gateway = gateway_of(request)
     with ExitStack() as on_error:
         # A slot is taken before the request is read, so that a rejected request costs nothing.
-        turn_slot = gateway.turns.admit()
-        on_error.callback(turn_slot.release)
+        turn_slot = on_error.enter_context(gateway.turns.admit())
         chat = await _parse_chat(gateway, request)
-        stream_slot = gateway.streams.admit() if chat.request.stream else None
+        stream_slot = gateway.streams.admit() if chat.request.stream else Slot()
         on_error.pop_all()
-        if stream_slot is not None:
-            on_error.callback(stream_slot.release)
+        on_error.enter_context(stream_slot)
         buffer = _TurnBuffer()
         turn_task = gateway.start_task(_run_turn(gateway, chat, buffer, turn_slot))
-        if stream_slot is not None:
+        if chat.request.stream:
             await buffer.wait(turn_task, seconds=_EARLY_FAILURE_SECONDS)
             if not turn_task.done() or turn_task.result().outcome != "failed":
                 on_error.pop_all()

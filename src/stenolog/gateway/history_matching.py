@@ -314,8 +314,7 @@ def _result_message(
 
 def _unwrap_single_text(content: object) -> object:
     """Return the text of content that is a single text part, and other content unchanged."""
-    if isinstance(content, list) and len(content) == 1:
-        [part] = content
-        if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text":
-            return part["text"]
+    match content:
+        case [{"type": "text", "text": text, **others}] if not others:
+            return text
     return content

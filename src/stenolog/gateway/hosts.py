@@ -50,7 +50,7 @@ def known_hosts(
     port of the host. So browsers cannot log in at a host that other programs share, unless `hosts`
     lists the host.
     """
-    parsed_origins = (_parse_origin(origin.encode()) for origin in origins)
+    parsed_origins = map(_parse_origin, origins)
     listed_names = [*hosts, own_host] if own_host else hosts
     listed_hosts = frozenset(_canonical_host(name.lower()) for name in listed_names)
     canonical_bound_host = _canonical_host(bound_host.lower())
@@ -61,7 +61,7 @@ def known_hosts(
     )
 
 
-def accepts_cookies(host: bytes, known_hosts: KnownHosts) -> bool:
+def accepts_cookies(host: str, known_hosts: KnownHosts) -> bool:
     """Return whether the gateway accepts login cookies at this host."""
     authority = parse_authority(host)
     return authority is not None and authority.host in known_hosts.cookie_hosts
@@ -79,9 +79,9 @@ def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
 
 
 @lru_cache(maxsize=_MAX_CACHED_RESULTS)
-def parse_authority(header: bytes) -> Authority | None:
+def parse_authority(header: str) -> Authority | None:
     """Parse a `Host` header. Return None if the header is malformed."""
-    host_text = header.decode("latin-1").lower()
+    host_text = header.lower()
     match = len(host_text) <= _MAX_HOST_LENGTH and _AUTHORITY_PATTERN.fullmatch(host_text)
     if not match:
         return None
@@ -93,7 +93,7 @@ def parse_authority(header: bytes) -> Authority | None:
     return Authority(_canonical_host(ipv6_text or name), int(port) if port else None)
 
 
-def is_known_host(host_headers: Sequence[bytes], known_hosts: KnownHosts) -> bool:
+def is_known_host(host_headers: Sequence[str], known_hosts: KnownHosts) -> bool:
     """Return whether the `Host` headers name this gateway, at any port."""
     # If there are two `Host` headers, a proxy may have checked only one of them.
     if len(host_headers) != 1:  # guard: one-host-header
@@ -104,7 +104,7 @@ def is_known_host(host_headers: Sequence[bytes], known_hosts: KnownHosts) -> boo
     )
 
 
-def is_same_origin(origin: bytes, host: bytes) -> bool:
+def is_same_origin(origin: str, host: str) -> bool:
     """Return whether the page with this `Origin` is from the server that `Host` names.
 
     The schemes of page and request may differ, because a proxy may terminate TLS.
@@ -116,7 +116,7 @@ def is_same_origin(origin: bytes, host: bytes) -> bool:
     return (name, port) == (authority.host, authority.port or _DEFAULT_PORTS[scheme])
 
 
-def is_allowed_origin(origin: bytes, known_hosts: KnownHosts) -> bool:
+def is_allowed_origin(origin: str, known_hosts: KnownHosts) -> bool:
     """Return whether the settings list this `Origin`."""
     return _parse_origin(origin) in known_hosts.origins
 
@@ -139,14 +139,13 @@ def address_text(host: str, port: int) -> str:
     return f"{mapped or address or host} {port}"
 
 
-def _parse_origin(origin: bytes) -> tuple[str, str, int] | None:
+def _parse_origin(origin: str) -> tuple[str, str, int] | None:
     """Return scheme, host and port; None if the origin is not that of a web page."""
-    scheme, separator, rest = origin.partition(b"://")
-    scheme_name = scheme.decode("latin-1").lower()
+    scheme, separator, rest = origin.lower().partition("://")
     authority = parse_authority(rest)
-    if not separator or scheme_name not in _DEFAULT_PORTS or authority is None:
+    if not separator or scheme not in _DEFAULT_PORTS or authority is None:
         return None
-    return scheme_name, authority.host, authority.port or _DEFAULT_PORTS[scheme_name]
+    return scheme, authority.host, authority.port or _DEFAULT_PORTS[scheme]
 
 
 def _canonical_host(host: str) -> str:

@@ -1,7 +1,8 @@
 """Limits for the size, the duration and the number of concurrent requests."""
 
 import asyncio
-from typing import Final, Self
+from contextlib import ExitStack
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -37,39 +38,41 @@ class BodyLimit:
         if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
             await _too_large_response(self._max_bytes)(scope, receive, send)
             return
-        body = _LimitedBody(self._app, self._max_bytes, self._max_seconds)
-        await body.serve(scope, receive, send)
-
-
-class _LimitedBody:
-    """The body of one request while the application reads it."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int, max_seconds: float) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._bytes_left = max_bytes
-        self._seconds_left = max_seconds
-        self._body_complete = False
-        self._response_started = False
-        self._rejected = False
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application. If a limit is exceeded, send an error response instead."""
+        clock = asyncio.get_running_loop().time
+        bytes_left, seconds_left = self._max_bytes, self._max_seconds
+        is_body_complete = has_started = is_rejected = False
 
         async def receive_limited() -> Message:
-            if not self._rejected:
-                message, rejection = await self._next_message(receive)
-                if rejection is None:
+            nonlocal bytes_left, seconds_left, is_body_complete, is_rejected
+            if is_rejected:
+                # The client has a response already. To the application, it looks disconnected.
+                return {"type": "http.disconnect"}
+            if is_body_complete:
+                return await receive()
+            # Only the time spent waiting for the client counts, not the time of the application.
+            start = clock()
+            try:
+                async with asyncio.timeout(seconds_left):
+                    message = await receive()
+            except TimeoutError:
+                text = "The request body did not arrive in time. Send it again."
+                rejection = error_response(408, text, code="body_too_slow")
+            else:
+                seconds_left = max(0.0, seconds_left - (clock() - start))
+                bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
+                is_body_complete = not message.get("more_body", False)
+                if bytes_left >= 0:
                     return message
-                self._rejected = True
-                if not self._response_started:
-                    await rejection(scope, receive, send)
-            # The client already has a response. To the application, the client looks disconnected.
-            return {"type": "http.disconnect"}
+                rejection = _too_large_response(self._max_bytes)
+            is_rejected = True
+            if not has_started:
+                await rejection(scope, receive, send)
+            return await receive_limited()
 
         async def send_unless_rejected(message: Message) -> None:
-            if self._response_started or not self._rejected:
-                self._response_started = True
+            nonlocal has_started
+            if has_started or not is_rejected:
+                has_started = True
                 await send(message)
 
         try:
@@ -79,26 +82,8 @@ class _LimitedBody:
             return
         except Exception:
             # After a rejection the application's errors are irrelevant.
-            if not self._rejected or self._response_started:
+            if not is_rejected or has_started:
                 raise
-
-    async def _next_message(self, receive: Receive) -> tuple[Message, Response | None]:
-        """Return the next message, and an error response if a limit is exceeded, otherwise None."""
-        if self._body_complete:
-            return await receive(), None
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        # Only the time spent waiting for the client counts, not the time of the application.
-        try:
-            async with asyncio.timeout(self._seconds_left):
-                message = await receive()
-        except TimeoutError:
-            text = "The request body did not arrive in time. Send it again."
-            return {}, error_response(408, text, code="body_too_slow")
-        self._seconds_left = max(0.0, self._seconds_left - (clock() - start))
-        self._bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
-        self._body_complete = not message.get("more_body", False)
-        return message, _too_large_response(self._max_bytes) if self._bytes_left < 0 else None
 
 
 def _too_large_response(max_bytes: int) -> Response:
@@ -106,8 +91,8 @@ def _too_large_response(max_bytes: int) -> Response:
     return error_response(413, text, code="body_too_large")
 
 
-class Overloaded(HTTPException):
-    """The concurrency limit is reached, so the request was not started."""
+Slot = ExitStack
+"""A slot of a concurrency limit. `close` releases the slot; a second call has no effect."""
 
 
 class ConcurrencyLimit:
@@ -120,38 +105,21 @@ class ConcurrencyLimit:
         self.limit = limit
         self.in_use = 0
         """Number of slots in use."""
-        self.rejected_count = 0
-        """Number of rejected requests so far."""
         self._status = status
         self._noun = noun
 
-    def admit(self) -> "Slot":
-        """Take a slot. Raises Overloaded if no slot is free."""
+    def admit(self) -> Slot:
+        """Take a slot. Raises HTTPException if no slot is free."""
         if self.in_use >= self.limit:  # guard: concurrency-limit
-            self.rejected_count += 1
             text = f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment."
-            raise Overloaded(self._status, text, {"Retry-After": "1"})
+            raise HTTPException(self._status, text, {"Retry-After": "1"})
         self.in_use += 1
-        return Slot(self)
+        slot = Slot()
+        slot.callback(self._release)
+        return slot
 
-
-class Slot:
-    """A slot of a concurrency limit. Releasing a slot a second time has no effect."""
-
-    def __init__(self, limit: ConcurrencyLimit) -> None:
-        self._limit: ConcurrencyLimit | None = limit
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Release the slot."""
-        if self._limit is not None:
-            self._limit.in_use -= 1
-            self._limit = None
+    def _release(self) -> None:
+        self.in_use -= 1
 
 
 class SlotResponse(Response):

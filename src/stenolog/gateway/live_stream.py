@@ -144,7 +144,7 @@ async def _follow_messages_and_changes(
     read_info = partial(gateway.loop.run, find_info, store, key)
     known_info = await read_info() if changes else None
     async with aclosing(gateway.follower.messages(store, key, after=after, uid=uid)) as arrivals:
-        message_task = asyncio.create_task(_next_message(arrivals))
+        message_task = asyncio.ensure_future(anext(arrivals, None))
         closing_task = asyncio.create_task(gateway.closing.wait())
         try:
             while True:
@@ -158,7 +158,7 @@ async def _follow_messages_and_changes(
                     if message is None:
                         return
                     yield message
-                    message_task = asyncio.create_task(_next_message(arrivals))
+                    message_task = asyncio.ensure_future(anext(arrivals, None))
                 elif closing_task in done:
                     return
                 else:
@@ -170,10 +170,6 @@ async def _follow_messages_and_changes(
             # Cancel both tasks first: `aclosing` must not close a stream that is in use.
             if await cancel_and_wait([message_task, closing_task]):
                 raise asyncio.CancelledError
-
-
-async def _next_message(arrivals: AsyncGenerator[Message, None]) -> Message | None:
-    return await anext(arrivals, None)
 
 
 def _message_event(uid: str, message: Message) -> StreamEvent:

@@ -280,7 +280,7 @@ def cookie_values(headers: Headers) -> list[str]:
 
 def _link_origin(request: Request, known_hosts: KnownHosts, own_host: str) -> str:
     """Return the origin of a link that logs a browser in, at a host name that accepts cookies."""
-    authority = parse_authority(request.headers["host"].encode("latin-1"))
+    authority = parse_authority(request.headers["host"])
     host, port = own_host, ""
     if authority is not None:
         host = authority.host if authority.host in known_hosts.cookie_hosts else host
@@ -340,7 +340,7 @@ def login_routes(
             # Programs may send HEAD to preview a link. A preview must not use up the link.
             return PlainTextResponse("", 405, {"Allow": "GET"})
         command = open_command(request.scope)
-        if not accepts_cookies(request.headers["host"].encode("latin-1"), known_hosts):
+        if not accepts_cookies(request.headers["host"], known_hosts):
             # The response does not name the right host, which only holders of the token may know.
             return PlainTextResponse(_WRONG_HOST_TEXT.format(command=command), 421)
         if not await asyncio.to_thread(links.use_code, request.query_params.get("code", "")):

@@ -231,10 +231,11 @@ def _make_operation(endpoint: Endpoint, references: Mapping[type | None, Any]) -
         "parameters": parameters,
         "responses": _make_responses(endpoint, references),
     }
-    schema = references.get(endpoint.body, endpoint.body_schema)
+    body, schema = endpoint.body, references.get(endpoint.body, endpoint.body_schema)
     if schema is not None:
         operation["requestBody"] = {
-            "required": endpoint.body is None or not _has_only_defaults(endpoint.body),
+            # A body whose fields all have defaults may be omitted.
+            "required": body is None or len(body.__struct_defaults__) < len(body.__struct_fields__),
             "content": {"application/json": {"schema": schema}},
         }
     if endpoint.is_open:
@@ -271,8 +272,3 @@ def _make_responses(endpoint: Endpoint, references: Mapping[type | None, Any]) -
     for status in sorted({*common_statuses, *endpoint.error_statuses}):
         responses[str(status)] = {"description": _STATUS_TEXTS[status], "content": error_content}
     return responses
-
-
-def _has_only_defaults(struct_type: type[Struct]) -> bool:
-    """Return whether all fields have defaults."""
-    return len(struct_type.__struct_defaults__) == len(struct_type.__struct_fields__)

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, cast
 
 import h11
@@ -66,13 +67,6 @@ class ConnectionLimit:
         self._logged_at, self._logged_count = self._now(), self.closed_count
 
 
-class _Config(uvicorn.Config):
-    """uvicorn's configuration with the additional limits."""
-
-    limits: ClientLimits
-    connection_limit: ConnectionLimit
-
-
 def server_config(
     app: ASGIApp,
     *,
@@ -88,9 +82,11 @@ def server_config(
     `idle_seconds` between two requests. At shutdown, responses have `stop_seconds` to end.
     """
     limits = limits or ClientLimits()
-    configuration = _Config(
+    connection_limit = ConnectionLimit(max_connections)
+    make_connection = partial(_Connection, limits=limits, connection_limit=connection_limit)
+    return uvicorn.Config(
         app,
-        http=_Connection,
+        http=cast(type[asyncio.Protocol], make_connection),
         ws="none",
         interface="asgi3",
         # The daemon configures logging. Lower levels would log headers.
@@ -109,9 +105,6 @@ def server_config(
         timeout_keep_alive=idle_seconds,
         timeout_graceful_shutdown=math.ceil(stop_seconds),
     )
-    configuration.limits = limits
-    configuration.connection_limit = ConnectionLimit(max_connections)
-    return configuration
 
 
 class Server(uvicorn.Server):
@@ -126,10 +119,12 @@ class Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection that is closed if its client exceeds a time limit."""
 
-    def __init__(self, config: uvicorn.Config, *args: Any, **extra: Any) -> None:
-        super().__init__(config, *args, **extra)
-        self._limits = cast(_Config, config).limits
-        self._connection_limit = cast(_Config, config).connection_limit
+    def __init__(
+        self, *args: Any, limits: ClientLimits, connection_limit: ConnectionLimit, **extra: Any
+    ) -> None:
+        super().__init__(*args, **extra)
+        self._limits = limits
+        self._connection_limit = connection_limit
         self._awaited_part: str | None = None
         """What the client has to send now: `head`, `rest` of a body, `next` head, or None."""
         self._waiting_since = 0.0

@@ -176,12 +176,9 @@ class Gateway:
     @property
     def indexing(self) -> tuple[int, int] | None:
         """Number of indexed sessions and of all sessions; None if all are indexed."""
-        catalogs = [agent.catalog for agent in self.loop.registry]
-        counts = [
-            progress
-            for catalog in catalogs
-            if isinstance(catalog, BackgroundCatalog) and (progress := catalog.progress)
-        ]
+        catalogs = (agent.catalog for agent in self.loop.registry)
+        progresses = (item.progress for item in catalogs if isinstance(item, BackgroundCatalog))
+        counts = [progress for progress in progresses if progress]
         if not counts:
             return None
         return sum(done for done, _ in counts), sum(total for _, total in counts)

@@ -25,13 +25,20 @@ _SPACE_PATTERN: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTAL
 _WORD_PATTERN: Final = re.compile(r"[A-Za-z_$][\w$-]*")
 _NUMBER_PATTERN: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _UNFINISHED_NUMBER_PATTERN: Final = re.compile(r"[-+.\d][-+.\deE]*\Z")
-_LITERALS: Final = {"true": True, "false": False, "null": None, "none": None, "undefined": None}
-_CLOSING_QUOTES: Final = {
-    '"': '"',
-    "'": "'",
-    "\N{LEFT DOUBLE QUOTATION MARK}": "\N{RIGHT DOUBLE QUOTATION MARK}",
+_LITERALS: Final = {"true": True, "false": False} | dict.fromkeys(
+    ("null", "none", "undefined", "nan", "infinity")
+)
+_QUOTED_PATTERNS: Final = {
+    opening: re.compile(rf"{opening}((?:[^{closing}\\]++|\\.)*){closing}", re.DOTALL)
+    for opening, closing in (
+        '""',
+        "''",
+        "\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}",
+    )
 }
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+"""Pattern of a complete quoted text, by its opening quote."""
+_ESCAPE_PATTERN: Final = re.compile(r"((?:\\u[0-9a-fA-F]{4})+)|\\(.)", re.DOTALL)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "u": "\\u"}
 
 
 def read_object(answer: object) -> dict[str, Any] | None:
@@ -104,7 +111,7 @@ class _TolerantParser:
         values: dict[str, Any] = {}
         try:
             while self._has_next_item("}"):
-                is_quoted = self._peek() in _CLOSING_QUOTES
+                is_quoted = self._peek() in _QUOTED_PATTERNS
                 name = self._parse_quoted() if is_quoted else self._parse_unquoted_word()
                 if self._peek() != ":":
                     raise _NotRepairable
@@ -157,7 +164,7 @@ class _TolerantParser:
             return self.parse_object(depth)
         if char == "[":
             return self._parse_list(depth)
-        if char in _CLOSING_QUOTES:
+        if char in _QUOTED_PATTERNS:
             return self._parse_quoted()
         if _UNFINISHED_NUMBER_PATTERN.match(self.text, self.position):
             raise _CutOff
@@ -167,43 +174,23 @@ class _TolerantParser:
         word = self._parse_unquoted_word().lower()
         if self.position >= len(self.text):
             raise _CutOff
-        if word not in _LITERALS and word not in ("nan", "infinity"):
+        if word not in _LITERALS:
             raise _NotRepairable
-        return _LITERALS.get(word)
+        return _LITERALS[word]
 
     def _parse_quoted(self) -> str:
-        closing = _CLOSING_QUOTES[self.text[self.position]]
-        self.position += 1
-        characters: list[str] = []
-        while True:
-            if self.position >= len(self.text):
-                raise _CutOff
-            char = self.text[self.position]
-            self.position += 1
-            if char == closing:
-                return "".join(characters)
-            characters.append(self._parse_escape() if char == "\\" else char)
+        match = _QUOTED_PATTERNS[self.text[self.position]].match(self.text, self.position)
+        if match is None:
+            raise _CutOff
+        self.position = match.end()
+        return _ESCAPE_PATTERN.sub(_unescape, match[1])
 
-    def _parse_escape(self) -> str:
-        if self.position >= len(self.text):
-            raise _CutOff
-        char = self.text[self.position]
-        self.position += 1
-        if char != "u":
-            return _ESCAPES.get(char, char)
-        digits = self.text[self.position : self.position + 4]
-        if len(digits) < 4:
-            raise _CutOff
-        if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
-            return "\\u"
-        self.position += 4
-        code = int(digits, 16)
-        # A surrogate pair becomes one character; a lone surrogate is replaced.
-        low_half = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})").match(self.text, self.position)
-        if 0xD800 <= code < 0xDC00 and low_half:
-            self.position = low_half.end()
-            return chr(0x10000 + ((code - 0xD800) << 10) + (int(low_half[1], 16) - 0xDC00))
-        return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= code < 0xE000 else chr(code)
+
+def _unescape(escape: re.Match[str]) -> str:
+    if escape[1] is None:
+        return _ESCAPES.get(escape[2], escape[2])
+    # A surrogate pair becomes one character; a lone surrogate is replaced.
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", json.loads(f'"{escape[1]}"'))
 
 
 def _parse_number(text: str) -> int | float | None:

@@ -28,7 +28,6 @@ from stenolog.providers.openai_protocol import (
 )
 from stenolog.providers.request_errors import (
     Failure,
-    RequestError,
     RetryLimits,
     failure_of_response,
     is_temporary,
@@ -137,8 +136,8 @@ class OpenAIChat:
                     async for delta in deltas:
                         has_yielded = True
                         yield _without_implausible_usage(delta, sent_request)
-            except RequestError as error:
-                failure = error.failure
+            except Failure as error:
+                failure = error
             else:
                 return
             if has_yielded:
@@ -192,24 +191,27 @@ class OpenAIChat:
     # --- one attempt -------------------------------------------------------------------------
 
     async def _send_once(self, body: bytes) -> AsyncGenerator[Delta, None]:
-        """Send one request and stream its answer. Raises RequestError for every failure."""
+        """Send one request and stream its answer. Raises Failure for every failure."""
         reader = ChunkReader(new_id=lambda: f"call_{secrets.token_hex(8)}")
         deadline = asyncio.get_running_loop().time() + self._first_byte_timeout
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._send_request(body)
+                client = self._open_client()
+                url = self._url.copy_with(path=f"{self._url.path.rstrip('/')}/chat/completions")
+                request = client.build_request("POST", url, content=body, headers=self._headers)
+                response = await client.send(request, stream=True)
         except TimeoutError:
             description = _describe_silence(self._first_byte_timeout)
-            raise RequestError(Failure(description, silent=True)) from None
+            raise Failure(description, silent=True) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise RequestError(Failure(_describe_error("cannot be reached", error))) from error
+            raise Failure(_describe_error("cannot be reached", error)) from error
         try:
             await self._check_status(response)
             content_type = response.headers.get("content-type", "").partition(";")[0]
             content_type = content_type.strip().lower()
             if content_type == "text/html":
                 reason = "answered with a web page, so base_url is not the address of an API"
-                raise RequestError(Failure(reason, 404))
+                raise Failure(reason, 404)
             if content_type.endswith("json") and "event" not in content_type:
                 answer = await self._read_body(response, _MAX_ANSWER_SIZE, truncate=False)
                 if (delta := reader.read_complete(answer)) is not None:
@@ -223,14 +225,6 @@ class OpenAIChat:
                 yield rest
         finally:
             await response.aclose()
-
-    async def _send_request(self, body: bytes) -> httpx2.Response:
-        client = self._open_client()
-        path = f"{self._url.path.rstrip('/')}/chat/completions"
-        request = client.build_request(
-            "POST", self._url.copy_with(path=path), content=body, headers=self._headers
-        )
-        return await client.send(request, stream=True)
 
     def _open_client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -247,7 +241,7 @@ class OpenAIChat:
         return self._client
 
     async def _check_status(self, response: httpx2.Response) -> None:
-        """Raise RequestError unless the status is a success."""
+        """Raise Failure unless the status is a success."""
         status = response.status_code
         if 200 <= status < 300:
             return
@@ -256,8 +250,8 @@ class OpenAIChat:
         if 300 <= status < 400:
             location = str(response.headers.get("location", ""))[:500]
             failure = Failure(f"answered {status}, so base_url has moved to {location!r}", 400)
-        retry_after = str(response.headers.get("retry-after", ""))[:100]
-        raise RequestError(Failure(failure.description, failure.status, retry_after))
+        failure.retry_after = str(response.headers.get("retry-after", ""))[:100]
+        raise failure
 
     async def _read_events(
         self, response: httpx2.Response, reader: ChunkReader, deadline: float
@@ -279,27 +273,25 @@ class OpenAIChat:
                 is_silent = isinstance(error, TimeoutError)
                 description = _describe_error("broke off", error)
                 reason = _describe_silence(timeout) if is_silent else description
-                raise RequestError(
-                    Failure(f"{reason}: the answer is incomplete", silent=is_silent)
-                ) from error
+                raise Failure(f"{reason}: the answer is incomplete", silent=is_silent) from error
             # An event without data adds to the size, too.
             size += len(event.data) + _EVENT_OVERHEAD
             if size > _MAX_ANSWER_SIZE:
-                raise RequestError(Failure("sent more data than an answer can have", 400))
+                raise Failure("sent more data than an answer can have", 400)
             delta = reader.read_event(event.data)
             if delta is not None:
                 yield delta
                 # The timeout for the next piece starts when the caller has processed this piece.
                 deadline, timeout = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
-            raise RequestError(Failure("broke off in the middle: the answer is incomplete"))
+            raise Failure("broke off in the middle: the answer is incomplete")
         await _read_rest(events)
 
     async def _read_body(self, response: httpx2.Response, max_bytes: int, *, truncate: bool) -> str:
         """Return the body as text.
 
         With `truncate`, a body that breaks off or is longer than `max_bytes` is cut. Without
-        `truncate`, RequestError is raised instead.
+        `truncate`, Failure is raised instead.
         """
         body = bytearray()
         try:
@@ -315,9 +307,9 @@ class OpenAIChat:
             if not truncate:
                 is_silent = isinstance(error, TimeoutError)
                 reason = _describe_error("broke off", error)
-                raise RequestError(Failure(reason, silent=is_silent)) from error
+                raise Failure(reason, silent=is_silent) from error
         if len(body) > max_bytes and not truncate:
-            raise RequestError(Failure("sent more data than an answer can have", 400))
+            raise Failure("sent more data than an answer can have", 400)
         return body[:max_bytes].decode("utf-8", "replace")
 
 

@@ -9,18 +9,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta, TextBuffer, ToolCallDelta, Usage
-from stenolog.providers.request_errors import Failure, RequestError, find_failure
+from stenolog.providers.request_errors import Failure, find_failure
 
 # --- requests -------------------------------------------------------------------------------------
 
 
 Body = dict[str, Any]
+_T = TypeVar("_T")
 
 
 def make_request_body(
@@ -295,7 +296,7 @@ _PARSED_CALL_FIELDS: Final = ("index", "id", "type", "function")
 class ChunkReader:
     """The parser of one streamed answer.
 
-    `new_id` makes an id for each call without an id. Raises RequestError for a malformed chunk, and
+    `new_id` makes an id for each call without an id. Raises Failure for a malformed chunk, and
     for an error that the server sends instead of a chunk.
     """
 
@@ -332,29 +333,19 @@ class ChunkReader:
         return Delta(text=text, usage=self._usage) if text or self._usage else None
 
     def _parse_chunk(self, chunk: Any, field: str, data: str) -> Delta | None:
-        if not isinstance(chunk, dict):
-            raise _make_malformed_error("chunk", data)
+        fields = _check_type(chunk, dict, data)
         # Some servers send running totals in every chunk; the last total is valid.
-        self._usage = _parse_usage(chunk.get("usage")) or self._usage
-        choices = chunk.get("choices") or []
-        if not isinstance(choices, list):
-            raise _make_malformed_error("chunk", data)
-        for choice in choices:
-            if not isinstance(choice, dict):
-                raise _make_malformed_error("chunk", data)
-            if choice.get("index") in (0, None):
+        self._usage = _parse_usage(fields.get("usage")) or self._usage
+        for choice in _check_type(fields.get("choices") or [], list, data):
+            if _check_type(choice, dict, data).get("index") in (0, None):
                 return self._parse_choice(choice, field, data)
         return None
 
     def _parse_choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
-        message = choice.get(field) or {}
-        if not isinstance(message, dict):
-            raise _make_malformed_error("chunk", data)
-        call_parts = message.get("tool_calls") or []
-        if not isinstance(call_parts, list) or not all(
-            isinstance(call, dict) for call in call_parts
-        ):
-            raise _make_malformed_error("chunk", data)
+        message = _check_type(choice.get(field) or {}, dict, data)
+        call_parts = _check_type(message.get("tool_calls") or [], list, data)
+        for call in call_parts:
+            _check_type(call, dict, data)
         text, thinking = _split_content(message.get("content"))
         text += _text_or_empty(message.get("refusal"))
         reasonings = filter(None, (_text_or_empty(message.get(name)) for name in _REASONING_FIELDS))
@@ -447,22 +438,27 @@ class _CallParser:
 def _decode_json(data: str, source: str) -> Any:
     """Decode the JSON of a chunk or an answer.
 
-    Raises RequestError with the start of a malformed text, or with an error that the server sent.
+    Raises Failure with the start of a malformed text, or with an error that the server sent.
     """
     try:
         decoded = json.loads(data)
     except (ValueError, RecursionError):
         raise _make_malformed_error(source, data) from None
     if (failure := find_failure(decoded)) is not None:
-        raise RequestError(failure)
+        raise failure
     return decoded
 
 
-def _make_malformed_error(source: str, data: str) -> RequestError:
+def _make_malformed_error(source: str, data: str) -> Failure:
     excerpt = data if len(data) <= _MAX_EXCERPT_LENGTH else f"{data[:_MAX_EXCERPT_LENGTH]}…"
-    return RequestError(
-        Failure(f"sent a malformed {source} of {len(data):,} characters: {excerpt!r}")
-    )
+    return Failure(f"sent a malformed {source} of {len(data):,} characters: {excerpt!r}")
+
+
+def _check_type(value: Any, expected: type[_T], data: str) -> _T:
+    """Return a part of the chunk `data`. Raises Failure if the part has another type."""
+    if not isinstance(value, expected):
+        raise _make_malformed_error("chunk", data)
+    return value
 
 
 def _split_content(content: Any) -> tuple[str, str]:

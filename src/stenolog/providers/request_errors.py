@@ -25,25 +25,21 @@ _RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
 _NOT_RETRIED_STATUSES: Final = frozenset({501, 505})
 
 
-class Failure(Struct, frozen=True):
+class Failure(Exception):
     """The reason why an attempt gave no answer, or only a part of an answer."""
 
-    description: str
-    """End of a sentence that starts with the server's name, such as `answered 500: overloaded`."""
-    status: int = 0
-    """HTTP status, or the status that an error inside of a stream contains; 0 without a status."""
-    retry_after: str = ""
-    """Header `Retry-After` of the response."""
-    silent: bool = False
-    """Whether the server accepted the request and then sent nothing for too long."""
-
-
-class RequestError(Exception):
-    """An exception that carries a failure to the code that decides about retries."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.description)
+    def __init__(
+        self, description: str, status: int = 0, retry_after: str = "", *, silent: bool = False
+    ) -> None:
+        super().__init__(description)
+        self.description = description
+        """End of a sentence that starts with the server's name, such as `answered 500: busy`."""
+        self.status = status
+        """HTTP status, or the status in an error inside of a stream; 0 without a status."""
+        self.retry_after = retry_after
+        """Header `Retry-After` of the response."""
+        self.silent = silent
+        """Whether the server accepted the request and then sent nothing for too long."""
 
 
 class RetryLimits(Struct, frozen=True, kw_only=True):
@@ -154,35 +150,16 @@ def error_message(body: str) -> str:
     return _describe_error(error)
 
 
-# Without re.ASCII, "\u017f" would count as a form of "s".
-_SKIPPED_ELEMENT_PATTERN: Final = lazy_pattern(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
-_CLOSING_TAGS: Final = {
-    name: lazy_pattern(f"</{name}>", re.IGNORECASE | re.ASCII) for name in ("script", "style")
-}
-
-
 def _without_tags(html: str) -> str:
     """Replace tags, scripts and styles by spaces, in linear time."""
-    pieces, position = list[str](), 0
-    unclosed_names: set[str] = set()
-    while (start := html.find("<", position)) >= 0:
-        pieces += [html[position:start], " "]
-        end = -1
-        element = _SKIPPED_ELEMENT_PATTERN.match(html, start)
-        name = "" if element is None else element[1].lower()
-        if name and name not in unclosed_names:
-            closing_tag = _CLOSING_TAGS[name].search(html, start)
-            if closing_tag is not None:
-                end = closing_tag.end() - 1
-            else:
-                unclosed_names.add(name)
-        if end < 0:
-            end = html.find(">", start)
-        if end < 0:
-            position = start
-            break
-        position = end + 1
-    return "".join([*pieces, html[position:]])
+    # Without re.ASCII, "\u017f" would count as a form of "s".
+    flags = re.IGNORECASE | re.ASCII
+    for name in ("script", "style"):
+        *parts, rest = re.split(f"</{name}>", html, flags=flags)
+        texts = [re.split(rf"<{name}\b", part, maxsplit=1, flags=flags)[0] for part in parts]
+        html = " ".join([*texts, rest])
+    # A tag that is not closed is text.
+    return re.sub("<[^>]*>?", lambda tag: " " if tag[0].endswith(">") else f" {tag[0]}", html)
 
 
 def _describe_error(error: Any) -> str:

@@ -4,6 +4,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import Limits
@@ -18,7 +20,7 @@ from stenolog.settings.model_selection import (
     probe_ollama,
 )
 from stenolog.settings.secrets import has_user
-from stenolog.settings.values import AgentSettings, ModelSettings, Settings
+from stenolog.settings.values import ModelSettings, Settings
 
 CLI: Final = "cli"
 """Name of the channel for terminals."""
@@ -39,31 +41,30 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
         raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
     is_persistent = channel == CLI or settings.channels.session_persistence
-    memory = settings.memory
     return AgentSpec(
         sessions=agent.sessions if is_persistent else IN_MEMORY,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
         system=agent.system or DEFAULT_SYSTEM_PROMPT,
-        limits=limits_of(agent),
-        needs=requirements_of(agent),
+        limits=Limits(
+            max_context_tokens=agent.max_context_tokens,
+            max_history_messages=agent.max_history_messages,
+            reserve=agent.context.reserve or None,
+        ),
+        needs=msgspec.convert(agent.context, ProviderRequirements, from_attributes=True),
         max_iterations=agent.max_iterations,
         tools=agent.tools,
         tool_timeout=agent.tool_timeout,
         tool_output_limit=agent.tool_output_limit,
-        consolidation=memory.consolidation,
-        recall_tokens=memory.recall_tokens,
-        half_life_days=memory.half_life_days,
-        zone=memory.zone,
         routes=tuple(map(_parse_route, agent.routes)),
+        **msgspec.structs.asdict(settings.memory),
     )
 
 
 def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
     """Return the specs of all agents, the default agent first."""
-    names = (None, *settings.agents)
-    return [spec_of(settings, name, channel=channel) for name in names]
+    return [spec_of(settings, name, channel=channel) for name in (None, *settings.agents)]
 
 
 def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
@@ -90,25 +91,6 @@ def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
         first_byte_timeout=model.first_byte_timeout,
         retries=model.retries,
         headers=model.headers,
-    )
-
-
-def limits_of(agent: AgentSettings) -> Limits:
-    """Return the limits of a request of this agent."""
-    return Limits(
-        max_context_tokens=agent.max_context_tokens,
-        max_history_messages=agent.max_history_messages,
-        reserve=agent.context.reserve or None,
-    )
-
-
-def requirements_of(agent: AgentSettings) -> ProviderRequirements:
-    """Return the requirements of this agent's provider."""
-    return ProviderRequirements(
-        merge_user=agent.context.merge_user,
-        user_first=agent.context.user_first,
-        reasoning=agent.context.reasoning,
-        keep_fields=agent.context.keep_fields,
     )
 
 

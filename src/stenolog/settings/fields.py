@@ -11,8 +11,8 @@ from functools import cache
 from inspect import getsource
 from itertools import chain, pairwise
 from types import MappingProxyType, ModuleType
-from typing import Any, Final, TypeGuard, get_args, get_origin
-from urllib.parse import urlsplit
+from typing import Any, Final, get_args
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from msgspec import Struct, inspect
@@ -122,29 +122,19 @@ def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
     sub_tables: list[Iterator[Field]] = []
     for attribute in msgspec.structs.fields(struct):
         setting_path = (*path, attribute.name)
-        named_struct = struct_in_mapping(attribute.type)
+        # A table has the type of a struct S, or `Mapping[str, S]` if it contains named tables.
+        table_type = (get_args(attribute.type) or (attribute.type,))[-1]
         if setting_path in _IGNORED_PATHS:
             continue
-        if named_struct is not None:
-            sub_tables.append(_struct_fields(named_struct, (*setting_path, ANY_NAME)))
-        elif is_struct(attribute.type):
-            sub_tables.append(_struct_fields(attribute.type, setting_path))
+        if isinstance(table_type, type) and issubclass(table_type, Struct):
+            has_names = table_type is not attribute.type
+            table_path = (*setting_path, ANY_NAME) if has_names else setting_path
+            sub_tables.append(_struct_fields(table_type, table_path))
         else:
             text, default = texts[attribute.name], attribute.default
             yield Field(path=setting_path, type=attribute.type, default=default, description=text)
     # In TOML, the values of a table come before its sub-tables.
     yield from chain.from_iterable(sub_tables)
-
-
-def struct_in_mapping(type_hint: Any) -> type[Struct] | None:
-    """Return the struct S of the type `Mapping[str, S]`, or None for any other type."""
-    value_type = get_args(type_hint)[-1] if get_origin(type_hint) is not None else None
-    return value_type if is_struct(value_type) else None
-
-
-def is_struct(type_hint: Any) -> TypeGuard[type[Struct]]:
-    """Return whether a type is a struct: the type of a table of settings."""
-    return isinstance(type_hint, type) and issubclass(type_hint, Struct)
 
 
 @cache
@@ -198,7 +188,8 @@ def check_value(field: Field, value: object) -> Any:
         raise InvalidValue(f"must be {describe_type(field)}{wrong_value}") from error
     check = _VALUE_CHECKS.get(field.path[-1])
     if check is not None and converted_value:
-        check(converted_value)
+        for text in converted_value if isinstance(converted_value, tuple) else [converted_value]:
+            check(text)
     return converted_value
 
 
@@ -275,11 +266,10 @@ def _check_model(model: str) -> None:
         raise InvalidValue(_NO_USER_TEXT)
 
 
-def _check_models(names: tuple[str, ...]) -> None:
-    for name in names:
-        if not name.strip():
-            raise InvalidValue("a model name must not be empty")
-        _check_model(name)
+def _check_listed_model(name: str) -> None:
+    if not name.strip():
+        raise InvalidValue("a model name must not be empty")
+    _check_model(name)
 
 
 def _check_zone(zone: str) -> None:
@@ -296,14 +286,19 @@ def _check_zone(zone: str) -> None:
 
 def _check_server(url: str) -> None:
     _check_model(url)
+    # Of all white space, only the plain space is printable.
+    if _parse_url(url) is None or " " in url or not url.isprintable():
+        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
+
+
+def _parse_url(url: str) -> SplitResult | None:
+    """Return the parts of a URL of a web server, or None for any other text."""
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        is_valid = False
-    # Of all white space, only the plain space is printable.
-    if not is_valid or " " in url or not url.isprintable():
-        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
+        return None
+    return parts if is_valid else None
 
 
 def _check_key(key: str) -> None:
@@ -331,43 +326,32 @@ def _check_secret(secret: str) -> None:
 
 
 def _check_host(host: str) -> None:
-    _check_hosts((host,))
-
-
-def _check_hosts(hosts: tuple[str, ...]) -> None:
-    if not all(map(_HOST_PATTERN.fullmatch, hosts)):
+    if not _HOST_PATTERN.fullmatch(host):
         raise InvalidValue(
             "must be a host name or an address such as 127.0.0.1, without http:// and port"
         )
 
 
-def _check_origins(origins: tuple[str, ...]) -> None:
-    for origin in origins:
-        try:
-            parts = urlsplit(origin)
-            is_valid = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.hostname)
-            is_valid = is_valid and parts.port != 0 and "@" not in origin
-        except ValueError:
-            is_valid = False
-        if not is_valid or parts.scheme not in ("http", "https"):
-            raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
+def _check_origin(origin: str) -> None:
+    parts = _parse_url(origin)
+    if parts is None or f"{parts.scheme}://{parts.netloc}" != origin or "@" in origin:
+        raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
 
 
-def _check_routes(routes: tuple[str, ...]) -> None:
-    for route in routes:
-        channel, colon, sender = route.partition(":")
-        if not channel or (colon and not sender) or route != route.strip():
-            raise InvalidValue(
-                "must be a channel such as telegram, or a sender such as telegram:123, "
-                f"not {to_toml(route)}"
-            )
+def _check_route(route: str) -> None:
+    channel, colon, sender = route.partition(":")
+    if not channel or (colon and not sender) or route != route.strip():
+        raise InvalidValue(
+            "must be a channel such as telegram, or a sender such as telegram:123, "
+            f"not {to_toml(route)}"
+        )
 
 
 _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "sessions": _check_sessions_address,
     "model": _check_model,
-    "models": _check_models,
-    "routes": _check_routes,
+    "models": _check_listed_model,
+    "routes": _check_route,
     "zone": _check_zone,
     "base_url": _check_server,
     "reply_url": _check_server,
@@ -379,10 +363,13 @@ _VALUE_CHECKS: Final[Mapping[str, Callable[[Any], None]]] = {
     "secret_env": _check_variable,
     "headers": _check_headers,
     "host": _check_host,
-    "hosts": _check_hosts,
-    "origins": _check_origins,
+    "hosts": _check_host,
+    "origins": _check_origin,
 }
-"""Check functions by field name. A field name has the same meaning in every table."""
+"""Check functions by field name. A field name has the same meaning in every table.
+
+The check of a list is called for each text in the list.
+"""
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -450,7 +437,8 @@ def commented_file() -> str:
         if field.path[:-1] != section:
             section = field.path[:-1]
             lines += _section_header(section)
-        lines += _field_lines(field)
+        lines += [f"# {line}" for line in textwrap.wrap(field.description, _WRAP_COLUMNS)]
+        lines.append(f"#{field.path[-1]} = {to_toml(field.default)}\n")
     return "\n".join(lines)
 
 
@@ -459,8 +447,3 @@ def _section_header(section: KeyPath) -> list[str]:
     if len(section) > 1 and kind in _EXAMPLE_NAMES:
         return [_SECTION_COMMENTS[kind], f"#[{kind}.{_EXAMPLE_NAMES[kind]}]\n"]
     return [f"[{'.'.join(section)}]\n"]
-
-
-def _field_lines(field: Field) -> Iterator[str]:
-    yield from (f"# {line}" for line in textwrap.wrap(field.description, _WRAP_COLUMNS))
-    yield f"#{field.path[-1]} = {to_toml(field.default)}\n"

@@ -8,8 +8,8 @@ from pathlib import Path as File
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct, inspect
-from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import (
@@ -23,9 +23,7 @@ from stenolog.settings.fields import (
     fields_of_table,
     find_field,
     has_surrogates,
-    is_struct,
     section_paths,
-    struct_in_mapping,
     unknown_setting_text,
 )
 from stenolog.settings.file import (
@@ -129,6 +127,8 @@ class SettingValue(Struct, frozen=True, kw_only=True):
 
 
 Layer = dict[KeyPath, SettingValue]
+SourcedValue = tuple[KeyPath, object, str]
+"""Path, unchecked value and source of a setting."""
 
 
 def merge_layers(base: Layer, override: Layer) -> Layer:
@@ -147,19 +147,25 @@ class LayerReader:
 
     # --- the layers --------------------------------------------------------------------------
 
-    def read_file_layer(self, file: FileContent | None) -> Layer:
-        """Return the layer of the config file."""
+    def read_layer(self, values: Iterable[SourcedValue], folder: File | None = None) -> Layer:
+        """Check the values of a source, and return its layer."""
         layer: Layer = {}
-        if file is not None:
-            for path, value in self._walk_fields(file, file.table, ()):
-                source = file.source(path)
-                self._add_value(layer, path, value, source=source, folder=file.file.parent)
+        for path, value, source in values:
+            if (field := find_field(path)) is None:
+                self._add_problem(source, path, unknown_setting_text(path))
+                continue
+            self._record_name(path, source)
+            try:
+                checked_value = check_value(field, value)
+            except InvalidValue as error:
+                self._add_problem(source, path, str(error))
+            else:
+                layer[path] = SettingValue(value=checked_value, source=source, folder=folder)
         self._resolve_equivalent_fields(layer)
         return layer
 
-    def read_environment_layer(self, variables: Mapping[str, str]) -> Layer:
-        """Return the layer of the environment. `read_file_layer` must run first."""
-        layer: Layer = {}
+    def environment_values(self, variables: Mapping[str, str]) -> Iterable[SourcedValue]:
+        """Yield the values of the environment. The layer of the file must be read before."""
         for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
             name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
             if DOT_REPLACEMENT not in name:
@@ -167,12 +173,8 @@ class LayerReader:
                 continue
             path = self._with_file_spelling(tuple(name.lower().split(DOT_REPLACEMENT)))
             field = find_field(path)
-            if field is None:
-                self._add_problem(variable, path, unknown_setting_text(path))
-            elif text:
-                self._add_value(layer, path, parse_value(field, text), source=variable)
-        self._resolve_equivalent_fields(layer)
-        return layer
+            if field is None or text:
+                yield path, text if field is None else parse_value(field, text), variable
 
     def _report_single_underscore(self, variable: str, name: str) -> None:
         """Report a variable with one underscore instead of two, which would have no effect."""
@@ -195,47 +197,24 @@ class LayerReader:
         names_by_form = {variable_form(name): name for name in self.names[path[0]]}
         return (path[0], names_by_form.get(variable_form(path[1]), path[1]), *path[2:])
 
-    def read_flags_layer(self, flags: Mapping[str, object]) -> Layer:
-        """Return the layer of command-line flags. A flag with the value None was not given."""
-        layer: Layer = {}
-        for name, value in flags.items():
-            if value is not None:
-                self._add_value(layer, tuple(name.split(".")), value, source=FLAGS_SOURCE)
-        self._resolve_equivalent_fields(layer)
-        return layer
-
-    def _walk_fields(
-        self, file: FileContent, table: Mapping[str, Any], parent_path: KeyPath
-    ) -> Iterable[tuple[KeyPath, object]]:
-        """Yield the fields of a table and its sub-tables.
+    def file_values(
+        self, file: FileContent, table: Mapping[str, Any], parent_path: KeyPath = ()
+    ) -> Iterable[SourcedValue]:
+        """Yield the values of a table of the config file and of its sub-tables.
 
         Unknown fields are recorded as problems.
         """
         for name, value in table.items():
             path = (*parent_path, name)
             if find_field(path) is not None:
-                yield path, value
+                yield path, value, file.source(path)
             elif field_path(path) not in section_paths():
                 self._add_problem(file.source(path), path, unknown_setting_text(path))
             elif not isinstance(value, dict):
                 self._add_problem(file.source(path), path, f"must be a table: [{join_path(path)}]")
             else:
                 self._record_name(path, file.source(path))
-                yield from self._walk_fields(file, value, path)
-
-    def _add_value(
-        self, layer: Layer, path: KeyPath, value: object, *, source: str, folder: File | None = None
-    ) -> None:
-        """Check a value and add it to the layer."""
-        if (field := find_field(path)) is None:
-            self._add_problem(source, path, unknown_setting_text(path))
-            return
-        self._record_name(path, source)
-        try:
-            value = check_value(field, value)
-            layer[path] = SettingValue(value=value, source=source, folder=folder)
-        except InvalidValue as error:
-            self._add_problem(source, path, str(error))
+                yield from self.file_values(file, value, path)
 
     def _record_name(self, path: KeyPath, source: str) -> None:
         if len(path) > 1 and path[0] in NAMED_TABLES:
@@ -394,9 +373,17 @@ def load_effective_settings(
     variables = os.environ if environment is None else environment
     file = read_file(config, variables)
     reader = LayerReader()
-    file_layer = reader.read_file_layer(file)
-    layer = merge_layers(file_layer, reader.read_environment_layer(variables))
-    layer = merge_layers(layer, reader.read_flags_layer(flags))
+    file_layer: Layer = {}
+    if file is not None:
+        file_layer = reader.read_layer(reader.file_values(file, file.table), file.file.parent)
+    layer = merge_layers(file_layer, reader.read_layer(reader.environment_values(variables)))
+    # A flag with the value None was not given.
+    given_flags = [
+        (tuple(name.split(".")), value, FLAGS_SOURCE)
+        for name, value in flags.items()
+        if value is not None
+    ]
+    layer = merge_layers(layer, reader.read_layer(given_flags))
     reader.check_names()
     reader.check_routes(layer)
     reader.read_prompts(layer)
@@ -419,37 +406,21 @@ def load_effective_settings(
 def _build_settings(
     layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
 ) -> Settings:
-    tables: dict[str, Any] = {}
-    for field in struct_fields(Settings):
-        kind = field.name
-        if is_struct(field.type):
-            tables[kind] = _build_table(layer, (kind,), field.type)
-        elif (struct := struct_in_mapping(field.type)) is not None:
-            tables[kind] = MappingProxyType(
-                {name: _build_table(layer, (kind, name), struct) for name in sorted(names[kind])}
-            )
+    tables: dict[str, Any] = {kind: {name: {} for name in sorted(names[kind])} for kind in names}
+    for path, setting in layer.items():
+        table = tables
+        for name in path[:-1]:
+            table = table.setdefault(name, {})
+        table[path[-1]] = setting.value
     named_variables = {
         setting.value for path, setting in layer.items() if path[-1] in _VARIABLE_FIELDS
     }
-    key_variables = {
+    tables["keys"] = {
         name: value
         for name, value in variables.items()
         if value and (name.endswith("_API_KEY") or name in {*_SERVER_VARIABLES, *named_variables})
     }
-    return Settings(**tables, keys=MappingProxyType(key_variables))
-
-
-def _build_table(layer: Layer, path: KeyPath, struct: type[Struct]) -> Struct:
-    """Return the value of a table, including its sub-tables."""
-    values: dict[str, Any] = {}
-    for field in struct_fields(struct):
-        inner_path = (*path, field.name)
-        if is_struct(field.type):
-            values[field.name] = _build_table(layer, inner_path, field.type)
-        elif inner_path in layer:
-            value = layer[inner_path].value
-            values[field.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return struct(**values)
+    return msgspec.convert(tables, Settings)
 
 
 def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:

@@ -209,7 +209,15 @@ def find_model(
     finder = _ModelFinder(environment, defaults or {}, ollama, weights)
     if name or base_url:
         return finder.find_configured(name, base_url.strip(), key_name)
-    return finder.find_by_key() or finder.find_on_ollama() or finder.find_local() or NoModel()
+    for provider in PROVIDERS:
+        key_name = finder.key_name(provider)
+        if environment.get(key_name, "").strip():
+            return finder.choose_from_provider(provider, "", key_name, f"{key_name} is set")
+    if models := ollama():
+        return finder.choose_on_ollama(models[0], "Ollama runs on this machine")
+    if (path := weights()) is not None:
+        return ModelChoice(provider=LOCAL, model=str(path), reason="its weights are installed")
+    return NoModel()
 
 
 class _ModelFinder(Struct, frozen=True):
@@ -237,9 +245,9 @@ class _ModelFinder(Struct, frozen=True):
             )
         provider_name, _, model_name = name.partition("/")
         if provider_name == OLLAMA:
-            return self._choose_on_ollama(model_name, reason)
+            return self.choose_on_ollama(model_name, reason)
         if provider := _PROVIDERS_BY_NAME.get(provider_name):
-            return self._choose_from_provider(provider, model_name, key_name, reason)
+            return self.choose_from_provider(provider, model_name, key_name, reason)
         names = ", ".join(
             (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _PROVIDERS_BY_NAME))
         )
@@ -247,24 +255,7 @@ class _ModelFinder(Struct, frozen=True):
             f"unknown model {name!r}; use one of {names}, http://HOST/v1#NAME, or set base_url"
         )
 
-    def find_by_key(self) -> ModelChoice | None:
-        for provider in PROVIDERS:
-            key_name = self._key_name(provider)
-            if self.environment.get(key_name, "").strip():
-                return self._choose_from_provider(provider, "", key_name, f"{key_name} is set")
-        return None
-
-    def find_on_ollama(self) -> ModelChoice | None:
-        models = self.ollama()
-        return self._choose_on_ollama(models[0], "Ollama runs on this machine") if models else None
-
-    def find_local(self) -> ModelChoice | None:
-        path = self.weights()
-        if path is None:
-            return None
-        return ModelChoice(provider=LOCAL, model=str(path), reason="its weights are installed")
-
-    def _choose_from_provider(
+    def choose_from_provider(
         self, provider: Provider, model: str, key_name: str, reason: str
     ) -> ModelChoice:
         base_url = provider.base_url
@@ -275,11 +266,11 @@ class _ModelFinder(Struct, frozen=True):
             provider=provider.name,
             model=model or self.defaults.get(provider.name) or provider.model,
             base_url=base_url,
-            key_name=key_name or self._key_name(provider),
+            key_name=key_name or self.key_name(provider),
             reason=reason,
         )
 
-    def _choose_on_ollama(self, model: str, reason: str) -> ModelChoice:
+    def choose_on_ollama(self, model: str, reason: str) -> ModelChoice:
         base_url = f"{ollama_address(self.environment)}/v1"
         model = model or self.defaults.get(OLLAMA, "") or next(iter(self.ollama()), "")
         if not model:
@@ -298,7 +289,7 @@ class _ModelFinder(Struct, frozen=True):
             )
         return ModelChoice(provider=LOCAL, model=str(Path(weights).expanduser()), reason=reason)
 
-    def _key_name(self, provider: Provider) -> str:
+    def key_name(self, provider: Provider) -> str:
         names = provider.key_names
         return next((name for name in names if self.environment.get(name, "").strip()), names[0])
 

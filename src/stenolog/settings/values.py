@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from stenolog.settings.secrets import HIDDEN, mask_secrets
 
@@ -36,12 +37,21 @@ def masked_value(name: str, value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _masked_repr(self: Struct) -> str:
-    fields = ((name, masked_value(name, getattr(self, name))) for name in self.__struct_fields__)
-    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
+class SettingsTable(Struct, frozen=True, kw_only=True):
+    """A table of settings. Its `repr` contains no secrets."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(value := getattr(self, name), dict):
+                force_setattr(self, name, MappingProxyType(value))
+
+    def __repr__(self) -> str:
+        values = {name: masked_value(name, getattr(self, name)) for name in self.__struct_fields__}
+        fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        return f"{type(self).__name__}({fields})"
 
 
-class ContextSettings(Struct, frozen=True, kw_only=True):
+class ContextSettings(SettingsTable, frozen=True, kw_only=True):
     """Options for requests to the model."""
 
     reserve: CountOrZero = 0
@@ -56,7 +66,7 @@ class ContextSettings(Struct, frozen=True, kw_only=True):
     """Additional message fields to send. Many servers reject unknown fields."""
 
 
-class AgentSettings(Struct, frozen=True, kw_only=True):
+class AgentSettings(SettingsTable, frozen=True, kw_only=True):
     """An agent: its model, its sessions and its limits."""
 
     sessions: str = "./workspace"
@@ -91,10 +101,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     of `[agent]` answers all others."""
     context: ContextSettings = field(default_factory=ContextSettings)
 
-    __repr__ = _masked_repr
 
-
-class MemorySettings(Struct, frozen=True, kw_only=True):
+class MemorySettings(SettingsTable, frozen=True, kw_only=True):
     """Memory beyond a conversation."""
 
     consolidation: bool = True
@@ -109,7 +117,7 @@ class MemorySettings(Struct, frozen=True, kw_only=True):
     the zone of this machine."""
 
 
-class TelegramSettings(Struct, frozen=True, kw_only=True):
+class TelegramSettings(SettingsTable, frozen=True, kw_only=True):
     """The agent as a Telegram bot, while `steno serve` runs."""
 
     token: str = ""
@@ -124,10 +132,8 @@ class TelegramSettings(Struct, frozen=True, kw_only=True):
     base_url: str = ""
     """Another server with Telegram's Bot API, such as `http://localhost:8081`."""
 
-    __repr__ = _masked_repr
 
-
-class ChannelSettings(Struct, frozen=True, kw_only=True):
+class ChannelSettings(SettingsTable, frozen=True, kw_only=True):
     """Options of all chat apps."""
 
     session_persistence: bool = True
@@ -137,7 +143,7 @@ class ChannelSettings(Struct, frozen=True, kw_only=True):
     telegram: TelegramSettings = field(default_factory=TelegramSettings)
 
 
-class WebhookSettings(Struct, frozen=True, kw_only=True):
+class WebhookSettings(SettingsTable, frozen=True, kw_only=True):
     """A program that sends signed messages to `/webhooks/NAME`."""
 
     secret: str = ""
@@ -149,10 +155,8 @@ class WebhookSettings(Struct, frozen=True, kw_only=True):
     reply_url: str = ""
     """Address for signed answers. Empty: the answer is the response to the message."""
 
-    __repr__ = _masked_repr
 
-
-class GatewaySettings(Struct, frozen=True, kw_only=True):
+class GatewaySettings(SettingsTable, frozen=True, kw_only=True):
     """The daemon that `steno serve` starts."""
 
     host: str = "127.0.0.1"
@@ -181,7 +185,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """Seconds after which another gateway resumes the answer of a killed gateway."""
 
 
-class RetentionSettings(Struct, frozen=True, kw_only=True):
+class RetentionSettings(SettingsTable, frozen=True, kw_only=True):
     """A rule that archives, deletes or purges sessions. Without rules everything is kept.
 
     A rule applies to the sessions that meet all its conditions.
@@ -207,7 +211,7 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
     """Sessions with this tag are never touched. Empty: no such tag."""
 
 
-class ModelSettings(Struct, frozen=True, kw_only=True):
+class ModelSettings(SettingsTable, frozen=True, kw_only=True):
     """A named model, for `agent.model`."""
 
     base_url: str = ""
@@ -227,10 +231,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = EMPTY_MAPPING
     """Additional HTTP headers. They are treated as secrets."""
 
-    __repr__ = _masked_repr
 
-
-class CliSettings(Struct, frozen=True, kw_only=True):
+class CliSettings(SettingsTable, frozen=True, kw_only=True):
     """Display options of `steno chat`."""
 
     markdown: bool = True
@@ -239,7 +241,7 @@ class CliSettings(Struct, frozen=True, kw_only=True):
     """Show the model's reasoning, if the provider sends it."""
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(SettingsTable, frozen=True, kw_only=True):
     """All settings. Their `repr` contains no secrets."""
 
     agent: AgentSettings = field(default_factory=AgentSettings)
@@ -247,16 +249,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     channels: ChannelSettings = field(default_factory=ChannelSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     cli: CliSettings = field(default_factory=CliSettings)
-    models: Mapping[str, ModelSettings] = field(default_factory=lambda: MappingProxyType({}))
-    agents: Mapping[str, AgentSettings] = field(default_factory=lambda: MappingProxyType({}))
+    models: Mapping[str, ModelSettings] = {}
+    agents: Mapping[str, AgentSettings] = {}
     """Additional agents by name. Fields that are not set are taken from `agent`."""
-    webhooks: Mapping[str, WebhookSettings] = field(default_factory=lambda: MappingProxyType({}))
+    webhooks: Mapping[str, WebhookSettings] = {}
     """Programs that send messages, by name."""
-    retention: Mapping[str, RetentionSettings] = field(default_factory=lambda: MappingProxyType({}))
+    retention: Mapping[str, RetentionSettings] = {}
     """Retention rules by name."""
     keys: Mapping[str, str] = EMPTY_MAPPING
     """Environment variables for models and channels: each `…_API_KEY`, `OLLAMA_HOST`,
     `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and those that a key_env, token_env or secret_env
     names."""
-
-    __repr__ = _masked_repr

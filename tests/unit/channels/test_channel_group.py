@@ -27,7 +27,7 @@ def test_no_channel_is_opened_without_settings(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_and_channels(tmp_path, Settings(), []) as (_, channels):
             await channels.start()
-            assert channels.names == []
+            assert asyncio.all_tasks() == {asyncio.current_task()}
             assert channels.routes == []
 
     asyncio.run(scenario())

@@ -201,6 +201,7 @@ class _App:
 
     name = "telegram"
     max_length = 64
+    sends_replies = True
 
     def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
         self.plays = list(plays)
@@ -218,6 +219,11 @@ class _App:
         if play is not None:
             play()
         self.sent.append(text)
+
+    def allows(self, origin: Destination) -> bool:
+        """Allow no origin."""
+        del origin
+        return False
 
     async def show_typing(self, origin: Destination) -> None:
         """Do nothing."""

@@ -34,7 +34,7 @@ every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 class _App:
     """A chat app that records what it is sent, or is unreachable."""
 
-    name, max_length = "telegram", 4096
+    name, max_length, sends_replies = "telegram", 4096, True
 
     def __init__(self, *, reachable: bool = True) -> None:
         self.sent: list[str] = []
@@ -49,6 +49,11 @@ class _App:
             raise NotSent("not reachable")
         assert origin == ORIGIN
         self.sent.append(text)
+
+    def allows(self, origin: Destination) -> bool:
+        """Allow no origin."""
+        del origin
+        return False
 
     async def show_typing(self, origin: Destination) -> None:
         """Do nothing."""

@@ -9,7 +9,7 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.channels.channel import IncomingMessage
 from stenolog.channels.claims import Claims, register_name
-from stenolog.channels.inbox import Inbox, MessageRegister
+from stenolog.channels.inbox import Inbox, begin_command
 from stenolog.errors import NotStored
 from stenolog.stores.open_store import open_store
 from support.agents import agent_loop
@@ -26,7 +26,7 @@ def _said(text: str, id: str) -> IncomingMessage:
 
 
 def _inbox(loop: AgentLoop, claims: Claims) -> Inbox:
-    return Inbox(loop, channel="webhook-ci", register=MessageRegister(claims))
+    return Inbox(loop, channel="webhook-ci", claims=claims)
 
 
 def test_command_received_by_two_processes_runs_once(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_command_received_by_two_processes_runs_once(tmp_path: Path) -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
             place = register_name(loop.registry.agent().id, OWN)
             command = IncomingMessage(sender="alice", text="/new", id="1", message_number=1)
-            begun = [MessageRegister(claims).begin_command(place, command) for claims in several]
+            begun = [begin_command(claims, place, command) for claims in several]
             assert sorted(await asyncio.gather(*begun)) == [False, True]
         for claims in several:
             await claims.close()

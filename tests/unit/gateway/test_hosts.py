@@ -31,89 +31,89 @@ ports = st.one_of(st.just(""), st.integers(1, 65_535).map(lambda port: f":{port}
 @pytest.mark.parametrize(
     "host",
     [
-        b"localhost",
-        b"LocalHost:8787",
-        b"127.0.0.1",
-        b"127.0.0.1:80",
-        b"127.255.0.3:9",
-        b"[::1]",
-        b"[::1]:8787",
-        b"[0:0:0:0:0:0:0:1]:8787",
-        b"192.168.1.5:8787",
-        b"steno.example.org",
-        b"STENO.EXAMPLE.ORG:443",
-        b"[fe80::1]",
+        "localhost",
+        "LocalHost:8787",
+        "127.0.0.1",
+        "127.0.0.1:80",
+        "127.255.0.3:9",
+        "[::1]",
+        "[::1]:8787",
+        "[0:0:0:0:0:0:0:1]:8787",
+        "192.168.1.5:8787",
+        "steno.example.org",
+        "STENO.EXAMPLE.ORG:443",
+        "[fe80::1]",
     ],
 )
-def test_known_host_is_accepted_at_any_port(host: bytes) -> None:
+def test_known_host_is_accepted_at_any_port(host: str) -> None:
     assert is_known_host([host], KNOWN)
 
 
 @pytest.mark.parametrize(
     "host",
     [
-        b"",
-        b" ",
-        b":8787",
-        b"evil.example",
-        b"localhost.evil.example",
-        b"evil.example:8787",
-        b"localhost.",
-        b"localhost:",
-        b"localhost:0",
-        b"localhost:65536",
-        b"localhost:8787:8787",
-        b"localhost:http",
-        b"localhost:+80",
-        b"localhost:\xb2",
-        b"user@localhost",
-        b"localhost@evil.example",
-        b"localhost:80@evil.example",
-        b"localhost/evil",
-        b"localhost,evil.example",
-        b"localhost evil.example",
-        b"localhost\n",
-        b"http://localhost",
-        b"127.0.0.1.evil.example",
-        b"127.1",
-        b"0x7f.0.0.1",
-        b"2130706433",
-        b"0177.0.0.1",
-        b"::1",
-        b"[::1",
-        b"[::1]x",
-        b"[::1%25lo]",
-        b"[127.0.0.1]",
-        b"[localhost]",
-        b"0.0.0.0",
-        b"192.168.1.6",
-        b"l\xc3\xb6calhost",
-        b"a" * 400,
+        "",
+        " ",
+        ":8787",
+        "evil.example",
+        "localhost.evil.example",
+        "evil.example:8787",
+        "localhost.",
+        "localhost:",
+        "localhost:0",
+        "localhost:65536",
+        "localhost:8787:8787",
+        "localhost:http",
+        "localhost:+80",
+        "localhost:\xb2",
+        "user@localhost",
+        "localhost@evil.example",
+        "localhost:80@evil.example",
+        "localhost/evil",
+        "localhost,evil.example",
+        "localhost evil.example",
+        "localhost\n",
+        "http://localhost",
+        "127.0.0.1.evil.example",
+        "127.1",
+        "0x7f.0.0.1",
+        "2130706433",
+        "0177.0.0.1",
+        "::1",
+        "[::1",
+        "[::1]x",
+        "[::1%25lo]",
+        "[127.0.0.1]",
+        "[localhost]",
+        "0.0.0.0",
+        "192.168.1.6",
+        "l\xc3\xb6calhost",
+        "a" * 400,
     ],
 )
-def test_unknown_host_is_rejected(host: bytes) -> None:
+def test_unknown_host_is_rejected(host: str) -> None:
     assert not is_known_host([host], KNOWN)
 
 
 def test_missing_or_duplicate_host_is_rejected() -> None:
     assert not is_known_host([], KNOWN)
-    assert not is_known_host([b"localhost", b"localhost"], KNOWN)
-    assert not is_known_host([b"localhost", b"evil.example"], KNOWN)
+    assert not is_known_host(["localhost", "localhost"], KNOWN)
+    assert not is_known_host(["localhost", "evil.example"], KNOWN)
 
 
 @given(names, ports)
 def test_host_name_is_known_only_if_configured(name: str, port: str) -> None:
     other = known_hosts(bound_host="127.0.0.1", hosts=(name,))
-    assert is_known_host([f"{name}{port}".encode()], other)
-    assert is_known_host([f"{name.upper()}{port}".encode()], other)
-    assert is_known_host([f"{name}{port}".encode()], KNOWN) == (name in ("localhost",))
+    assert is_known_host([f"{name}{port}"], other)
+    assert is_known_host([f"{name.upper()}{port}"], other)
+    assert is_known_host([f"{name}{port}"], KNOWN) == (name in ("localhost",))
 
 
 @given(st.integers(0, 2**32 - 1), ports)
 def test_ip_address_is_known_if_loopback_or_bound(number: int, port: str) -> None:
     address = IPv4Address(number)
     ours = address.is_loopback or str(address) == "192.168.1.5"
-    assert is_known_host([f"{address}{port}".encode()], KNOWN) == ours
+    assert is_known_host([f"{address}{port}"], KNOWN) == ours
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.9.9.9", "::1"])
@@ -141,98 +141,96 @@ def test_client_and_server_name_an_endpoint_alike() -> None:
 @given(st.integers(0, 2**128 - 1), ports)
 def test_all_forms_of_an_ipv6_address_are_parsed(number: int, port: str) -> None:
     address = IPv6Address(number)
-    short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
+    short, long = (f"[{text}]{port}" for text in (str(address), address.exploded))
     assert parse_authority(short) == parse_authority(long)
     assert is_known_host([short], known_hosts(bound_host=address.exploded))
 
 
-@given(st.binary(max_size=40))
-def test_any_host_header_is_parsed_or_rejected(value: bytes) -> None:
+@given(st.text(st.characters(max_codepoint=255), max_size=40))
+def test_any_host_header_is_parsed_or_rejected(value: str) -> None:
     found = parse_authority(value)
     if found is not None:
         host = f"[{found.host}]" if ":" in found.host else found.host
         port = f":{found.port}" if found.port else ""
-        assert parse_authority(f"{host}{port}".encode()) == found
+        assert parse_authority(f"{host}{port}") == found
     is_known_host([value], KNOWN)
     is_same_origin(value, value)
     is_allowed_origin(value, KNOWN)
 
 
 def test_host_header_is_parsed_into_host_and_port() -> None:
-    assert parse_authority(b"A.example:80") == Authority("a.example", 80)
-    assert parse_authority(b"[0::1]") == Authority("::1", None)
+    assert parse_authority("A.example:80") == Authority("a.example", 80)
+    assert parse_authority("[0::1]") == Authority("::1", None)
 
 
 @pytest.mark.parametrize(
     ("origin", "host"),
     [
-        (b"http://localhost:8787", b"localhost:8787"),
-        (b"https://localhost:8787", b"localhost:8787"),
-        (b"http://localhost", b"localhost"),
-        (b"http://localhost", b"localhost:80"),
-        (b"https://steno.example.org", b"steno.example.org"),
-        (b"https://Steno.example.org:443", b"steno.example.org"),
-        (b"http://[::1]:8787", b"[0::1]:8787"),
+        ("http://localhost:8787", "localhost:8787"),
+        ("https://localhost:8787", "localhost:8787"),
+        ("http://localhost", "localhost"),
+        ("http://localhost", "localhost:80"),
+        ("https://steno.example.org", "steno.example.org"),
+        ("https://Steno.example.org:443", "steno.example.org"),
+        ("http://[::1]:8787", "[0::1]:8787"),
     ],
 )
-def test_a_page_of_the_same_host_and_port_has_the_same_origin(origin: bytes, host: bytes) -> None:
+def test_a_page_of_the_same_host_and_port_has_the_same_origin(origin: str, host: str) -> None:
     assert is_same_origin(origin, host)
 
 
 @pytest.mark.parametrize(
     ("origin", "host"),
     [
-        (b"null", b"localhost:8787"),
-        (b"", b"localhost:8787"),
-        (b"localhost:8787", b"localhost:8787"),
-        (b"http://localhost:3000", b"localhost:8787"),
-        (b"http://localhost", b"localhost:8787"),
-        (b"http://127.0.0.1:8787", b"localhost:8787"),
-        (b"http://localhost:8787/", b"localhost:8787"),
-        (b"http://localhost:8787.evil.example", b"localhost:8787"),
-        (b"http://localhost:8787@evil.example", b"localhost:8787"),
-        (b"http://user@localhost:8787", b"localhost:8787"),
-        (b"file://localhost:8787", b"localhost:8787"),
-        (b"chrome-extension://localhost:8787", b"localhost:8787"),
-        (b"http://localhost:8787 http://evil.example", b"localhost:8787"),
-        (b"http://", b""),
-        (b"http://evil.example", b"localhost"),
+        ("null", "localhost:8787"),
+        ("", "localhost:8787"),
+        ("localhost:8787", "localhost:8787"),
+        ("http://localhost:3000", "localhost:8787"),
+        ("http://localhost", "localhost:8787"),
+        ("http://127.0.0.1:8787", "localhost:8787"),
+        ("http://localhost:8787/", "localhost:8787"),
+        ("http://localhost:8787.evil.example", "localhost:8787"),
+        ("http://localhost:8787@evil.example", "localhost:8787"),
+        ("http://user@localhost:8787", "localhost:8787"),
+        ("file://localhost:8787", "localhost:8787"),
+        ("chrome-extension://localhost:8787", "localhost:8787"),
+        ("http://localhost:8787 http://evil.example", "localhost:8787"),
+        ("http://", ""),
+        ("http://evil.example", "localhost"),
     ],
 )
-def test_any_other_page_has_another_origin(origin: bytes, host: bytes) -> None:
+def test_any_other_page_has_another_origin(origin: str, host: str) -> None:
     assert not is_same_origin(origin, host)
 
 
 @pytest.mark.parametrize(
     ("origin", "may"),
     [
-        (b"https://chat.example.org", True),
-        (b"HTTPS://Chat.example.org:443", True),
-        (b"http://localhost:3000", True),
-        (b"https://x.example", True),
-        (b"http://chat.example.org", False),
-        (b"https://chat.example.org:444", False),
-        (b"https://a.chat.example.org", False),
-        (b"https://chat.example.org.evil.example", False),
-        (b"https://chat.example.org/", False),
-        (b"http://localhost:3001", False),
-        (b"null", False),
-        (b"*", False),
+        ("https://chat.example.org", True),
+        ("HTTPS://Chat.example.org:443", True),
+        ("http://localhost:3000", True),
+        ("https://x.example", True),
+        ("http://chat.example.org", False),
+        ("https://chat.example.org:444", False),
+        ("https://a.chat.example.org", False),
+        ("https://chat.example.org.evil.example", False),
+        ("https://chat.example.org/", False),
+        ("http://localhost:3001", False),
+        ("null", False),
+        ("*", False),
     ],
 )
-def test_only_configured_origins_are_allowed(origin: bytes, may: bool) -> None:
+def test_only_configured_origins_are_allowed(origin: str, may: bool) -> None:
     assert is_allowed_origin(origin, KNOWN) == may
 
 
 @given(st.sampled_from(["http", "https"]), names, ports)
 def test_no_foreign_origin_is_allowed_by_default(scheme: str, name: str, port: str) -> None:
-    origin = f"{scheme}://{name}{port}".encode()
+    origin = f"{scheme}://{name}{port}"
     assert not is_allowed_origin(origin, known_hosts(bound_host="127.0.0.1"))
-    assert is_allowed_origin(
-        origin, known_hosts(bound_host="127.0.0.1", origins=(origin.decode(),))
-    )
-    assert is_same_origin(origin, f"{name}{port}".encode())
-    assert not is_same_origin(origin, f"x.{name}{port}".encode())
+    assert is_allowed_origin(origin, known_hosts(bound_host="127.0.0.1", origins=(origin,)))
+    assert is_same_origin(origin, f"{name}{port}")
+    assert not is_same_origin(origin, f"x.{name}{port}")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from stenolog.providers.openai_protocol import (
     ServerQuirks,
     _CallParser,
 )
-from stenolog.providers.request_errors import Failure, RequestError
+from stenolog.providers.request_errors import Failure
 from stenolog.testing.model_server_errors import find_fault
 from stenolog.testing.scripted_model import tool_call
 from support.model_requests import messages, tool
@@ -248,8 +248,8 @@ JSON = st.recursive(
 def _trouble(way: str, text: str) -> str | None:
     try:
         getattr(reader(), way)(text)
-    except RequestError as trouble:
-        return trouble.failure.description
+    except Failure as trouble:
+        return trouble.description
     return None
 
 
@@ -263,10 +263,10 @@ def test_every_chunk_is_parsed_or_raises_a_request_error(sent: Any) -> None:
 
 
 def test_complete_answer_with_an_error_or_no_choices_raises() -> None:
-    with pytest.raises(RequestError, match="no such model"):
+    with pytest.raises(Failure, match="no such model"):
         reader().read_complete('{"error": {"message": "no such model"}}')
     for nothing in ("{}", "[]", '{"choices": []}', "null"):
-        with pytest.raises(RequestError, match="malformed answer"):
+        with pytest.raises(Failure, match="malformed answer"):
             reader().read_complete(nothing)
 
 
