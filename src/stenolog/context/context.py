@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
+
 from stenolog.catalog import Catalog
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import (
@@ -269,27 +271,20 @@ def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
     return context._make_plan(state, "manual", context.limits, memory="", overfull=False)
 
 
-class Attempt:
-    """A request to the model that is shortened when the provider rejects it as too long."""
+class Attempt(Struct, eq=False):
+    """A request to the model that is shortened when the provider rejects it as too long.
 
-    def __init__(
-        self,
-        context: Context,
-        key: str,
-        memory: str,
-        unsaved: Sequence[Mapping[str, Any]],
-        limits: Limits,
-        window: Window,
-    ) -> None:
-        self._context = context
-        self._key = key
-        self._memory = memory
-        self._unsaved = unsaved
-        self._limits = limits
-        self._stated_limit: int | None = None
-        self._tries_left = MAX_RETRIES
-        self.window = window
-        """The messages to send now."""
+    `window` has the messages to send now.
+    """
+
+    _context: Context
+    _key: str
+    _memory: str
+    _unsaved: Sequence[Mapping[str, Any]]
+    _limits: Limits
+    window: Window
+    _stated_limit: int | None = None
+    _tries_left: int = MAX_RETRIES
 
     def shorten(self, error: Exception) -> bool:
         """Replace `window` by a shorter window if the request was too long; otherwise return False.

@@ -232,9 +232,7 @@ class SummaryResult(Struct, frozen=True, kw_only=True):
     fallback: str
     """Reason why some lines were written without the model; empty otherwise."""
     dropped_lines: int
-    """Number of lines, old or new, that did not fit."""
     usage: SideUsage
-    """Token counts of the model calls, as far as they were reported."""
 
 
 class SummaryWriter:
