@@ -82,9 +82,7 @@ def to_request_messages(
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
     ordered = _order_by_answers([(body_of(message), seq_of(message)) for message in messages])
-    return _MessageArranger(
-        [body for body, _ in ordered], [seq for _, seq in ordered], needs
-    ).arrange_messages()
+    return _MessageArranger(ordered, needs).arrange_messages()
 
 
 def _order_by_answers(
@@ -134,13 +132,13 @@ class _MessageArranger:
     """Arranges the messages for a request, and assigns unique call ids."""
 
     def __init__(
-        self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: ProviderRequirements
+        self, messages: Sequence[tuple[Body, int | None]], needs: ProviderRequirements
     ) -> None:
-        self._bodies = bodies
-        self._seqs = seqs
+        self._bodies = [body for body, _ in messages]
+        self._seqs = [seq for _, seq in messages]
         self._needs = needs
-        self._calls = list(map(calls_of, bodies))
-        self._results_by_call = pair_calls(bodies) if any(self._calls) else {}
+        self._calls = list(map(calls_of, self._bodies))
+        self._results_by_call = pair_calls(self._bodies) if any(self._calls) else {}
         self._ids: set[str] = set()
         self._repeat_counts: Counter[str] = Counter()
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
 from stenolog.context.summary import SummaryResult, SummaryWriter
-from stenolog.context.turn_state import TurnRange, find_turns, turn_state
+from stenolog.context.turn_state import TurnRange, find_turns
 from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.messages import body_of
@@ -29,7 +29,7 @@ from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.sessions.usage import SIDE_USAGE_FIELD, updated_side_usage
 from stenolog.stores import spans, withdrawn_messages
-from stenolog.stores.base import SessionView, Store, find_info, find_view
+from stenolog.stores.base import Store, find_info, find_view
 from stenolog.tokens import Tokens
 
 Trigger = Literal["auto", "manual", "overflow"]
@@ -150,22 +150,6 @@ COMPACTED_UPTO: Final = "compacted"
 """Meta field of a session: last seq that the newest summary covers, even after an undo."""
 
 
-class SessionState(Struct, frozen=True, kw_only=True):
-    """The state of a session at the moment of reading."""
-
-    history: Sequence[Message]
-    summary: str = ""
-    floor: int = 0
-    uid: str = ""
-    undone: bool = False
-    """Whether the last summary is not in effect, for example because it was undone."""
-
-    @property
-    def unanswered_from(self) -> int | None:
-        """Seq of the first user message that no finished answer has seen, or None."""
-        return min(turn_state(self.history).unanswered, default=None)
-
-
 UNDO_HINT: Final = "; undo shows them again"
 """End of the text of a SummaryReport; front ends replace it by the name of their command."""
 
@@ -197,24 +181,6 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
             f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{method}: "
             f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{dropped}{UNDO_HINT}"
         )
-
-
-def read_session_state(store: Store, key: str, view: SessionView | None = None) -> SessionState:
-    """Return the current state of a session; an empty state if the session does not exist.
-
-    `view`: view of the session, if the caller has just read it.
-    """
-    view = view or find_view(store, key)
-    if view is None:
-        return SessionState(history=())
-    info = view.info
-    return SessionState(
-        history=view.messages,
-        summary=info.summary,
-        floor=info.floor,
-        uid=info.uid,
-        undone=info.floor < _read_compacted_upto(info),
-    )
 
 
 def apply_plan(
@@ -341,6 +307,11 @@ def _remove_summary_fields(store: Store, key: str, current_info: SessionInfo) ->
         store.delete(key)
     else:
         store.set_meta(key, **dict.fromkeys(summary_fields))
+
+
+def is_undone(info: SessionInfo) -> bool:
+    """Return whether the last summary is not in effect, for example because it was undone."""
+    return info.floor < _read_compacted_upto(info)
 
 
 def _read_compacted_upto(info: SessionInfo) -> int:

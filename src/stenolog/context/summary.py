@@ -195,7 +195,7 @@ def _clean_line(text: str) -> str:
     line = " ".join(text.encode("utf-8", "replace").decode().split())
     if prefixes := _LINE_PREFIXES.match(line):
         line = line[prefixes.end() :]
-    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
+    return _clip_text(line, MAX_LINE_CHARACTERS)
 
 
 def _distinct_lines(lines: Sequence[str]) -> tuple[str, ...]:
