@@ -16,6 +16,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.session_history import read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
+from stenolog.agent.unsaved import RunInThread
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
 from stenolog.context.turn_state import is_finished_answer, turn_state
@@ -28,7 +29,6 @@ from stenolog.stores.base import find_info
 
 _MAX_LISTED_ITEMS: Final = 15
 _MAX_SEARCHED_SESSIONS: Final = 2_000
-"""Maximum number of sessions to search for the sessions of one user."""
 _USAGE_BAR_LENGTH: Final = 40
 
 
@@ -38,7 +38,6 @@ class Command(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     help: str
     needs_lease: bool = False
-    """Whether the command changes the session, which only the lease holder may do."""
 
 
 COMMANDS: Final = {
@@ -69,7 +68,6 @@ class ParsedCommand(Struct, frozen=True):
 
     name: str
     argument: str
-    """The text after the command name; may be empty."""
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
@@ -104,41 +102,34 @@ def sibling_key(key: str, thread: str = "") -> str:
     return new_key(parts.channel, parts.who)
 
 
-class CommandRunner:
-    """Runs one command in a session."""
+class CommandRunner(Struct, eq=False, kw_only=True):
+    """Runs one command in a session.
 
-    def __init__(
-        self,
-        scheduler: TurnScheduler,
-        instance: AgentInstance,
-        key: str,
-        command: ParsedCommand,
-        *,
-        sender: str,
-        all_sessions: bool,
-    ) -> None:
-        """Create a runner. `sender`: the verified sender, or empty if the sender is unknown.
+    `sender`: the verified sender, or empty if the sender is unknown. `all_sessions` allows listing
+    and opening all sessions, not only those of the sender.
+    """
 
-        `all_sessions` allows listing and opening all sessions, not only those of the sender.
-        """
-        self._scheduler = scheduler
-        self._instance = instance
-        self._key = key
-        self._command = command
-        self._argument = command.argument
-        self._sender = sender
-        self._all_sessions = all_sessions
-        self._run = scheduler.threads.run
-        self._last_seq = 0
-        """Last seq of the session, read soon after the command arrived."""
-        self._new_seqs: list[int] = []
-        """Seqs of user messages that this process stored after the command arrived."""
-        self._seen_seq = 0
-        """Last seq that the user can have seen when sending the command."""
+    scheduler: TurnScheduler
+    instance: AgentInstance
+    key: str
+    name: str
+    argument: str
+    sender: str
+    all_sessions: bool
+    last_seq: int = 0
+    """Last seq of the session, read soon after the command arrived."""
+    new_seqs: list[int] = []
+    """Seqs of user messages that this process stored after the command arrived."""
+    seen_seq: int = 0
+    """Last seq that the user can have seen when sending the command."""
+
+    @property
+    def _run(self) -> RunInThread:
+        return self.scheduler.threads.run
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result in Markdown, even if the store fails."""
-        name = self._command.name
+        name = self.name
         definition = COMMANDS.get(name)
         if definition is None:
             return self._reply(f"Unknown command /{name}. /help lists all commands.")
@@ -147,22 +138,22 @@ class CommandRunner:
             if not definition.needs_lease:
                 answer: Answer = await method()
                 return answer
-            if self._scheduler.has_waiting_message(self._instance, self._key):
+            if self.scheduler.has_waiting_message(self.instance, self.key):
                 return self._reply(_BUSY_TEXT)
             with (
-                self._scheduler.use_session(self._instance, self._key) as session,
-                session.collect_new_seqs() as self._new_seqs,
+                self.scheduler.use_session(self.instance, self.key) as session,
+                session.collect_new_seqs() as self.new_seqs,
             ):
-                self._last_seq = await self._run(read_last_seq, self._instance.sessions, self._key)
+                self.last_seq = await self._run(read_last_seq, self.instance.sessions, self.key)
 
                 async def change(sessions: SessionStore) -> Answer | None:
-                    self._seen_seq = await self._run(self._read_seen_seq, sessions)
+                    self.seen_seq = await self._run(self._read_seen_seq, sessions)
                     change_answer: Answer | None = await method(sessions)
                     return change_answer
 
-                options = TurnOptions(sender=self._sender)
-                return await self._scheduler.run_exclusive(
-                    self._instance, self._key, change, on_event=on_event, options=options
+                options = TurnOptions(sender=self.sender)
+                return await self.scheduler.run_exclusive(
+                    self.instance, self.key, change, on_event=on_event, options=options
                 )
         except SessionBusy:
             return self._reply(_BUSY_TEXT)
@@ -171,11 +162,11 @@ class CommandRunner:
             is_user_error = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
             reported_error = None if is_user_error else error
             return Answer(
-                key=self._key, text=_format_error(error), outcome="command", error=reported_error
+                key=self.key, text=_format_error(error), outcome="command", error=reported_error
             )
 
     def _reply(self, text: str, *, key: str = "") -> Answer:
-        return Answer(key=key or self._key, text=text, outcome="command")
+        return Answer(key=key or self.key, text=text, outcome="command")
 
     def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
@@ -183,10 +174,10 @@ class CommandRunner:
         Messages that arrived after the command do not count. This process may have stored such a
         message, and even answered it, before the command read `last_seq`.
         """
-        new_seqs = list(self._new_seqs)  # guard: unseen-by-command
-        if self._scheduler.has_waiting_message(self._instance, self._key):
-            new_seqs += turn_state(sessions.get_history(self._key)).unanswered
-        return min((self._last_seq, *(seq - 1 for seq in new_seqs)))
+        new_seqs = list(self.new_seqs)  # guard: unseen-by-command
+        if self.scheduler.has_waiting_message(self.instance, self.key):
+            new_seqs += turn_state(sessions.get_history(self.key)).unanswered
+        return min((self.last_seq, *(seq - 1 for seq in new_seqs)))
 
     # --- the session -------------------------------------------------------------------------
 
@@ -194,24 +185,24 @@ class CommandRunner:
         text = (
             "Started a new session. The previous one is kept: /sessions lists it, /resume opens it."
         )
-        return self._reply(text, key=sibling_key(self._key))
+        return self._reply(text, key=sibling_key(self.key))
 
     async def _run_clear(self, sessions: SessionStore) -> Answer:
         # guard: clear-upto-seen
-        await self._run(sessions.store.clear, self._key, upto=self._seen_seq)
-        info = await self._run(find_info, sessions.store, self._key)
+        await self._run(sessions.store.clear, self.key, upto=self.seen_seq)
+        info = await self._run(find_info, sessions.store, self.key)
         hint = " /undo shows them again." if info is not None and info.undoable else ""
         return self._reply(f"All messages so far are hidden.{hint}")
 
     async def _run_compact(self, sessions: SessionStore) -> Answer:
         del sessions
-        context = self._instance.context(await self._run(self._instance.model_of, self._key))
-        report = await self._scheduler.threads.run_model(context.summarize, self._key)
+        context = self.instance.context(await self._run(self.instance.model_of, self.key))
+        report = await self.scheduler.threads.run_model(context.summarize, self.key)
         return self._reply("Nothing to summarize." if report is None else f"{report}.")
 
     async def _run_undo(self, sessions: SessionStore) -> Answer:
         try:
-            result = await self._run(undo_last, sessions.store, self._key)
+            result = await self._run(undo_last, sessions.store, self.key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
         effect = "summary restored"
@@ -224,9 +215,9 @@ class CommandRunner:
         return await self._hide_last_answer(sessions, None)
 
     async def _run_edit(self, sessions: SessionStore) -> Answer | None:
-        if not self._argument:
+        if not self.argument:
             return self._reply("Write the new text after the command: /edit TEXT")
-        return await self._hide_last_answer(sessions, self._argument)
+        return await self._hide_last_answer(sessions, self.argument)
 
     async def _hide_last_answer(
         self, sessions: SessionStore, new_text: str | None
@@ -239,7 +230,7 @@ class CommandRunner:
 
         def make_history(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
             last_index = _last_user_index(history)
-            unseen_messages[:] = [message for message in history if message.seq > self._seen_seq]
+            unseen_messages[:] = [message for message in history if message.seq > self.seen_seq]
             if last_index is None or unseen_messages:
                 return None
             end = _index_after_earlier_answers(history, last_index)
@@ -249,10 +240,10 @@ class CommandRunner:
             replaced_body = history[last_index].to_dict()
             origin = origin_of(replaced_body) if is_received(replaced_body) else None
             new_body = {"role": "user", "content": new_text}
-            new_message = mark_received(new_body, sender=self._sender, origin=origin)
+            new_message = mark_received(new_body, sender=self.sender, origin=origin)
             return [*history[:last_index], *history[last_index + 1 : end], new_message]
 
-        result = await self._run(replace_history, sessions, self._key, make_history)
+        result = await self._run(replace_history, sessions, self.key, make_history)
         match result:
             case "done":
                 return None
@@ -262,13 +253,13 @@ class CommandRunner:
                 return self._reply(_MESSAGE_ARRIVED_TEXT)
 
     async def _run_stop(self) -> Answer:
-        stopped = await self._scheduler.stop(self._instance, self._key)
+        stopped = await self.scheduler.stop(self.instance, self.key)
         return self._reply("Stopped." if stopped else "No answer is in progress.")
 
     async def _run_fork(self, sessions: SessionStore) -> Answer:
-        fork_key = sibling_key(self._key, self._make_fork_thread())
-        await self._run(sessions.store.fork, self._key, fork_key)
-        text = f"Continuing in the copy `{fork_key}`. `{self._key}` stays unchanged."
+        fork_key = sibling_key(self.key, self._make_fork_thread())
+        await self._run(sessions.store.fork, self.key, fork_key)
+        text = f"Continuing in the copy `{fork_key}`. `{self.key}` stays unchanged."
         return self._reply(text, key=fork_key)
 
     def _make_fork_thread(self) -> str:
@@ -277,9 +268,9 @@ class CommandRunner:
         Without a verified sender, the name gets a random suffix, because the copy could otherwise
         get the key of another user's session.
         """
-        name, parts = self._argument, split_key(self._key)
+        name, parts = self.argument, split_key(self.key)
         has_thread = parts is not None and parts.thread is not None
-        if name and has_thread and not (self._sender or self._all_sessions):  # guard: fork-own-key
+        if name and has_thread and not (self.sender or self.all_sessions):  # guard: fork-own-key
             return f"{name}-{secrets.token_hex(4)}"
         return name
 
@@ -288,11 +279,11 @@ class CommandRunner:
     async def _run_sessions(self) -> Answer:
         entries = await self._run(self._find_matching_sessions)
         if not entries:
-            return self._reply("No session matches." if self._argument else "No sessions yet.")
+            return self._reply("No session matches." if self.argument else "No sessions yet.")
         return self._reply(_format_sessions(entries))
 
     async def _run_resume(self) -> Answer:
-        wanted_key = self._argument
+        wanted_key = self.argument
         if not wanted_key:
             return await self._run_sessions()
         entries = await self._run(self._find_matching_sessions)
@@ -308,9 +299,9 @@ class CommandRunner:
 
     def _find_matching_sessions(self) -> list[Entry]:
         """Return the user's sessions whose key, title or messages contain the argument."""
-        catalog, text = self._instance.catalog, self._argument
-        any_channel = self._all_sessions or split_key(self._key) is None
-        prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
+        catalog, text = self.instance.catalog, self.argument
+        any_channel = self.all_sessions or split_key(self.key) is None
+        prefix = "" if any_channel else f"{self.key.partition(':')[0]}:"
         entries: list[Entry] = []
         cursor: str | None = None
         while len(entries) < _MAX_SEARCHED_SESSIONS:
@@ -331,9 +322,9 @@ class CommandRunner:
 
     def _may_see(self, entry: Entry) -> bool:
         """Return whether the user may see a session: the current one, or a session of the user."""
-        is_own = bool(self._sender) and entry.sender == self._sender
+        is_own = bool(self.sender) and entry.sender == self.sender
         # guard: commands-own-sessions
-        return self._all_sessions or entry.key == self._key or is_own
+        return self.all_sessions or entry.key == self.key or is_own
 
     # --- information -------------------------------------------------------------------------
 
@@ -341,13 +332,13 @@ class CommandRunner:
         return self._reply(await self._run(self._describe_context))
 
     def _describe_context(self) -> str:
-        key, instance = self._key, self._instance
+        key, instance = self.key, self.instance
         model = instance.model_of(key)
         context = instance.context(model)
         tokens = context.tokens
         history = instance.sessions.get_history(key)
         texts = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
-        recall_result = instance.recall(texts[-1] if texts else "", key, sender=self._sender)
+        recall_result = instance.recall(texts[-1] if texts else "", key, sender=self.sender)
         window = context.window(key, memory=recall_result.block)
         token_counts = {
             "system prompt": tokens.text(instance.spec.system),
@@ -375,16 +366,16 @@ class CommandRunner:
         return "\n".join(lines)
 
     async def _run_memory(self) -> Answer:
-        memory = self._instance.memory
+        memory = self.instance.memory
         if memory is None:
             return self._reply(_NO_MEMORY_TEXT)
-        scope = await self._run(self._instance.memory_scope, self._key, sender=self._sender)
-        if self._argument:
-            notes = await self._run(memory.notes.search, self._argument, scope=scope)
+        scope = await self._run(self.instance.memory_scope, self.key, sender=self.sender)
+        if self.argument:
+            notes = await self._run(memory.notes.search, self.argument, scope=scope)
         else:
             notes = await self._run(memory.notes.list, scope)
         if not notes:
-            return self._reply("No note matches." if self._argument else "There are no notes yet.")
+            return self._reply("No note matches." if self.argument else "There are no notes yet.")
         lines = [
             f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
             for note in notes[: -_MAX_LISTED_ITEMS - 1 : -1]
@@ -396,28 +387,26 @@ class CommandRunner:
         return self._reply("\n".join(lines) + f"{hint}\n\n/forget ID deletes one.")
 
     async def _run_forget(self) -> Answer:
-        memory = self._instance.memory
+        memory = self.instance.memory
         if memory is None:
             return self._reply(_NO_MEMORY_TEXT)
-        if not self._argument:
+        if not self.argument:
             return self._reply("Which note? /memory lists them with their ids: /forget ID")
         try:
-            scope = await self._run(self._instance.memory_scope, self._key, sender=self._sender)
-            note = await self._run(memory.forget, self._argument, scope=scope)
+            scope = await self._run(self.instance.memory_scope, self.key, sender=self.sender)
+            note = await self._run(memory.forget, self.argument, scope=scope)
         except NoSuchNote:
-            return self._reply(f"There is no note {self._argument!r}. /memory lists the notes.")
+            return self._reply(f"There is no note {self.argument!r}. /memory lists the notes.")
         return self._reply(f"Forgotten: {note.text}")
 
     async def _run_model(self) -> Answer:
-        if not self._argument:
-            model = await self._run(self._instance.model_of, self._key)
+        if not self.argument:
+            model = await self._run(self.instance.model_of, self.key)
             return self._reply(
                 f"The model of this session is {model.name}. /model NAME changes it."
             )
-        choose_model = self._instance.choose_model
-        model = await self._run(
-            choose_model, self._key, self._argument, any_model=self._all_sessions
-        )
+        choose_model = self.instance.choose_model
+        model = await self._run(choose_model, self.key, self.argument, any_model=self.all_sessions)
         return self._reply(f"The model of this session is {model.name} now.")
 
     async def _run_help(self) -> Answer:
@@ -440,7 +429,6 @@ _OPERATION_NAMES: Final = {
     "hide": "the last hiding of messages",
     "summary": "the last change of the summary",
 }
-"""Names of the store's operations in chat messages."""
 
 
 def _format_sessions(entries: Sequence[Entry]) -> str:

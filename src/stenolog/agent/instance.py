@@ -77,9 +77,7 @@ class AgentInstance:
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
         self._tools = collect_tools([*BUILT_IN_TOOLS, *tools]) if spec.tools else {}
-        self.tool_runner = ToolRunner(
-            tools=self._tools, timeout=spec.tool_timeout, output_limit=spec.tool_output_limit
-        )
+        self.tool_runner = ToolRunner(self._tools, spec)
         self.blocking_model = BlockingModel(model)
         self.memory: Memory | None = None
         self.problems: list[str] = []

@@ -93,16 +93,17 @@ class AgentLoop:
         check_sender(message.sender)
         key = message.key
         if view is None and prepare is None:
-            key = await self._resolve_key(instance, key)
+            key = await self._scheduler.threads.run(instance.resolve_key, key)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
             if self._is_repeated_command(instance.id, key, message.id):
                 return Answer(key=key, text="", outcome="again")
             runner = CommandRunner(
-                self._scheduler,
-                instance,
-                key,
-                command,
+                scheduler=self._scheduler,
+                instance=instance,
+                key=key,
+                name=command.name,
+                argument=command.argument,
                 sender=message.sender,
                 all_sessions=all_sessions,
             )
@@ -124,8 +125,11 @@ class AgentLoop:
         )
         return await self._scheduler.answer(instance, key, new_message)
 
-    async def _resolve_key(self, instance: AgentInstance, key: str) -> str:
-        return await self._scheduler.threads.run(instance.resolve_key, key)
+    async def _find_session(self, key: str, agent: str | None) -> tuple[AgentInstance, str]:
+        """Return the agent, and the key of the session that `key` names."""
+        self._scheduler.check_open()
+        instance = self._registry.agent(agent)
+        return instance, await self._scheduler.threads.run(instance.resolve_key, key)
 
     async def change_and_answer(
         self,
@@ -144,8 +148,9 @@ class AgentLoop:
         model's server are in the returned Answer. Raises UsageError for wrong arguments.
         """
         self._scheduler.check_open()
-        instance = self._registry.agent(agent)
-        session_key = key if view is not None else await self._resolve_key(instance, key)
+        instance, session_key = self._registry.agent(agent), key
+        if view is None:
+            instance, session_key = await self._find_session(key, agent)
         try:
             return await self._scheduler.run_exclusive(
                 instance,
@@ -192,9 +197,7 @@ class AgentLoop:
 
         Raises SessionBusy if another turn runs in the session.
         """
-        self._scheduler.check_open()
-        instance = self._registry.agent(agent)
-        session_key = await self._resolve_key(instance, key)
+        instance, session_key = await self._find_session(key, agent)
         results: list[T] = []
 
         async def wrapped(sessions: SessionStore) -> Answer:
@@ -209,9 +212,7 @@ class AgentLoop:
 
         When this call returns, the text so far is stored and marked as interrupted.
         """
-        self._scheduler.check_open()
-        instance = self._registry.agent(agent)
-        return await self._scheduler.stop(instance, await self._resolve_key(instance, key))
+        return await self._scheduler.stop(*await self._find_session(key, agent))
 
     async def resume(
         self,
@@ -234,8 +235,7 @@ class AgentLoop:
         self._scheduler.check_open()
         safe_handler = _log_errors(on_event)
         if key is not None:
-            instance = self._registry.agent(agent)
-            session_key = await self._resolve_key(instance, key)
+            instance, session_key = await self._find_session(key, agent)
             answer = await self._resumer.resume(
                 instance, session_key, on_event=safe_handler, idle_for=idle_for
             )

@@ -28,7 +28,6 @@ from stenolog.stores.base import Lease, SessionView, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 FIRST_DELAY_SECONDS: Final = 10.0
-"""Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
 _TAIL_MESSAGES: Final = 50
 """Number of newest messages to read first, which usually include the last user message."""
@@ -86,7 +85,7 @@ class Resumer:
                     text = "" if has_lease else str(NotLeased(error))
                     return session.failed_answer(error, text=text)
                 if answer is not None and turn is not None:
-                    self._scheduler.summarize_later(session, on_event, turn)
+                    self._scheduler.summarize_later(session, turn)
                 return answer
 
     async def resume_all(
@@ -145,7 +144,7 @@ class Resumer:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
             options = TurnOptions(sender=None)
             turn = self._scheduler.new_turn(session, sessions, on_event, options=options, view=view)
-            answer = await self._scheduler.run_turn(session, turn, on_event)
+            answer = await self._scheduler.run_turn(session, turn)
             if answer.outcome == "answered":
                 messages_text = format_count(len(state.unanswered), "unanswered message")
                 _logger.info("Answered %s in %s", messages_text, key)

@@ -14,14 +14,13 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
 from stenolog.agent.session_history import (
     find_answer,
     missing_session_error,
-    refresh_view,
     withdraw_message,
 )
 from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
@@ -54,11 +53,9 @@ from stenolog.stores.base import Lease, SessionView, Store, find_info
 LEASE_SECONDS: Final = 20.0
 """Lifetime of a lease in seconds; a running turn renews its lease."""
 _LEASE_POLL_SECONDS: Final = 0.1
-"""Interval in seconds between attempts to acquire a lease that another process holds."""
 _CANCEL_TIMEOUT_SECONDS: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
 _RENEWALS_PER_LIFETIME: Final = 3
-"""Number of renewals within the lifetime of a lease."""
 TAKEN_OVER_TEXT: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
@@ -103,33 +100,23 @@ class NotLeased(StenologError):
         )
 
 
-class ActiveSession:
+class ActiveSession(Struct, eq=False):
     """The state of one session in this process."""
 
-    def __init__(
-        self,
-        instance: AgentInstance,
-        key: str,
-        threads: Threads,
-        nonempty_queues: set[UnsavedMessages],
-    ) -> None:
-        self.instance = instance
-        self.key = key
-        self.unsaved = UnsavedMessages(key, threads.run, nonempty_queues=nonempty_queues)
-        self.turn: Turn | None = None
-        self.task: asyncio.Task[Answer] | None = None
-        self.summary_task: asyncio.Task[None] | None = None
-        self.lease: HeldLease | None = None
-        """Lease that the running turn or change of the session holds, or None."""
-        self.on_event: EventHandler = ignore_event
-        self.caller_count = 0
-        self.waiting_messages = 0
-        """Number of messages that wait to be stored or answered."""
-        self.waits_for_lease = False
-        """Whether a turn waits for the lease."""
-        self.lock = asyncio.Lock()
-        """Lock that a turn or a session change holds while it runs or waits for the lease."""
-        self._seq_lists: list[list[int]] = []
+    instance: AgentInstance
+    key: str
+    unsaved: UnsavedMessages
+    turn: Turn | None = None
+    task: asyncio.Task[Answer] | None = None
+    summary_task: asyncio.Task[None] | None = None
+    lease: "HeldLease | None" = None
+    on_event: EventHandler = ignore_event
+    caller_count: int = 0
+    waiting_messages: int = 0
+    waits_for_lease: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that a turn or a session change holds while it runs or waits for the lease."""
+    seq_lists: list[list[int]] = []
 
     @property
     def is_idle(self) -> bool:
@@ -157,16 +144,16 @@ class ActiveSession:
     def collect_new_seqs(self) -> Iterator[list[int]]:
         """Yield a list that collects the seqs of user messages stored during the `with` block."""
         seqs: list[int] = []
-        self._seq_lists.append(seqs)
+        self.seq_lists.append(seqs)
         try:
             yield seqs
         finally:
             # `list.remove` compares by value and could remove another, equal list.
-            self._seq_lists = [other for other in self._seq_lists if other is not seqs]
+            self.seq_lists = [other for other in self.seq_lists if other is not seqs]
 
     def add_new_seq(self, seq: int) -> None:
         """Record the seq of a user message that has just been stored."""
-        for seqs in self._seq_lists:
+        for seqs in self.seq_lists:
             seqs.append(seq)
 
     def cancel(self, reason: CancelReason) -> None:
@@ -201,7 +188,6 @@ class NewMessage(Struct, kw_only=True):
 
     body: Mapping[str, Any]
     once: str
-    """Idempotency key of the client, or empty."""
     on_event: EventHandler
     options: TurnOptions
     view: SessionView | None
@@ -382,8 +368,8 @@ class TurnScheduler:
                         # Another process created the session in the meantime.
                         raise SessionBusy
                     turn = self.new_turn(session, sessions, on_event, options=options, view=view)
-                    answer = await self.run_turn(session, turn, on_event)
-                self.summarize_later(session, on_event, turn)
+                    answer = await self.run_turn(session, turn)
+                self.summarize_later(session, turn)
                 return answer
 
     async def _acquire_lease_for_change(
@@ -510,7 +496,7 @@ class TurnScheduler:
                     turn = self.new_turn(
                         session, sessions, on_event, user_seq=seq, options=options, view=view
                     )
-                    answer = await self.run_turn(session, turn, on_event)
+                    answer = await self.run_turn(session, turn)
                     break
         except NotLeased as error:
             return session.failed_answer(error.cause, text=str(error))
@@ -518,7 +504,7 @@ class TurnScheduler:
             client_error = await self.error_for_client(session.instance, session.key, error)
             return session.failed_answer(client_error)
         if answer.outcome != "elsewhere":
-            self.summarize_later(session, on_event, turn)
+            self.summarize_later(session, turn)
         return answer
 
     async def error_for_client(
@@ -532,14 +518,14 @@ class TurnScheduler:
             return error
         return await self.threads.run(_error_if_missing, instance.store, key, error)
 
-    async def run_turn(self, session: ActiveSession, turn: Turn, on_event: EventHandler) -> Answer:
+    async def run_turn(self, session: ActiveSession, turn: Turn) -> Answer:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
         if self._closed:
             raise StoreClosed(CLOSING_TEXT)
         notes = self._notes.get(session.instance.id)
         if notes is not None:
             notes.pause()
-        session.turn, session.on_event = turn, on_event
+        session.turn, session.on_event = turn, turn.on_event
         session.task = task = asyncio.create_task(turn.run())
         try:
             await asyncio.wait([task])
@@ -577,7 +563,7 @@ class TurnScheduler:
             session.unsaved,
             threads=self.threads,
             on_event=on_event,
-            user_seq=user_seq,
+            user_seq=user_seq or 0,
             options=options,
             view=view,
             release_lease=None if session.lease is None else session.lease.release,
@@ -649,27 +635,23 @@ class TurnScheduler:
 
     # --- after the answer --------------------------------------------------------------------
 
-    def summarize_later(self, session: ActiveSession, on_event: EventHandler, turn: Turn) -> None:
+    def summarize_later(self, session: ActiveSession, turn: Turn) -> None:
         """Summarize in the background; the next turn of the session waits for the summary."""
-        session.summary_task = asyncio.create_task(
-            self._summarize_and_queue_notes(session, on_event, turn)
-        )
+        session.summary_task = asyncio.create_task(self._summarize_and_queue_notes(session, turn))
 
-    async def _summarize_and_queue_notes(
-        self, session: ActiveSession, on_event: EventHandler, turn: Turn
-    ) -> None:
+    async def _summarize_and_queue_notes(self, session: ActiveSession, turn: Turn) -> None:
         """Summarize if needed, and queue the session for notes."""
         instance, key = session.instance, session.key
         try:
-            session.on_event = on_event
-            if await self.threads.run_model(_summarize, instance, key, turn):
+            session.on_event = turn.on_event
+            if await self.threads.run_model(turn.summarize_if_needed):
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notes and not self._closed:
                 self._notes[instance.id].add_session(key)
         except (ModelClosing, NoSuchSession):
             return
         except StenologError as error:
-            on_event(Notice(text=f"the conversation could not be summarized: {error}"))
+            turn.on_event(Notice(text=f"the conversation could not be summarized: {error}"))
         except Exception:
             _logger.exception("summarizing %r after an answer failed", key)
         finally:
@@ -700,7 +682,8 @@ class TurnScheduler:
         agent_and_key = (instance.id, key)
         session = self._active.get(agent_and_key)
         if session is None:
-            session = ActiveSession(instance, key, self.threads, self._unsaved)
+            unsaved = UnsavedMessages(key, self.threads.run, nonempty_queues=self._unsaved)
+            session = ActiveSession(instance, key, unsaved)
             self._active[agent_and_key] = session
         session.caller_count += 1
         self._no_callers.clear()
@@ -739,11 +722,6 @@ class HeldLease:
         self._mutex = threading.Lock()
         self.is_released = False
 
-    @property
-    def key(self) -> str:
-        """Key of the session."""
-        return self._lease.key
-
     def renew(self) -> None:
         """Renew the lease, unless it is released. Raises the errors of `Lease.renew`."""
         with self._mutex:
@@ -770,8 +748,19 @@ async def renew_lease(
     interval = ttl / _RENEWALS_PER_LIFETIME
     tasks: list[asyncio.Task[None]] = []
 
+    async def renew_until_lost() -> None:
+        while True:
+            try:
+                await get_result_shielded(threads.run_lease(held_lease.renew))
+            except LeaseLost:
+                on_lost()
+                return
+            except StenologError as error:
+                _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
+            await asyncio.sleep(interval)
+
     def start_renewing() -> None:
-        tasks.append(asyncio.create_task(_renew_until_lost(threads, held_lease, interval, on_lost)))
+        tasks.append(asyncio.create_task(renew_until_lost()))
 
     # Most turns end before the first renewal, so the task is created only when a renewal is due.
     timer = asyncio.get_running_loop().call_later(interval, start_renewing)
@@ -784,20 +773,6 @@ async def renew_lease(
             was_cancelled |= await wait_shielded(threads.run_lease(held_lease.release))
         if was_cancelled:
             raise asyncio.CancelledError
-
-
-async def _renew_until_lost(
-    threads: Threads, lease: HeldLease, interval: float, on_lost: Callable[[], None]
-) -> None:
-    while True:
-        try:
-            await get_result_shielded(threads.run_lease(lease.renew))
-        except LeaseLost:
-            on_lost()
-            return
-        except StenologError as error:
-            _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
-        await asyncio.sleep(interval)
 
 
 def _release_lease(lease: Lease) -> None:
@@ -828,14 +803,3 @@ def _error_if_missing(store: Store, key: str, default: StenologError) -> Stenolo
         if find_info(store, key) is None:
             return missing_session_error(store, key)
     return default
-
-
-def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
-    """Store the provider's token counts, and summarize the session if needed.
-
-    Returns whether a summary was written. This call blocks.
-    """
-    turn.report_usage()
-    view = refresh_view(instance.store, key, turn.view)
-    turn.hide_late_messages(instance.store, view)
-    return turn.summarize_if_needed(view)

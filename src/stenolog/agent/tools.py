@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from stenolog.agent.spec import AgentSpec
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import EventHandler, ToolFinished, ToolStarted
 from stenolog.catalog.message_metadata import mark_tool_outcome
@@ -28,7 +29,6 @@ from stenolog.errors import UsageError
 from stenolog.memory.recall import RecallResult
 
 _VALID_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Tool names that every provider accepts."""
 _REF_PREFIX: Final = "#/$defs/"
 
 
@@ -193,9 +193,10 @@ def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[lis
             continue
         hint = _convert_descriptions(hints[name])
         default = parameter.default
-        fields.append(
-            (name, hint) if default is parameter.empty else (name, hint, _field_default(default))
-        )
+        if isinstance(default, list | dict | set):
+            # Each tool call gets a new copy.
+            default = msgspec.field(default_factory=default.copy)
+        fields.append((name, hint) if default is parameter.empty else (name, hint, default))
     return fields, context_name
 
 
@@ -208,13 +209,6 @@ def _convert_descriptions(hint: Any) -> Any:
         msgspec.Meta(description=item) if isinstance(item, str) else item for item in annotations
     ]
     return Annotated[(kind, *new_annotations)]
-
-
-def _field_default(default: Any) -> Any:
-    """Return the default of a field. Each tool call gets a new copy of a list, dict or set."""
-    if isinstance(default, list | dict | set):
-        return msgspec.field(default_factory=default.copy)
-    return default
 
 
 def _make_parameter_schema(arguments_type: type[Struct], tool_name: str) -> dict[str, Any]:
@@ -268,14 +262,11 @@ def result_for_cut_off_call(call: Mapping[str, Any], on_event: EventHandler) -> 
     return tool_message(call["id"], text)
 
 
-class ToolRunner(Struct, frozen=True, kw_only=True):
-    """Runs the calls of tools, with a timeout and a maximum length of results."""
+class ToolRunner(Struct, frozen=True):
+    """Runs the calls of an agent's tools, with a timeout and a maximum length of results."""
 
     tools: Mapping[str, Tool]
-    timeout: float
-    """Timeout in seconds for tools without their own timeout."""
-    output_limit: int
-    """Maximum number of characters of a tool result that the model gets."""
+    spec: AgentSpec
 
     async def run(
         self,
@@ -323,7 +314,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         if tool is None:
             tool_names = ", ".join(sorted(self.tools)) or "none"
             return True, f"Error: there is no tool {name!r}; there are: {tool_names}"
-        seconds = self.timeout if tool.timeout is None else tool.timeout
+        seconds = self.spec.tool_timeout if tool.timeout is None else tool.timeout
         timeout = asyncio.timeout(seconds)
         try:
             parsed_arguments = parse_arguments(arguments)
@@ -337,11 +328,11 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         except Exception as error:  # noqa: BLE001 - a tool may raise anything
             if timeout.expired():
                 return True, f"Error: {name} did not end within {seconds:g} s and was given up"
-            message = str(error) or type(error).__name__
-            return True, result_as_text(
-                f"Error: {type(error).__name__}: {message}", limit=self.output_limit
-            )
-        return False, result_as_text(result, limit=self.output_limit)
+            name = type(error).__name__
+            failed, result = True, f"Error: {name}: {str(error) or name}"
+        else:
+            failed = False
+        return failed, result_as_text(result, limit=self.spec.tool_output_limit)
 
 
 async def _run_function(tool: Tool, arguments: Mapping[str, Any], tool_context: ToolContext) -> Any:

@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from stenolog.agent.instance import AgentInstance, ModelClosing
@@ -25,7 +26,6 @@ from stenolog.agent.session_history import (
 from stenolog.agent.threads import Threads, wait_shielded
 from stenolog.agent.tools import STOPPED_TEXT, result_for_cut_off_call, tool_message
 from stenolog.agent.turn_events import (
-    DEFAULT_OPTIONS,
     RETRY_HINT,
     TEXT_KEPT,
     Answer,
@@ -56,7 +56,7 @@ from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, Store, fork_seq_of
+from stenolog.stores.base import SessionView, fork_seq_of
 
 INTERRUPTED_MARK: Final = "[interrupted]"
 CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
@@ -67,7 +67,6 @@ STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no
 _MAX_SAME_ROUNDS: Final = 3
 """Number of rounds in a row with the same tool calls and results after which the turn ends."""
 _MAX_MESSAGES_FOR_RECALL: Final = 50
-"""Number of newest messages that are searched for the user's newest text."""
 _MAX_CHECKED_MESSAGES: Final = 8
 """Number of newest messages that are checked for the final answer."""
 _MAX_MEMORY_SEARCHES: Final = 3
@@ -105,64 +104,44 @@ class _Request(NamedTuple):
     """Idempotency key of the newest unsaved message in the request."""
 
 
-class Turn:
-    """One turn of a session. Only the lease holder may run a turn."""
+class Turn(Struct, eq=False):
+    """One turn of a session. Only the lease holder may run a turn.
 
-    def __init__(
-        self,
-        instance: AgentInstance,
-        key: str,
-        sessions: SessionStore,
-        unsaved: UnsavedMessages,
-        *,
-        threads: Threads,
-        on_event: EventHandler,
-        user_seq: int | None = None,
-        options: TurnOptions = DEFAULT_OPTIONS,
-        view: SessionView | None = None,
-        release_lease: Callable[[], None] | None = None,
-    ) -> None:
-        """Create a turn.
+    `user_seq`: seq of the user message that started the turn, or 0. `release_lease`: a function
+    that releases the lease, called in the thread that stores the final answer.
+    """
 
-        `user_seq`: seq of the user message that started the turn. `view`: an earlier view of the
-        session, so that only newer messages are read. `release_lease`: a function that releases the
-        lease, called in the thread that stores the final answer.
-        """
-        self._options = options
-        self._instance = instance
-        self._key = key
-        self._sessions = sessions
-        self._unsaved = unsaved
-        self._threads = threads
-        self._run = threads.run
-        self._emit = on_event
-        self._user_seq = user_seq or 0
-        self._streamed = StreamedAnswer()
-        self._seen = SeenMessages(upto=0)
-        self._model_and_seconds = ("", 0.0)
-        """Name of the model that answered last, and the duration of its answer in seconds."""
-        self._release_lease = release_lease
-        self._final_text = ""
-        """Text of the final answer while the answer is being stored."""
-        self._final_seq: int | None = None
-        """Seq of the final answer; set when the answer is stored and the lease is released."""
-        self._last_recall: tuple[str, RecallResult] = ("", RecallResult())
-        self._source_sessions: dict[str, tuple[str, int] | None] = {}
-        """Sessions that contain the recalled messages, as returned by `_find_source_sessions`."""
-        self._result_texts: dict[str, str] = {}
-        self.view = view
-        """Last view that this turn read; None before the first read, or without a session."""
-        self._asked_seqs: frozenset[int] = frozenset()
-        """Seqs of the user messages that this turn answers."""
-        self._unstored_usage: tuple[Attempt, int | None] | None = None
-        """Last answered request and the provider's count of its tokens, until they are stored."""
-        self._last_request: tuple[SessionView, Attempt] | None = None
-        """Last request to the model, and the view that it was built from."""
-        self._written_seqs: list[int] = []
-        """Seqs of the messages that this turn stored."""
-        self._has_dropped_message = False
-        """Whether a message was not stored because the history changed."""
-        self.cancel_reason: CancelReason = ""
+    instance: AgentInstance
+    key: str
+    sessions: SessionStore
+    unsaved: UnsavedMessages
+    threads: Threads
+    on_event: EventHandler
+    user_seq: int
+    options: TurnOptions
+    view: SessionView | None
+    """Last view that was read, so that only newer messages are read; None without a view."""
+    release_lease: Callable[[], None] | None
+    streamed: StreamedAnswer = field(default_factory=StreamedAnswer)
+    seen: SeenMessages = SeenMessages(upto=0)
+    model_and_seconds: tuple[str, float] = ("", 0.0)
+    """Name of the model that answered last, and the duration of its answer in seconds."""
+    final_text: str = ""
+    final_seq: int | None = None
+    """Seq of the final answer; set when the answer is stored and the lease is released."""
+    last_recall: tuple[str, RecallResult] = ("", RecallResult())
+    source_sessions: dict[str, tuple[str, int] | None] = {}
+    """Sessions that contain the recalled messages, as returned by `_find_source_sessions`."""
+    result_texts: dict[str, str] = {}
+    asked_seqs: frozenset[int] = frozenset()
+    """Seqs of the user messages that this turn answers."""
+    unstored_usage: tuple[Attempt, int | None] | None = None
+    """Last answered request and the provider's count of its tokens, until they are stored."""
+    last_request: tuple[SessionView, Attempt] | None = None
+    """Last request to the model, and the view that it was built from."""
+    written_seqs: list[int] = []
+    has_dropped_message: bool = False
+    cancel_reason: CancelReason = ""
 
     async def run(self) -> Answer:
         """Run until the model has answered. Raises the errors of the model and the store.
@@ -174,64 +153,64 @@ class Turn:
             return await self._answer_messages()
         except (asyncio.CancelledError, ModelClosing):
             if self.cancel_reason == "lost":
-                raise LeaseLost(self._key, 0) from None
+                raise LeaseLost(self.key, 0) from None
             if self.cancel_reason == "left":
                 raise
             return await self._interrupt_shielded("stopped")
         except _HistoryChanged:
             self._drop_answer()
-            self._emit(TextDelta(text=HIDDEN_UNANSWERED_TEXT))
+            self.on_event(TextDelta(text=HIDDEN_UNANSWERED_TEXT))
             return self._make_answer(HIDDEN_UNANSWERED_TEXT, None)
         except (ModelUnavailable, ModelRefused) as error:
-            if not self._streamed.text:
+            if not self.streamed.text:
                 raise
             interrupted_answer = await self._interrupt_shielded("broken off")
-            self._emit(Notice(text=f"{error}; {TEXT_KEPT}{RETRY_HINT}"))
+            self.on_event(Notice(text=f"{error}; {TEXT_KEPT}{RETRY_HINT}"))
             return interrupted_answer
 
     async def close(self, reason: str) -> Answer:
         """End a turn that will not be resumed: store the answer "[interrupted]" with `reason`."""
-        history: list[Message] = await self._run(self._sessions.get_history, self._key)
+        history: list[Message] = await self.threads.run(self.sessions.get_history, self.key)
         await self._finish_calls(turn_state(history), repeat=False)
         return await self._interrupt(reason, all_answered=True)
 
     async def _answer_messages(self) -> Answer:
         # While messages are unsaved, the log alone does not show the pending calls.
-        all_saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
+        all_saved = await self.unsaved.flush(self.sessions, on_event=self.on_event)
         outcome = await self._prepare_request(check_log=all_saved)
         if isinstance(outcome, Answer):
             return outcome
         request = None if isinstance(outcome, TurnState) else outcome
         if isinstance(outcome, TurnState):
-            may_repeat = await self._run(self._may_repeat_calls, outcome)
+            may_repeat = await self.threads.run(self._may_repeat_calls, outcome)
             await self._finish_calls(outcome, repeat=may_repeat)
             if outcome.client_calls:
                 return self._answer_with_calls(outcome.client_calls)
         rounds: list[object] = []
-        for _ in range(self._instance.spec.max_iterations):
+        for _ in range(self.instance.spec.max_iterations):
             await self._ask_model(request or await self._prepare_next_request())
-            request, reply = None, self._streamed
+            request, reply = None, self.streamed
             if not reply.calls:
                 return await self._finish_turn(reply)
             agent_calls, client_calls = self._split_calls(reply)
             body = mark_client_calls(self._reply_body(reply), [call["id"] for call in client_calls])
-            seq = await self._store_message(body, seen=self._seen)
-            if self._has_dropped_message:
+            seq = await self._store_message(body, seen=self.seen)
+            if self.has_dropped_message:
                 return self._make_answer(reply.text, None)
-            self._streamed = StreamedAnswer()
-            self._result_texts = {}
+            self.streamed = StreamedAnswer()
+            self.result_texts = {}
             await self._run_calls(
                 agent_calls, is_cut_off=reply.finish == "length" and not client_calls
             )
-            if client_calls or self._has_dropped_message:
+            if client_calls or self.has_dropped_message:
                 return self._make_answer(reply.text, seq, calls=client_calls)
             # Ids are left out, because they differ between rounds with the same calls.
             rounds.append(
-                [(call["function"], self._result_texts.get(call["id"])) for call in reply.calls]
+                [(call["function"], self.result_texts.get(call["id"])) for call in reply.calls]
             )
             if rounds[-_MAX_SAME_ROUNDS:].count(rounds[-1]) == _MAX_SAME_ROUNDS:
                 return await self._give_up(SAME_CALLS_TEXT)
-        return await self._give_up(STEP_LIMIT_TEXT.format(count=self._instance.spec.max_iterations))
+        return await self._give_up(STEP_LIMIT_TEXT.format(count=self.instance.spec.max_iterations))
 
     def _split_calls(
         self, reply: StreamedAnswer
@@ -240,7 +219,7 @@ class Turn:
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
-        client_names = self._options.client_tool_names
+        client_names = self.options.client_tool_names
         client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
         if client_calls and reply.finish == "length":
             return reply.calls, []
@@ -256,7 +235,7 @@ class Turn:
     # --- the request -------------------------------------------------------------------------
 
     async def _prepare_next_request(self) -> "_Request":
-        await self._unsaved.flush(self._sessions, on_event=self._emit)
+        await self.unsaved.flush(self.sessions, on_event=self.on_event)
         request = await self._prepare_request(check_log=False)
         assert isinstance(request, _Request)
         return request
@@ -268,36 +247,36 @@ class Turn:
         calls have no result. Raises _HistoryChanged if the user message is hidden now.
         """
         # If an unsaved message were stored while the log is read, the model would get both copies.
-        async with self._unsaved.pause_writes():
-            unsaved, once = self._unsaved.bodies, self._unsaved.newest_idempotency_key
-            return await self._threads.run_model(
+        async with self.unsaved.pause_writes():
+            unsaved, once = self.unsaved.bodies, self.unsaved.newest_idempotency_key
+            return await self.threads.run_model(
                 self._build_request, unsaved, once, check_log=check_log
             )
 
     def _build_request(
         self, unsaved: Sequence[Mapping[str, Any]], once: str, *, check_log: bool
     ) -> "_Request | TurnState | Answer":
-        self.report_usage()
+        self._report_usage()
         if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
-            hide_late_message(self._sessions, self.view)
+            hide_late_message(self.sessions, self.view)
         view = self._read_answerable_view(unsaved)
         state = TurnState() if view is None else turn_state(view.messages)
-        self._asked_seqs |= frozenset(state.unanswered)
+        self.asked_seqs |= frozenset(state.unanswered)
         if check_log and view is not None:
             pending = self._find_answer_or_calls(view, state)
             if pending is not None:
                 return pending
         model = self._find_model(view)
-        previous_recall = self._last_recall
+        previous_recall = self.last_recall
         recall_result = self._recall(view, unsaved)
-        if self._last_recall is not previous_recall and self._instance.memory is not None:
+        if self.last_recall is not previous_recall and self.instance.memory is not None:
             view = self._read_answerable_view(unsaved)  # the session may have changed
-        context = self._instance.context(model, self._options)
+        context = self.instance.context(model, self.options)
         attempt = context.start_request(
-            self._key, memory=recall_result.block, unsaved=unsaved, view=view
+            self.key, memory=recall_result.block, unsaved=unsaved, view=view
         )
-        self._last_request = None if view is None else (view, attempt)
+        self.last_request = None if view is None else (view, attempt)
         return _Request(model, recall_result, attempt, once)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
@@ -311,7 +290,7 @@ class Turn:
 
     def _is_question_hidden(self, view: SessionView) -> bool:
         """Return whether all user messages that this turn answers are hidden in `view`."""
-        asked_seqs = self._asked_seqs
+        asked_seqs = self.asked_seqs
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
 
     def _read_view(self) -> SessionView | None:
@@ -319,15 +298,15 @@ class Turn:
 
         Raises NoSuchSession if the session is gone.
         """
-        store, old_view = self._sessions.store, self.view
+        store, old_view = self.sessions.store, self.view
         try:
-            view = refresh_view(store, self._key, old_view)
+            view = refresh_view(store, self.key, old_view)
         except NoSuchSession:
-            if old_view is None and not self._user_seq:
+            if old_view is None and not self.user_seq:
                 return None
-            raise missing_session_error(store, self._key) from None
+            raise missing_session_error(store, self.key) from None
         if old_view is not None and view.uid != old_view.uid:
-            raise SessionDeleted(self._key, recreated=True)
+            raise SessionDeleted(self.key, recreated=True)
         self.view = view
         return view
 
@@ -335,20 +314,20 @@ class Turn:
         self, view: SessionView, state: TurnState
     ) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
-        if self._user_seq:
-            answer = find_answer(self._sessions, self._key, self._user_seq, view.messages)
+        if self.user_seq:
+            answer = find_answer(self.sessions, self.key, self.user_seq, view.messages)
             if answer is not None:
-                return answer_from_log(self._key, answer, "elsewhere")
+                return answer_from_log(self.key, answer, "elsewhere")
         if not state.waits_for_client and view.messages and not state.is_unfinished:
-            return _make_last_answer(self._key, view.messages)
+            return _make_last_answer(self.key, view.messages)
         return state if state.open_calls or state.client_calls else None
 
     def _find_model(self, view: SessionView | None) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
-        if self._options.model:
-            return self._instance.model_for(self._options.model)
+        if self.options.model:
+            return self.instance.model_for(self.options.model)
         meta = {} if view is None else view.info.meta
-        return self._instance.chosen_model(meta, self._emit_notice_from_thread)
+        return self.instance.chosen_model(meta, self._emit_notice_from_thread)
 
     def _recall(
         self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
@@ -359,25 +338,25 @@ class Turn:
         """
         history = () if view is None else view.messages[-_MAX_MESSAGES_FOR_RECALL:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
-        last_text, last_result = self._last_recall
+        last_text, last_result = self.last_recall
         user_texts = (text for body in reversed(bodies) if (text := _user_text(body)))
         user_text = next(user_texts, last_text)
         if user_text == last_text and (
-            self._source_sessions == self._find_source_sessions(last_result)
+            self.source_sessions == self._find_source_sessions(last_result)
         ):
             return last_result
-        self._last_recall, self._source_sessions = (user_text, RecallResult()), {}
+        self.last_recall, self.source_sessions = (user_text, RecallResult()), {}
         info = None if view is None else view.info
         for _ in range(_MAX_MEMORY_SEARCHES):
-            recall_result = self._instance.recall(
-                user_text, self._key, sender=self._options.sender, info=info
+            recall_result = self.instance.recall(
+                user_text, self.key, sender=self.options.sender, info=info
             )
             source_sessions = self._find_source_sessions(recall_result)
             if None not in source_sessions.values():
-                self._last_recall = (user_text, recall_result)
-                self._source_sessions = source_sessions
+                self.last_recall = (user_text, recall_result)
+                self.source_sessions = source_sessions
                 break
-        return self._last_recall[1]
+        return self.last_recall[1]
 
     def _find_source_sessions(
         self, recall_result: RecallResult
@@ -393,7 +372,7 @@ class Turn:
             if hit.kind == "message" and key not in source_sessions:
                 source_sessions[key] = None
                 with suppress(StenologError):
-                    info = self._instance.store.info(key)
+                    info = self.instance.store.info(key)
                     source_sessions[key] = info.uid, info.generation
         return source_sessions
 
@@ -405,64 +384,68 @@ class Turn:
         while True:
             window = attempt.window
             hit_count = 0 if window.memory_left_out else len(request.recall_result.found)
-            self._emit(
+            self.on_event(
                 ModelCalled(
                     model=model.name, tokens=window.tokens, budget=window.budget, recalled=hit_count
                 )
             )
-            self._seen = SeenMessages(upto=window.upto, once=request.once)
+            self.seen = SeenMessages(upto=window.upto, once=request.once)
             start_time = time.monotonic()
             try:
                 await self._stream_answer(model, window.messages)
             except (ModelUnavailable, ModelRefused) as error:
-                if self._streamed.text or not await self._threads.run_model(attempt.shorten, error):
+                if self.streamed.text or not await self.threads.run_model(attempt.shorten, error):
                     raise
             else:
                 break
-        self._model_and_seconds = (model.name, time.monotonic() - start_time)
-        usage = self._streamed.usage
+        self.model_and_seconds = (model.name, time.monotonic() - start_time)
+        usage = self.streamed.usage
         if usage is not None:
-            self._emit(UsageReported(usage=usage))
-        self._unstored_usage = (attempt, None if usage is None else usage.prompt)
+            self.on_event(UsageReported(usage=usage))
+        self.unstored_usage = (attempt, None if usage is None else usage.prompt)
 
-    def report_usage(self) -> None:
+    def _report_usage(self) -> None:
         """Store the provider's token count of the last request. Blocks; raises nothing."""
-        if self._unstored_usage is not None:
-            (attempt, prompt_tokens), self._unstored_usage = self._unstored_usage, None
+        if self.unstored_usage is not None:
+            (attempt, prompt_tokens), self.unstored_usage = self.unstored_usage, None
             attempt.record_answer(lambda: prompt_tokens)
 
-    def summarize_if_needed(self, view: SessionView) -> bool:
-        """Summarize the session if a summary is due; return whether a summary was written.
+    def summarize_if_needed(self) -> bool:
+        """Finish the turn after its answer: summarize the session if a summary is due.
 
-        `view`: view of the session after the turn. This call blocks.
+        Also stores the provider's token counts, and hides the messages of this turn if its user
+        messages were hidden meanwhile. Returns whether a summary was written. This call blocks.
         """
-        context = self._instance.context(self._instance.chosen_model(view.info.meta))
-        options = self._options
-        if self._last_request is not None and options.is_default and not options.model:
-            request_view, attempt = self._last_request
+        self._report_usage()
+        view = refresh_view(self.instance.store, self.key, self.view)
+        self._hide_late_messages(view)
+        context = self.instance.context(self.instance.chosen_model(view.info.meta))
+        options = self.options
+        if self.last_request is not None and options.is_default and not options.model:
+            request_view, attempt = self.last_request
             if request_view.matches(view.uid, view.generation, view.change) and context.has_room(
                 attempt.window, view.messages
             ):
                 return False
-        return context.summarize_if_needed(self._key, view=view) is not None
+        return context.summarize_if_needed(self.key, view=view) is not None
 
     async def _stream_answer(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
-        self._streamed = StreamedAnswer()
+        self.streamed = StreamedAnswer()
         stream = model.stream(
             messages,
-            tools=self._instance.offered_tools(self._options),
-            schema=self._options.schema,
-            max_tokens=self._options.max_tokens,
+            tools=self.instance.offered_tools(self.options),
+            schema=self.options.schema,
+            max_tokens=self.options.max_tokens,
         )
         async with aclosing(stream) as deltas:
             async for delta in deltas:
-                self._streamed.add(delta)
+                self.streamed.add(delta)
                 if delta.notice:
-                    self._emit(Notice(text=delta.notice))
+                    self.on_event(Notice(text=delta.notice))
                 if delta.reasoning:
-                    self._emit(ThinkingDelta(text=delta.reasoning))
+                    self.on_event(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
-                    self._emit(TextDelta(text=delta.text))
+                    self.on_event(TextDelta(text=delta.text))
 
     # --- tools -------------------------------------------------------------------------------
 
@@ -475,15 +458,15 @@ class Turn:
         """
 
         async def store_result(result: dict[str, Any]) -> None:
-            self._result_texts[result["tool_call_id"]] = result["content"]
+            self.result_texts[result["tool_call_id"]] = result["content"]
             await self._store_message(result)
 
         if is_cut_off:
             *calls, last_call = calls
-            await store_result(result_for_cut_off_call(last_call, self._emit))
-        context = self._instance.tool_context(self._key, sender=self._options.sender)
-        await self._instance.tool_runner.run(
-            calls, context, on_event=self._emit, store_result=store_result
+            await store_result(result_for_cut_off_call(last_call, self.on_event))
+        context = self.instance.tool_context(self.key, sender=self.options.sender)
+        await self.instance.tool_runner.run(
+            calls, context, on_event=self.on_event, store_result=store_result
         )
 
     async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
@@ -494,7 +477,7 @@ class Turn:
         """
         calls_to_repeat = []
         for call in state.open_calls:
-            tool = self._instance.tool(call.name)
+            tool = self.instance.tool(call.name)
             is_complete = call.id and isinstance(call.arguments, str)
             if repeat and is_complete and tool is not None and tool.repeatable:
                 calls_to_repeat.append(_make_call_body(call))
@@ -523,30 +506,30 @@ class Turn:
         if tries > _MAX_CALL_TRIES:
             return False
         with suppress(StenologError):
-            self._sessions.store.set_meta(self._key, **{TRIES_FIELD: [info.last_seq, tries]})
+            self.sessions.store.set_meta(self.key, **{TRIES_FIELD: [info.last_seq, tries]})
         return True
 
     # --- ending ------------------------------------------------------------------------------
 
     async def _finish_turn(self, reply: StreamedAnswer) -> Answer:
         if reply.finish == "length":
-            self._emit(Notice(text="the answer was cut off at the model's limit"))
+            self.on_event(Notice(text="the answer was cut off at the model's limit"))
         if not reply.text.strip():
-            self._emit(Notice(text="the model returned an empty answer"))
-        self._final_text = reply.text
-        seq = await self._store_message(self._reply_body(reply), seen=self._seen, is_final=True)
+            self.on_event(Notice(text="the model returned an empty answer"))
+        self.final_text = reply.text
+        seq = await self._store_message(self._reply_body(reply), seen=self.seen, is_final=True)
         return self._make_answer(reply.text, seq, finish=reply.finish)
 
     def _reply_body(self, reply: StreamedAnswer) -> dict[str, Any]:
         """Return the answer with its model, duration and token counts."""
-        model, seconds = self._model_and_seconds
+        model, seconds = self.model_and_seconds
         usage = None if reply.usage is None else asdict(reply.usage)
         return mark_model(reply.message(), model=model, seconds=seconds, usage=usage)
 
     async def _give_up(self, text: str) -> Answer:
-        self._emit(TextDelta(text=text))
+        self.on_event(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
-        seen = SeenMessages(upto=self._seen.upto, once=self._seen.once, interrupted="given up")
+        seen = SeenMessages(upto=self.seen.upto, once=self.seen.once, interrupted="given up")
         return self._make_answer(text, await self._store_message(body, seen=seen))
 
     async def _interrupt_shielded(self, reason: str) -> Answer:
@@ -561,23 +544,23 @@ class Turn:
         Messages that arrived during the turn stay unanswered. With `all_answered`, all user
         messages count as answered.
         """
-        if self._final_seq is not None:
-            return self._make_answer(self._final_text, self._final_seq)
-        history: list[Message] = await self._run(self._sessions.get_history, self._key)
+        if self.final_seq is not None:
+            return self._make_answer(self.final_text, self.final_seq)
+        history: list[Message] = await self.threads.run(self.sessions.get_history, self.key)
         for message in history[-_MAX_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
-            if self._final_text and message.seq > self._seen.upto and content == self._final_text:
-                return self._make_answer(self._final_text, message.seq)  # the answer is complete
+            if self.final_text and message.seq > self.seen.upto and content == self.final_text:
+                return self._make_answer(self.final_text, message.seq)  # the answer is complete
         state = turn_state(history)
         for call in state.open_calls:
             await self._store_message(tool_message(call.id or "", STOPPED_TEXT))
-        partial_text = self._streamed.text.rstrip()
+        partial_text = self.streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
-        upto = max(self._seen.upto, self._user_seq)
-        once = self._seen.once
+        upto = max(self.seen.upto, self.user_seq)
+        once = self.seen.once
         if all_answered:
             upto = max((upto, *state.unanswered))
-            once = self._unsaved.newest_idempotency_key or once
+            once = self.unsaved.newest_idempotency_key or once
         body = {"role": "assistant", "content": text}
         seq = await self._store_message(
             body, seen=SeenMessages(upto=upto, once=once, interrupted=reason)
@@ -594,11 +577,11 @@ class Turn:
         finish: str = "",
     ) -> Answer:
         return Answer(
-            key=self._key,
+            key=self.key,
             text=text,
             outcome="calls" if calls else outcome,
             seq=seq,
-            saved=not self._unsaved.bodies and not self._has_dropped_message,
+            saved=not self.unsaved.bodies and not self.has_dropped_message,
             calls=tuple(calls),
             finish=finish,
         )
@@ -613,20 +596,20 @@ class Turn:
         `is_final`: the message is the last message of the turn, so the same thread call releases
         the lease.
         """
-        if self._has_dropped_message:
+        if self.has_dropped_message:
             return None
         append = partial(self._append_message, is_final=is_final)
         try:
-            return await self._unsaved.store_turn_message(
-                self._sessions, body, on_event=self._emit, seen=seen, append=append
+            return await self.unsaved.store_turn_message(
+                self.sessions, body, on_event=self.on_event, seen=seen, append=append
             )
         except _HistoryChanged:
             self._drop_answer()
             return None
 
     def _drop_answer(self) -> None:
-        self._has_dropped_message = True
-        self._emit(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
+        self.has_dropped_message = True
+        self.on_event(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
 
     def _append_message(self, body: Mapping[str, Any], once: str, *, is_final: bool) -> int | None:
         """Append a message if the session still needs the message. This call blocks.
@@ -645,29 +628,26 @@ class Turn:
             is_unchanged = view is None or old_view.matches(view.uid, view.generation, view.change)
             if view is not None and not is_unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
-        seq = self._sessions.add_full_message(self._key, body, once=once)
+        seq = self.sessions.add_full_message(self.key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
             # The session was deleted since the last read, so the append has created a new session.
-            withdraw_message(self._instance.store, self.view, seq, body)
-            raise SessionDeleted(self._key)
+            withdraw_message(self.instance.store, self.view, seq, body)
+            raise SessionDeleted(self.key)
         if seq is not None:
-            self._written_seqs.append(seq)
-            if is_final and self._release_lease is not None:
-                self._final_seq = seq
-                self._release_lease()
+            self.written_seqs.append(seq)
+            if is_final and self.release_lease is not None:
+                self.final_seq = seq
+                self.release_lease()
         return seq
 
-    def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide the messages that this turn stored if its user messages were hidden meanwhile.
-
-        `view`: view of the session after the turn. This call blocks.
-        """
+    def _hide_late_messages(self, view: SessionView) -> None:
+        """Hide the messages that this turn stored if its user messages are hidden in `view`."""
         if self.view is None or self.view.uid != view.uid or not self._is_question_hidden(view):
             return
         visible_seqs = {message.seq for message in view.messages}
-        for seq in self._written_seqs:
+        for seq in self.written_seqs:
             if seq in visible_seqs:
-                store.hide(self._key, seq, seq)
+                self.instance.store.hide(self.key, seq, seq)
 
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
         """Return whether the visible messages still need the message `body`."""
@@ -677,7 +657,7 @@ class Turn:
         return not self._is_question_hidden(view)
 
     def _emit_notice_from_thread(self, text: str) -> None:
-        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))
+        self.threads.event_loop.call_soon_threadsafe(self.on_event, Notice(text=text))
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:

@@ -5,17 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
+
 from stenolog.catalog import Catalog
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import (
-    SessionState,
     SummaryPlan,
     SummaryReport,
     Trigger,
     apply_plan,
+    is_undone,
     plan_summary,
-    read_session_state,
 )
+from stenolog.context.turn_state import turn_state
 from stenolog.context.window import Limits, Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.messages import Body
@@ -30,7 +32,7 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import log_reports
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import SessionView, Store
+from stenolog.stores.base import SessionView, Store, find_view
 from stenolog.tokens import Calibration, Tokens
 
 T = TypeVar("T")
@@ -106,7 +108,7 @@ class Context:
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
         store.
         """
-        return self._build_window(read_session_state(self.store, key), memory, unsaved, self.limits)
+        return self._build_window(find_view(self.store, key), memory, unsaved, self.limits)
 
     def call(
         self,
@@ -149,17 +151,17 @@ class Context:
         Raises ContextTooSmall. `view`: view of the session, if the caller has just read it.
         """
         limits = self.limits
-        state = read_session_state(self.store, key, view)
-        window = self._build_window(state, memory, unsaved, limits)
+        view = view or find_view(self.store, key)
+        window = self._build_window(view, memory, unsaved, limits)
         overfull = bool(window.left_out)
         is_complete = not (overfull or window.elided or window.memory_left_out)
-        is_summary_due = not is_complete or len(state.history) > limits.max_history_messages
+        is_long = view is not None and len(view.messages) > limits.max_history_messages
         # A summary may hide messages, so the window is built again.
-        if is_summary_due and self._summarize(
-            key, state, "auto", limits, memory, overfull=overfull
+        if (is_long or not is_complete) and self._summarize(
+            key, view, "auto", limits, memory, overfull=overfull
         ):
-            state = read_session_state(self.store, key)
-            window = self._build_window(state, memory, unsaved, limits)
+            view = find_view(self.store, key)
+            window = self._build_window(view, memory, unsaved, limits)
         return Attempt(self, key, memory, unsaved, limits, window)
 
     def summarize_if_needed(
@@ -169,8 +171,8 @@ class Context:
 
         `view`: view of the session, if the caller has just read it.
         """
-        state = read_session_state(self.store, key, view)
-        return self._summarize(key, state, "auto", self.limits, memory)
+        view = view or find_view(self.store, key)
+        return self._summarize(key, view, "auto", self.limits, memory)
 
     def has_room(self, window: Window, history: Sequence[Message]) -> bool:
         """Return whether a session is far below the limits, so that no summary is due.
@@ -192,7 +194,7 @@ class Context:
 
         Returns None if no message can be hidden.
         """
-        return self._summarize(key, read_session_state(self.store, key), "manual", self.limits, "")
+        return self._summarize(key, find_view(self.store, key), "manual", self.limits, "")
 
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
         """Update the calibration with a provider's token count for a window, and return it."""
@@ -205,11 +207,15 @@ class Context:
             return self.calibration
 
     def _build_window(
-        self, state: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+        self,
+        view: SessionView | None,
+        memory: str,
+        unsaved: Sequence[Mapping[str, Any]],
+        limits: Limits,
     ) -> Window:
         return build_window(
-            [*state.history, *unsaved],
-            state.summary,
+            unsaved if view is None else [*view.messages, *unsaved],
+            "" if view is None else view.info.summary,
             system=self._system,
             tools=self._tools,
             memory=memory,
@@ -221,14 +227,14 @@ class Context:
     def _summarize(
         self,
         key: str,
-        state: SessionState,
+        view: SessionView | None,
         trigger: Trigger,
         limits: Limits,
         memory: str,
         *,
         overfull: bool = False,
     ) -> SummaryReport | None:
-        plan = self._make_plan(state, trigger, limits, memory, overfull=overfull)
+        plan = self._make_plan(view, trigger, limits, memory, overfull=overfull)
         if plan is None:
             return None
         limits, tokens = self._complete_limits or limits, self.tokens
@@ -243,53 +249,53 @@ class Context:
         return report
 
     def _make_plan(
-        self, state: SessionState, trigger: Trigger, limits: Limits, memory: str, *, overfull: bool
+        self,
+        view: SessionView | None,
+        trigger: Trigger,
+        limits: Limits,
+        memory: str,
+        *,
+        overfull: bool = False,
     ) -> SummaryPlan | None:
-        tokens = self.tokens
+        if view is None:
+            return None
+        tokens, info = self.tokens, view.info
         head_message = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return plan_summary(
-            state.history,
-            summary=state.summary,
-            floor=state.floor,
-            uid=state.uid,
+            view.messages,
+            summary=info.summary,
+            floor=info.floor,
+            uid=info.uid,
             fixed=tokens.tools(self._tools) + tokens.message(head_message),
             limits=limits,
             needs=self._needs,
             tokens=tokens,
             trigger=trigger,
-            undone=state.undone,
+            undone=is_undone(info),
             overfull=overfull,
-            keep_from=state.unanswered_from,
+            keep_from=min(turn_state(view.messages).unanswered, default=None),
         )
 
 
 def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
     """Return the plan that `context.summarize(key)` would carry out, or None."""
-    state = read_session_state(context.store, key)
-    return context._make_plan(state, "manual", context.limits, memory="", overfull=False)
+    return context._make_plan(find_view(context.store, key), "manual", context.limits, "")
 
 
-class Attempt:
-    """A request to the model that is shortened when the provider rejects it as too long."""
+class Attempt(Struct, eq=False):
+    """A request to the model that is shortened when the provider rejects it as too long.
 
-    def __init__(
-        self,
-        context: Context,
-        key: str,
-        memory: str,
-        unsaved: Sequence[Mapping[str, Any]],
-        limits: Limits,
-        window: Window,
-    ) -> None:
-        self._context = context
-        self._key = key
-        self._memory = memory
-        self._unsaved = unsaved
-        self._limits = limits
-        self._stated_limit: int | None = None
-        self._tries_left = MAX_RETRIES
-        self.window = window
-        """The messages to send now."""
+    `window` has the messages to send now.
+    """
+
+    _context: Context
+    _key: str
+    _memory: str
+    _unsaved: Sequence[Mapping[str, Any]]
+    _limits: Limits
+    window: Window
+    _stated_limit: int | None = None
+    _tries_left: int = MAX_RETRIES
 
     def shorten(self, error: Exception) -> bool:
         """Replace `window` by a shorter window if the request was too long; otherwise return False.
@@ -307,11 +313,11 @@ class Attempt:
             usable_tokens = int(overflow.limit * _STATED_LIMIT_SHARE)
             self._stated_limit = min(usable_tokens, self._stated_limit or usable_tokens)
         context, limits = self._context, self._limits
-        state = read_session_state(context.store, self._key)
-        context._summarize(self._key, state, "overflow", limits, self._memory)
+        view = find_view(context.store, self._key)
+        context._summarize(self._key, view, "overflow", limits, self._memory)
         try:
-            state = read_session_state(context.store, self._key)
-            self.window = context._build_window(state, self._memory, self._unsaved, limits)
+            view = find_view(context.store, self._key)
+            self.window = context._build_window(view, self._memory, self._unsaved, limits)
         except ContextTooSmall as too_small_error:
             raise _cannot_shorten_error(self.window, overflow, too_small_error) from error
         return True

@@ -33,7 +33,6 @@ from stenolog.messages import (
 from stenolog.records import Message
 
 NO_RESULT: Final = "[interrupted]"
-"""The result sent for a call without a stored result."""
 NO_TEXT: Final = "[no text]"
 """Content sent for an empty user message or tool result, because providers require content."""
 FIRST_USER_CONTENT: Final = "[the conversation goes on]"
@@ -41,7 +40,6 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
 _CALL_TYPES: Final = frozenset({"tool_use", "tool_result"})
 SENT_REASONING_FIELDS: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
-"""Fields with thinking that may be sent back to a provider."""
 
 
 class ProviderRequirements(Struct, frozen=True, kw_only=True):
@@ -84,9 +82,7 @@ def to_request_messages(
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
     ordered = _order_by_answers([(body_of(message), seq_of(message)) for message in messages])
-    return _MessageArranger(
-        [body for body, _ in ordered], [seq for _, seq in ordered], needs
-    ).arrange_messages()
+    return _MessageArranger(ordered, needs).arrange_messages()
 
 
 def _order_by_answers(
@@ -136,16 +132,15 @@ class _MessageArranger:
     """Arranges the messages for a request, and assigns unique call ids."""
 
     def __init__(
-        self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: ProviderRequirements
+        self, messages: Sequence[tuple[Body, int | None]], needs: ProviderRequirements
     ) -> None:
-        self._bodies = bodies
-        self._seqs = seqs
+        self._bodies = [body for body, _ in messages]
+        self._seqs = [seq for _, seq in messages]
         self._needs = needs
-        self._calls = list(map(calls_of, bodies))
-        self._results_by_call = pair_calls(bodies) if any(self._calls) else {}
+        self._calls = list(map(calls_of, self._bodies))
+        self._results_by_call = pair_calls(self._bodies) if any(self._calls) else {}
         self._ids: set[str] = set()
         self._repeat_counts: Counter[str] = Counter()
-        """Number of repeated uses of each id."""
 
     def arrange_messages(self) -> list[RequestMessage]:
         turns = split_turns(self._bodies, self._results_by_call, self._calls)

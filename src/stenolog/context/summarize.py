@@ -20,16 +20,16 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
-from stenolog.context.summary import SummaryResult, SummaryWriter
-from stenolog.context.turn_state import TurnRange, find_turns, turn_state
+from stenolog.context.summary import SummaryWriter
+from stenolog.context.turn_state import TurnRange, find_turns
 from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.messages import body_of
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
-from stenolog.sessions.usage import SIDE_USAGE_FIELD, updated_side_usage
+from stenolog.sessions.usage import SIDE_USAGE_FIELD, SideUsage, updated_side_usage
 from stenolog.stores import spans, withdrawn_messages
-from stenolog.stores.base import SessionView, Store, find_info, find_view
+from stenolog.stores.base import Store, find_info, find_view
 from stenolog.tokens import Tokens
 
 Trigger = Literal["auto", "manual", "overflow"]
@@ -150,22 +150,6 @@ COMPACTED_UPTO: Final = "compacted"
 """Meta field of a session: last seq that the newest summary covers, even after an undo."""
 
 
-class SessionState(Struct, frozen=True, kw_only=True):
-    """The state of a session at the moment of reading."""
-
-    history: Sequence[Message]
-    summary: str = ""
-    floor: int = 0
-    uid: str = ""
-    undone: bool = False
-    """Whether the last summary is not in effect, for example because it was undone."""
-
-    @property
-    def unanswered_from(self) -> int | None:
-        """Seq of the first user message that no finished answer has seen, or None."""
-        return min(turn_state(self.history).unanswered, default=None)
-
-
 UNDO_HINT: Final = "; undo shows them again"
 """End of the text of a SummaryReport; front ends replace it by the name of their command."""
 
@@ -199,24 +183,6 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
         )
 
 
-def read_session_state(store: Store, key: str, view: SessionView | None = None) -> SessionState:
-    """Return the current state of a session; an empty state if the session does not exist.
-
-    `view`: view of the session, if the caller has just read it.
-    """
-    view = view or find_view(store, key)
-    if view is None:
-        return SessionState(history=())
-    info = view.info
-    return SessionState(
-        history=view.messages,
-        summary=info.summary,
-        floor=info.floor,
-        uid=info.uid,
-        undone=info.floor < _read_compacted_upto(info),
-    )
-
-
 def apply_plan(
     store: Store,
     key: str,
@@ -232,8 +198,8 @@ def apply_plan(
     errors of the store. After an error of the model, the summary is written without the model.
     """
     writer = SummaryWriter(complete, plan.summary_tokens, limits, tokens)
-    summary_result = writer.write_summary(plan.messages, plan.summary)
-    if not _make_checkpoint(store, key, plan, summary_result):
+    summary = writer.write_summary(plan.messages, plan.summary)
+    if not _make_checkpoint(store, key, plan, summary, writer.usage):
         return None
     return SummaryReport(
         key=key,
@@ -242,13 +208,15 @@ def apply_plan(
         last=plan.upto,
         count=len(plan.messages),
         tokens_before=plan.tokens_before,
-        tokens_after=plan.tokens_after + tokens.text(summary_result.text),
-        fallback=summary_result.fallback,
-        dropped_lines=summary_result.dropped_lines,
+        tokens_after=plan.tokens_after + tokens.text(summary),
+        fallback=writer.fallback,
+        dropped_lines=writer.dropped_lines,
     )
 
 
-def _make_checkpoint(store: Store, key: str, plan: SummaryPlan, result: SummaryResult) -> bool:
+def _make_checkpoint(
+    store: Store, key: str, plan: SummaryPlan, summary: str, usage: SideUsage
+) -> bool:
     """Make the checkpoint and return True; return False if the session differs from the plan."""
     view = find_view(store, key)
     if view is None:
@@ -256,9 +224,8 @@ def _make_checkpoint(store: Store, key: str, plan: SummaryPlan, result: SummaryR
     info, visible_spans = view.info, [(message.seq, message.seq) for message in view.messages]
     if not _is_as_planned(info, visible_spans, plan):
         return False
-    summary = result.text
     # Store the token counts even if the checkpoint fails: the provider charges for the calls.
-    usage_field = updated_side_usage(info.meta, info.uid, result.usage)
+    usage_field = updated_side_usage(info.meta, info.uid, usage)
     store.set_meta(key, **_summary_fields(info, visible_spans, plan.upto), **usage_field)
     try:
         if store.info(key).uid == info.uid:
@@ -341,6 +308,11 @@ def _remove_summary_fields(store: Store, key: str, current_info: SessionInfo) ->
         store.delete(key)
     else:
         store.set_meta(key, **dict.fromkeys(summary_fields))
+
+
+def is_undone(info: SessionInfo) -> bool:
+    """Return whether the last summary is not in effect, for example because it was undone."""
+    return info.floor < _read_compacted_upto(info)
 
 
 def _read_compacted_upto(info: SessionInfo) -> int:

@@ -195,7 +195,7 @@ def _clean_line(text: str) -> str:
     line = " ".join(text.encode("utf-8", "replace").decode().split())
     if prefixes := _LINE_PREFIXES.match(line):
         line = line[prefixes.end() :]
-    return line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 1] + "…"
+    return _clip_text(line, MAX_LINE_CHARACTERS)
 
 
 def _distinct_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -225,22 +225,11 @@ _MIN_PROMPT_TOKENS: Final = 256
 """Minimum tokens of a prompt. A model that rejects a prompt of this size is not asked again."""
 
 
-class SummaryResult(Struct, frozen=True, kw_only=True):
-    """A summary, with facts about how it was written."""
-
-    text: str
-    fallback: str
-    """Reason why some lines were written without the model; empty otherwise."""
-    dropped_lines: int
-    """Number of lines, old or new, that did not fit."""
-    usage: SideUsage
-    """Token counts of the model calls, as far as they were reported."""
-
-
 class SummaryWriter:
     """A writer of one summary with at most `max_tokens` tokens.
 
-    `complete`: the model, or None. `limits`: limits of the model.
+    `complete`: the model, or None. `limits`: limits of the model. `dropped_lines`: number of lines,
+    old or new, that did not fit. `usage`: token counts of the model calls, as far as reported.
     """
 
     def __init__(
@@ -251,16 +240,17 @@ class SummaryWriter:
         self._tokens = tokens
         self._max_prompt_tokens = limits.room
         """Maximum tokens of a prompt; halved when the model rejects a prompt as too long."""
-        self._usage: SideUsage = {}
-        self._dropped_lines = 0
-        self._fallback = "" if complete is not None else "no model was given"
+        self.usage: SideUsage = {}
+        self.dropped_lines = 0
+        self.fallback = "" if complete is not None else "no model was given"
+        """Reason why some lines were written without the model; empty otherwise."""
 
-    def write_summary(self, messages: Sequence[Message], old_summary: str) -> SummaryResult:
+    def write_summary(self, messages: Sequence[Message], old_summary: str) -> str:
         """Return the summary of `old_summary` and these messages. Never raises an error."""
         summary = parse_summary(old_summary)
         quoted_count = self._count_quoted_messages(messages) if self._complete is not None else 0
         if quoted_count:
-            self._fallback = f"{quoted_count:,} messages did not fit into the prompts for the model"
+            self.fallback = f"{quoted_count:,} messages did not fit into the prompts for the model"
             summary = self._with_quotes(summary, messages[:quoted_count])
         remaining_messages = list(messages[quoted_count:])
         while remaining_messages:
@@ -271,25 +261,20 @@ class SummaryWriter:
                 continue
             updated_summary = None if answer is None else update_summary(summary, answer)
             if updated_summary is None:
-                if self._complete is not None and not self._fallback:
-                    self._fallback = "the model's answer could not be used"
+                if self._complete is not None and not self.fallback:
+                    self.fallback = "the model's answer could not be used"
                 summary = self._with_quotes(summary, remaining_messages[:count])
             else:
                 summary = self._shorten_summary(updated_summary)
             del remaining_messages[:count]
-        return SummaryResult(
-            text=render_summary(summary),
-            fallback=self._fallback,
-            dropped_lines=self._dropped_lines,
-            usage=self._usage,
-        )
+        return render_summary(summary)
 
     def _with_quotes(self, summary: Summary, messages: Sequence[Message]) -> Summary:
         return self._shorten_summary(update_summary(summary, quote_messages(messages)) or summary)
 
     def _shorten_summary(self, summary: Summary) -> Summary:
         short_summary = shorten_summary(summary, self._max_tokens, self._tokens)
-        self._dropped_lines += summary.count - short_summary.count
+        self.dropped_lines += summary.count - short_summary.count
         return short_summary
 
     def _count_quoted_messages(self, messages: Sequence[Message]) -> int:
@@ -331,7 +316,7 @@ class SummaryWriter:
         try:
             answer = self._complete(prompt, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
-            count_answer(self._usage, answer)
+            count_answer(self.usage, answer)
         except Exception as error:
             # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._max_prompt_tokens > _MIN_PROMPT_TOKENS:
@@ -340,7 +325,7 @@ class SummaryWriter:
             # The next request would probably fail, too, and each attempt may take a minute.
             self._complete = None
             # Leave out the text of the error, because some clients put API keys into error texts.
-            self._fallback = f"the model failed with {type(error).__name__}"
+            self.fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(answer) if isinstance(answer, str) else None
 

@@ -50,35 +50,20 @@ def split_turns(
     """
     if not bodies:
         return []
-    last_open = (
-        _last_open_indexes(bodies, results_by_call, calls) if any(calls) else [-1] * len(bodies)
-    )
-    starts = [0]
-    for index, body in enumerate(bodies):
-        if index > 0 and index > last_open[index] and has_text(body):
-            starts.append(index)
-    return [TurnRange(first, end) for first, end in pairwise([*starts, len(bodies)])]
-
-
-def _last_open_indexes(
-    bodies: Sequence[Mapping[str, Any]],
-    results_by_call: Mapping[CallPosition, CallPosition],
-    calls: Sequence[Sequence[ToolCall]],
-) -> list[int]:
-    """Return for each message the last index at which an earlier call is still open."""
     assistant_indexes = [
         index for index, body in enumerate(bodies) if body.get("role") == "assistant"
     ]
     next_assistant_index = dict(pairwise(assistant_indexes))
-    last_open_indexes = []
-    last_open = -1
-    for index, message_calls in enumerate(calls):
-        last_open_indexes.append(last_open)
+    starts = [0]
+    last_open = 0  # the last index at which a call is still open
+    for index, (body, message_calls) in enumerate(zip(bodies, calls, strict=True)):
+        if index > last_open and has_text(body):
+            starts.append(index)
         for call_index in range(len(message_calls)):
             result = results_by_call.get((index, call_index))
             end = result[0] if result else next_assistant_index.get(index, len(bodies)) - 1
             last_open = max(last_open, end)
-    return last_open_indexes
+    return [TurnRange(first, end) for first, end in pairwise([*starts, len(bodies)])]
 
 
 def is_finished_answer(body: Mapping[str, Any]) -> bool:

@@ -137,13 +137,11 @@ def build_window(
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The messages of the history that are sent."""
+    """The messages of the history that are sent, and the numbers of messages as in a Window."""
 
     entries: list[RequestMessage]
     elided: int = 0
-    """Number of shortened messages."""
     left_out: int = 0
-    """Number of messages that are not sent."""
 
 
 class _Request(Struct, frozen=True):

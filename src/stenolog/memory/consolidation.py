@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
@@ -49,7 +49,7 @@ from stenolog.memory.facts import (
     max_answer_tokens,
     parse_answer,
 )
-from stenolog.memory.notes import Draft, Kind, Note, Notes
+from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
 from stenolog.memory.transcript import Turn, describe_turn, finished_turns, make_turn, next_batch
@@ -57,7 +57,6 @@ from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFuncti
 from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
 from stenolog.sessions.usage import (
-    SIDE_USAGE_FIELD,
     SideUsage,
     count_answer,
     read_side_usage,
@@ -67,8 +66,6 @@ from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
 MAX_BATCH_TOKENS: Final = 6_000
-"""Maximum number of tokens of the turns in one model call."""
-
 MAX_TURNS_PER_CALL: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
@@ -164,8 +161,7 @@ class ConsolidationProgress:
 
     def _write_fields(self, uid: str, usage: SideUsage | None, **fields: Any) -> None:
         if usage:
-            stored_usage = {SIDE_USAGE_FIELD: {"uid": uid, "models": self.usage(uid)}}
-            fields |= updated_side_usage(stored_usage, uid, dict(usage))
+            fields |= updated_side_usage(self._read_meta(uid), uid, usage)
             usage.clear()
         # Remove the field `session`, which earlier versions wrote.
         self._store.set_meta(self._prefix + uid, session=None, **fields)
@@ -175,43 +171,33 @@ def _positive_or_zero(stored: Any) -> int:
     return stored if isinstance(stored, int) and stored > 0 else 0
 
 
-class Consolidator:
+class Consolidator(Struct, eq=False):
     """A writer of notes about the sessions of one store. Thread-safe.
 
-    Without a model every turn still gets its daily entry, but no facts.
+    Without a model every turn still gets its daily entry, but no facts. `store`: the store of the
+    sessions. `scope_of` returns the scope for the notes of a session. [default: the session's own
+    scope] `budget`: tokens per model call. `tokens`: the token counter of the model.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        notes: Notes,
-        complete: CompletionFunction | None,
-        *,
-        agent: str = "main",
-        scope_of: Callable[[str], Scope] | None = None,
-        budget: int = MAX_BATCH_TOKENS,
-        max_turns: int = MAX_TURNS_PER_CALL,
-        max_attempts: int = MAX_ATTEMPTS,
-        tokens: Tokens | None = None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        """Create a writer that reads sessions from `store`. `budget`: tokens per model call.
+    store: Store
+    notes: Notes
+    complete: CompletionFunction | None
+    agent: str = "main"
+    scope_of: Callable[[str], Scope] | None = None
+    budget: int = MAX_BATCH_TOKENS
+    max_turns: int = MAX_TURNS_PER_CALL
+    max_attempts: int = MAX_ATTEMPTS
+    tokens: Tokens = Tokens()
+    clock: Callable[[], datetime] = partial(datetime.now, UTC)
+    # Without a lock, two threads on one session would make each model call twice.
+    locks: list[threading.Lock] = field(
+        default_factory=lambda: [threading.Lock() for _ in range(_LOCK_COUNT)]
+    )
 
-        `scope_of` returns the scope for the notes of a session. [default: the session's own scope]
-        `tokens` is the token counter of the model.
-        """
-        self._store = store
-        self._notes = notes
-        self._complete = complete
-        self._scope_of = scope_of or partial(own_scope, agent=agent)
-        self._budget = budget
-        self._max_turns = max_turns
-        self._max_attempts = max_attempts
-        self._tokens = tokens or Tokens()
-        self._clock = clock
-        self._progress = ConsolidationProgress(notes.store, agent=agent)
-        # Without a lock, two threads on one session would make each model call twice.
-        self._locks = [threading.Lock() for _ in range(_LOCK_COUNT)]
+    @property
+    def progress(self) -> ConsolidationProgress:
+        """The progress marks of the sessions."""
+        return ConsolidationProgress(self.notes.store, agent=self.agent)
 
     def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns that are not consolidated yet.
@@ -222,8 +208,8 @@ class Consolidator:
         """
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
-        with self._locks[hash(key) % _LOCK_COUNT]:
-            limit = None if self._complete is None else most_calls * self._max_turns
+        with self.locks[hash(key) % _LOCK_COUNT]:
+            limit = None if self.complete is None else most_calls * self.max_turns
             run = self._read_turns(key, limit=limit)
             if run is None:
                 return ConsolidationReport()
@@ -236,12 +222,12 @@ class Consolidator:
         Messages of consolidated sessions are not read. Damaged sessions are left out.
         """
         keys = []
-        for key in self._store.list_sessions():
+        for key in self.store.list_sessions():
             try:
-                info = self._store.info(key)
-                mark = self._progress.read_mark(info.uid)
+                info = self.store.info(key)
+                mark = self.progress.read_mark(info.uid)
                 if info.last_seq > mark.seq and finished_turns(
-                    self._store.get_history(key, after=mark.seq, full=True)
+                    self.store.get_history(key, after=mark.seq, full=True)
                 ):
                     keys.append(key)
             except (NoSuchSession, DamagedStore):
@@ -250,20 +236,20 @@ class Consolidator:
 
     def skip_session(self, key: str) -> None:
         """Exclude all current messages of a session from consolidation."""
-        with self._locks[hash(key) % _LOCK_COUNT], suppress(NoSuchSession):
-            info = self._store.info(key)
-            self._progress.move_mark(info.uid, info.last_seq)
+        with self.locks[hash(key) % _LOCK_COUNT], suppress(NoSuchSession):
+            info = self.store.info(key)
+            self.progress.move_mark(info.uid, info.last_seq)
 
     def _read_turns(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_Run | None":
         """Return the next turns to consolidate, or None if the session does not exist."""
         try:
-            info_before = self._store.info(key)
-            mark = self._progress.read_mark(info_before.uid)
+            info_before = self.store.info(key)
+            mark = self.progress.read_mark(info_before.uid)
             # Unlike get_history, follow syncs messages before it returns them.
-            messages = list(self._store.follow(key, after=mark.seq, timeout=0))
-            info = self._store.info(key)
+            messages = list(self.store.follow(key, after=mark.seq, timeout=0))
+            info = self.store.info(key)
         except NoSuchSession:
             return None
         if info.uid != info_before.uid:
@@ -277,7 +263,7 @@ class Consolidator:
             info=info,
             mark=mark,
             # Choose the scope after the read: messages with a second sender change the scope.
-            scope=self._scope_of(key),
+            scope=(self.scope_of or partial(own_scope, agent=self.agent))(key),
             new_turns=[turn for turn in parsed_turns if turn is not None],
             last_seq=turns[-1][-1].seq if turns else mark.seq,
             later_turn_count=len(all_turns) - len(turns),
@@ -288,15 +274,21 @@ class Consolidator:
         uid, attempts, turns = run.info.uid, run.mark.attempts, run.new_turns
         single_count = 0  # number of next turns to ask about one by one
         run.waiting = len(turns) + run.later_turn_count
-        if self._is_too_early(run):
+        retry_at = run.mark.retry_at
+        if self.complete is not None and retry_at is not None and self.clock() < retry_at:
+            run.retry_at = retry_at
+            run.problems.append(
+                f"the model failed {attempts} times; the next attempt is "
+                f"possible at {retry_at:%Y-%m-%d %H:%M} UTC"
+            )
             return
         while turns:
             if run.model_calls >= most_calls:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
-            limit = 1 if attempts or single_count else self._max_turns
+            limit = 1 if attempts or single_count else self.max_turns
             batch = next_batch(
-                turns, budget=self._budget, limit=limit, count_tokens=self._tokens.text
+                turns, budget=self.budget, limit=limit, count_tokens=self.tokens.text
             )
             try:
                 facts_by_turn = self._ask_model(run, batch)
@@ -304,10 +296,10 @@ class Consolidator:
                 attempts += 1
                 run.problems.append(str(failure))
                 _logger.warning("no notes of %r yet: %s", run.info.key, failure)
-                if attempts < self._max_attempts:
+                if attempts < self.max_attempts:
                     delay = min(_MIN_DELAY * (1 << (attempts - 1)), _MAX_DELAY)
-                    run.retry_at = self._clock() + delay
-                    self._progress.record_failure(
+                    run.retry_at = self.clock() + delay
+                    self.progress.record_failure(
                         uid, attempts=attempts, retry_at=run.retry_at, usage=run.usage
                     )
                     return
@@ -319,26 +311,14 @@ class Consolidator:
             if written_count is None:
                 run.waiting = 0
                 return
-            self._progress.move_mark(uid, batch[-1].last_seq, run.usage)
+            self.progress.move_mark(uid, batch[-1].last_seq, run.usage)
             run.turns += written_count
             attempts, turns = 0, turns[len(batch) :]
             single_count = max(single_count - 1, 0)
             run.waiting = len(turns) + run.later_turn_count
         # The last turns may have no content to note.
         if self._session_exists(run):
-            self._progress.move_mark(uid, run.last_seq, run.usage)
-
-    def _is_too_early(self, run: "_Run") -> bool:
-        """Whether the delay after the model's last failure has not passed yet."""
-        retry_at = run.mark.retry_at
-        if self._complete is None or retry_at is None or self._clock() >= retry_at:
-            return False
-        run.retry_at = retry_at
-        run.problems.append(
-            f"the model failed {run.mark.attempts} times; the next attempt is "
-            f"possible at {retry_at:%Y-%m-%d %H:%M} UTC"
-        )
-        return True
+            self.progress.move_mark(uid, run.last_seq, run.usage)
 
     def _ask_model(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer about each turn, by turn number from 1. Raises _ModelFailed.
@@ -346,16 +326,16 @@ class Consolidator:
         Returns None if an answer about several turns is unusable, so that the caller asks about
         each turn separately.
         """
-        if self._complete is None:
+        if self.complete is None:
             return {}
-        subjects = [note.about for note in self._notes.list(run.scope, kind="core")]
+        subjects = [note.about for note in self.notes.list(run.scope, kind="core")]
         turn_count = len(batch)
         run.model_calls += 1
         try:
             prompt = build_prompt(
-                batch, subjects=subjects, budget=self._budget, count_tokens=self._tokens.text
+                batch, subjects=subjects, budget=self.budget, count_tokens=self.tokens.text
             )
-            answer = self._complete(
+            answer = self.complete(
                 prompt,
                 schema=answer_schema(turn_count),
                 max_tokens=max_answer_tokens(turn_count),
@@ -386,7 +366,7 @@ class Consolidator:
         invalidates the lease.
         """
         try:
-            with self._notes.guarded(run.scope) as notes:
+            with self.notes.guarded(run.scope) as notes:
                 current_turns = self._reread_turns(run, batch)
                 if current_turns is not None:
                     _write_turns(run, notes, batch, facts_by_turn, current_turns)
@@ -394,19 +374,19 @@ class Consolidator:
         except (LeaseLost, NoSuchSession):
             if self._session_exists(run):
                 raise
-        self._notes.discard_empty(run.scope)
+        self.notes.discard_empty(run.scope)
         return None
 
     def _session_exists(self, run: "_Run") -> bool:
         """Whether the session that was read still exists and was not created again."""
         try:
-            return self._store.info(run.info.key).uid == run.info.uid
+            return self.store.info(run.info.key).uid == run.info.uid
         except NoSuchSession:
             return False
 
     def _reread_turns(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq; None if the session was deleted."""
-        if self._complete is None:
+        if self.complete is None:
             # Without a model, no time has passed since the turns were read.
             return {turn.last_seq: turn for turn in batch} if self._session_exists(run) else None
         new_run = self._read_turns(run.info.key, upto=batch[-1].last_seq)
@@ -428,9 +408,7 @@ class _Run(Struct, kw_only=True):
     new_turns: list[Turn]
     """Turns to consolidate that have content to note."""
     last_seq: int
-    """Last seq of the turns that were read."""
     later_turn_count: int
-    """Number of finished turns after `last_seq`."""
     turns: int = 0
     daily: int = 0
     core: int = 0
@@ -438,7 +416,6 @@ class _Run(Struct, kw_only=True):
     redacted: int = 0
     waiting: int = 0
     model_calls: int = 0
-    """Number of model calls."""
     problems: list[str] = []
     usage: SideUsage = {}
     """Token counts of model calls that are not stored yet."""
@@ -449,10 +426,6 @@ class _Run(Struct, kw_only=True):
         redacted = redact(text)
         self.redacted += redacted.count
         return redacted.text
-
-    def idempotency_key(self, turn: Turn, kind: Kind) -> str:
-        """Return the idempotency key of a turn's notes of one kind."""
-        return f"{self.info.uid}:{turn.last_seq}:{kind}"
 
 
 def _write_turns(
@@ -479,7 +452,9 @@ def _write_turns(
             seqs=turn.seqs,
             at=turn.at,
         )
-        run.daily += len(notes.add(run.scope, [draft], once=run.idempotency_key(turn, "daily")))
+        # The seq of its last message identifies a turn, see the start of this module.
+        once = f"{run.info.uid}:{turn.last_seq}:daily"
+        run.daily += len(notes.add(run.scope, [draft], once=once))
         known_facts = _write_facts(run, notes, turn, answer, known_facts)
 
 
@@ -517,7 +492,7 @@ def _write_facts(
         uid=run.info.uid,
         seqs=turn.seqs,
     )
-    added_notes = notes.add(run.scope, drafts, once=run.idempotency_key(turn, "core"))
+    added_notes = notes.add(run.scope, drafts, once=f"{run.info.uid}:{turn.last_seq}:core")
     run.core += len(added_notes)
     replaced_ids = {id for note in added_notes for id in (note.id, *note.supersedes)}
     return [note for note in known_facts if note.id not in replaced_ids] + added_notes

@@ -25,7 +25,6 @@ from stenolog.stores.open_store import open_store
 from stenolog.tokens import Tokens
 
 DEFAULT_AGENT: Final = "main"
-"""Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
 RECALL_TOKENS: Final = 1_500
@@ -82,7 +81,7 @@ class Memory:
                 complete,
                 agent=agent,
                 scope_of=self._scope_of,
-                tokens=tokens,
+                tokens=tokens or Tokens(),
                 clock=self._clock,
             )
         self._mutex = threading.Lock()

@@ -39,7 +39,6 @@ class WordIndex:
         self._mutex = ThreadLock()
         self._indexed_ids: set[str] = set()
         self._ids_by_stem: dict[str, list[str]] = {}
-        """Ids of the notes that contain a stem, by stem."""
         self._unfinished_note: Note | None = None
         """Note whose stems may be only partly in the index, because of a KeyboardInterrupt."""
 
@@ -84,18 +83,15 @@ MAX_NOTES: Final = 100_000
 
 
 class CachedNotes(Struct, frozen=True, kw_only=True):
-    """The notes of a scope, and the version of the session that they were read from."""
+    """The notes of a scope, and the version and messages of the session that were read."""
 
     state: NoteState
     word_index: WordIndex
     uid: str = ""
     generation: int = 0
     message_count: int = 0
-    """Number of messages read from the scope."""
     last_seq: int = 0
-    """Last seq read from the scope."""
     visible_spans: Sequence[Span] = ()
-    """Ranges of the visible seqs that were read."""
 
     def with_messages(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the notes after these additional messages."""
@@ -163,15 +159,13 @@ class NoteCache:
             is_current = notes.is_current(self._store.info(key))
         except NoSuchSession:
             is_current = False
-        if is_current:
-            self._cache_notes(key, notes)
-        return notes, is_current
-
-    def _cache_notes(self, key: str, notes: CachedNotes) -> None:
+        if not is_current:
+            return notes, False
         with self._mutex:
             self._cached[key] = notes
             self._cached.move_to_end(key)
-            total = sum(len(cached.state) for cached in self._cached.values())
+            total = sum(len(other.state.records) for other in self._cached.values())
             while len(self._cached) > 1 and (len(self._cached) > MAX_SCOPES or total > MAX_NOTES):
                 _, removed = self._cached.popitem(last=False)
-                total -= len(removed.state)
+                total -= len(removed.state.records)
+        return notes, True

@@ -41,11 +41,9 @@ class Page(Struct, frozen=True, kw_only=True):
     """A parsed page of notes."""
 
     scope: Scope | None
-    """The scope that the page names, if any."""
     export_name: str
     """Name of the export; empty if the page is not an export."""
     exported_ids: frozenset[str]
-    """Ids of the notes that were exported."""
     items: Sequence[Item]
 
 
@@ -80,7 +78,14 @@ def import_notes(
     the page cannot be parsed or belongs to another scope.
     """
     page = parse_page(text)
-    owner = _scope_of_page(page, scope)
+    owner = page.scope or scope
+    if owner is None:
+        raise UsageError("the page does not name its scope; give the scope")
+    if scope is not None and scope != owner:
+        raise UsageError(
+            f"the page has the notes of {owner.who!r} (agent {owner.agent!r}), and not those of "
+            f"{scope.who!r} (agent {scope.agent!r}); nothing was changed"
+        )
     changes = plan_edits(page, owner, notes.list(owner, full=True))
     if dry_run:
         return changes
@@ -98,8 +103,13 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     changed_drafts: list[Draft] = []
     conflicts: list[str] = []
     for item in page.items:
-        draft, content, note = _make_draft(item), _content_of(item), notes_by_id.get(item.id)
-        if _is_imported(page, draft, notes_by_id) or content == _current_content(note, notes_by_id):
+        superseded_ids = (item.id,) if item.id else ()
+        draft = Draft(kind=item.kind, text=item.text, about=item.about, supersedes=superseded_ids)
+        content, note = _content_of(item), notes_by_id.get(item.id)
+        once = _idempotency_key(page, draft)
+        # An edit that was imported before is done, even if the note has changed since.
+        is_imported = once is not None and make_batch_name(once) in notes_by_id
+        if is_imported or content == _current_content(note, notes_by_id):
             continue
         if not item.id:
             if content not in contents_in_force:
@@ -144,17 +154,6 @@ def _current_content(note: Note | None, notes_by_id: Mapping[str, Note]) -> _Not
     return _content_of(note) if note is not None and note.in_force else None
 
 
-def _make_draft(item: Item) -> Draft:
-    superseded_ids = (item.id,) if item.id else ()
-    return Draft(kind=item.kind, text=item.text, about=item.about, supersedes=superseded_ids)
-
-
-def _is_imported(page: Page, draft: Draft, notes_by_id: Mapping[str, Note]) -> bool:
-    """Whether this edit of this page was imported before, even if the note has changed since."""
-    key = _idempotency_key(page, draft)
-    return key is not None and make_batch_name(key) in notes_by_id
-
-
 def _idempotency_key(page: Page, draft: Draft) -> str | None:
     """Return the idempotency key of an edit, or None if the page is not an export."""
     if not page.export_name:
@@ -170,18 +169,6 @@ def _reason_not_in_force(id: str, note: Note | None) -> str:
     if note.forgotten:
         return f"the note {id} was forgotten since the export"
     return f"the note {id} was superseded by {note.superseded_by} since the export"
-
-
-def _scope_of_page(page: Page, scope: Scope | None) -> Scope:
-    owner = page.scope or scope
-    if owner is None:
-        raise UsageError("the page does not name its scope; give the scope")
-    if scope is not None and scope != owner:
-        raise UsageError(
-            f"the page has the notes of {owner.who!r} (agent {owner.agent!r}), and not those of "
-            f"{scope.who!r} (agent {scope.agent!r}); nothing was changed"
-        )
-    return owner
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -331,7 +318,13 @@ class _PageParser:
             )
         first, *rest = self._comment
         if export_match := _EXPORT_LINE.match(first):
-            self._scope, self._export = _parse_scope(export_match[1]), export_match[2]
+            self._export = export_match[2]
+            try:
+                self._scope = scope_from_key(unquote(export_match[1]))
+            except InvalidKey as error:
+                raise UsageError(
+                    f"the first comment of the page has an invalid scope: {error}"
+                ) from error
         elif first == _ID_LIST_START:
             self._exported_ids += [name for name in rest if name != "-->"]
         self._comment = []
@@ -377,10 +370,3 @@ def _parse_item(kind: Kind, id: str, line_number: int, lines: Sequence[str]) -> 
             "nothing was changed"
         )
     return Item(kind=kind, id=id, line_number=line_number, text=plain_text, about=about)
-
-
-def _parse_scope(quoted_key: str) -> Scope:
-    try:
-        return scope_from_key(unquote(quoted_key))
-    except InvalidKey as error:
-        raise UsageError(f"the first comment of the page has an invalid scope: {error}") from error

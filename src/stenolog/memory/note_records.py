@@ -27,7 +27,6 @@ Kind = Literal["daily", "core"]
 
 ROLE: Final = "note"
 PURGED_KIND: Final = "purged"
-"""Kind of the record that replaces a purged note."""
 _BATCH_NAME_BYTES: Final = 7
 """Length of a batch name in bytes, enough for unique names in a scope."""
 
@@ -106,7 +105,6 @@ class _StoredNote(Struct):
     supersedes: tuple[str, ...] = ()
     forgotten: bool = False
     was: str = ""
-    """Former kind of a purged note."""
 
 
 # --- from drafts to messages -----------------------------------------------------------------
@@ -207,14 +205,12 @@ class NoteState:
     def __init__(self, scope: Scope) -> None:
         """Create the NoteState of a scope that has no notes."""
         self._scope = scope
-        self._records: dict[str, NoteRecord] = {}
+        self.records: dict[str, NoteRecord] = {}
+        """The records of all notes by id, including purged notes."""
         self._superseding_ids: dict[str, tuple[str, ...]] = {}
         """Ids of the notes that supersede a note, by the id of the superseded note."""
         self._listed_notes: list[Note] = []
         """Notes to list, oldest first, including superseded notes."""
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def with_messages(self, messages: Iterable[Message]) -> Self:
         """Return the state after these additional messages."""
@@ -222,7 +218,7 @@ class NoteState:
         if not records:
             return self
         new_state = type(self)(self._scope)
-        new_state._records = self._records.copy()
+        new_state.records = self.records.copy()
         new_state._superseding_ids = self._superseding_ids.copy()
         new_records = [record for record in records if new_state._add_record(record)]
         if self._listed_notes and len(new_records) == len(records):
@@ -231,7 +227,7 @@ class NoteState:
                 if record.is_listed:
                     insort(new_state._listed_notes, record.note, key=sort_key)
         else:
-            all_records = new_state._records.values()
+            all_records = new_state.records.values()
             listed_notes = (record.note for record in all_records if record.is_listed)
             new_state._listed_notes = sorted(listed_notes, key=sort_key)
         return new_state
@@ -242,34 +238,29 @@ class NoteState:
         A later message replaces an earlier message of the same id, but not the record of a purge.
         """
         id = record.note.id
-        known_record = self._records.get(id)
+        known_record = self.records.get(id)
         if known_record is not None and known_record.is_purged and not record.is_purged:
             return False
-        self._records[id] = record
+        self.records[id] = record
         for older_id in dict.fromkeys(record.note.supersedes):
             if id not in (newer_ids := self._superseding_ids.get(older_id, ())):
                 self._superseding_ids[older_id] = (*newer_ids, id)
         return known_record is None
-
-    def find_record(self, id: str) -> NoteRecord | None:
-        """Return the record of the note with this id, or None."""
-        return self._records.get(id)
-
-    def all_ids(self) -> Iterable[str]:
-        """Return all ids, including those of purged notes."""
-        return self._records.keys()
 
     @cached_property
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first. Superseded notes name their successor."""
         last_mixed = self._last_mixed_seq
         notes = [
-            self._with_successor(note) if note.id in self._superseding_ids else note
+            replace(note, superseded=successor.at, superseded_by=successor.id)
+            if note.id in self._superseding_ids
+            and (successor := self._find_successor(note.id)) is not None
+            else note
             for note in self._listed_notes
         ]
         if last_mixed:
             notes = [
-                replace(note, mixed=True) if self._records[note.id].seq <= last_mixed else note
+                replace(note, mixed=True) if self.records[note.id].seq <= last_mixed else note
                 for note in notes
             ]
         return _supersede_same_subject(notes)
@@ -286,7 +277,7 @@ class NoteState:
         own_sessions = ("", self._scope.who)
         other_seqs = (
             record.seq
-            for record in self._records.values()
+            for record in self.records.values()
             # Consolidation stores the uid of the session; notes written by hand have no uid.
             if record.note.uid and record.note.session not in own_sessions
         )
@@ -302,19 +293,12 @@ class NoteState:
             if note.superseded is None and not note.forgotten and not note.mixed
         }
 
-    def _with_successor(self, note: Note) -> Note:
-        """Return the note with the id and time of the note that supersedes it, if any."""
-        successor = self._find_successor(note.id)
-        if successor is None:
-            return note
-        return replace(note, superseded=successor.at, superseded_by=successor.id)
-
     def _find_successor(self, id: str) -> Note | None:
         """Return the first visible note that supersedes a note, directly or indirectly."""
-        seen_ids = {id}
         newer_ids: Iterable[str] = self._superseding_ids.get(id, ())
+        seen_ids = {id}
         while newer_ids:
-            records = [self._records[newer] for newer in newer_ids if newer not in seen_ids]
+            records = [self.records[newer] for newer in newer_ids if newer not in seen_ids]
             visible_notes = [
                 record.note
                 for record in records
@@ -361,7 +345,6 @@ class PurgePlan(Struct, frozen=True):
     new_messages: Sequence[dict[str, Any]]
     """Messages to append first: copies of the earlier messages, and the record of the purge."""
     times: Sequence[datetime]
-    """Times of the messages to append."""
     before_seq: int
     """Purge all messages below this seq; 0 if no message is left to purge."""
     note: Note
@@ -395,25 +378,14 @@ def plan_purge(
         if message.seq < record.seq
         and (other is None or last_seq_by_id.get(other.note.id) == message.seq)
     ]
-    return PurgePlan(
-        [*map(_copy_message, kept_messages), _make_purge_record(note)],
-        [*(message.at for message in kept_messages), now],
-        record.seq + 1,
-        note,
-    )
-
-
-def _make_purge_record(note: Note) -> dict[str, Any]:
-    """Return the record that replaces a purged note.
-
-    The record keeps `supersedes`, so that the notes that the purged note replaced do not come into
-    force again.
-    """
-    record = {"role": ROLE, "kind": PURGED_KIND, "id": note.id, "was": note.kind}
-    return {**record, "supersedes": list(note.supersedes)} if note.supersedes else record
-
-
-def _copy_message(message: Message) -> dict[str, Any]:
-    """Return a copy of a message. A hidden message becomes a forgotten note."""
-    fields = message.to_dict()
-    return {**fields, "forgotten": True} if message.hidden else fields
+    # A hidden message becomes a forgotten note.
+    copies = [
+        message.to_dict() | ({"forgotten": True} if message.hidden else {})
+        for message in kept_messages
+    ]
+    purge_record: dict[str, Any] = {"role": ROLE, "kind": PURGED_KIND, "id": id, "was": note.kind}
+    if note.supersedes:
+        # The notes that the purged note replaced must not come into force again.
+        purge_record["supersedes"] = list(note.supersedes)
+    times = [*(message.at for message in kept_messages), now]
+    return PurgePlan([*copies, purge_record], times, record.seq + 1, note)

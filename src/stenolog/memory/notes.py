@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.query import Query, Term, parse_query, term_forms
+from stenolog.catalog.query import Query, parse_query, term_forms
 from stenolog.errors import (
     InvalidKey,
     NoSuchNote,
@@ -50,12 +50,12 @@ def matches_query(query: Query, text: str) -> bool:
     """Whether a text contains all required terms of a query and no excluded term."""
     lines = tokenizer.token_lines(text)
     tokens = f" {lines.parts}  {lines.extra_tokens} "
-    return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
-
-
-def _has_term(term: Term, tokens: str) -> bool:
-    """Whether a text contains a term, as spelled or with its words joined."""
-    return any(all(run.text in tokens for run in form) for form in term_forms(term))
+    return all(
+        # A term may occur as spelled, or with its words joined.
+        any(all(run.text in tokens for run in form) for form in term_forms(term))
+        != term.is_excluded
+        for term in query.terms
+    )
 
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ class Notes:
         """Forget several notes, each as one undo step. If a note does not exist, forget none."""
         if not ids:
             return
-        with self._hold_lease(scope, missing_error=NoSuchNote(ids[0])) as lease:
+        with self._take_lease(scope, missing_error=NoSuchNote(ids[0])) as lease:
             state = self._cache.read_notes(scope).state
             seqs = []
             for id in ids:
-                record = state.find_record(id)
+                record = state.records.get(id)
                 if record is None or record.is_purged:
                     raise NoSuchNote(id)
                 if not record.note.forgotten:
@@ -252,7 +252,7 @@ class Notes:
         After a purge, some forgotten notes can no longer be restored; see `purge`.
         """
         undo_error = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
-        with self._hold_lease(scope, missing_error=undo_error) as lease:
+        with self._take_lease(scope, missing_error=undo_error) as lease:
             try:
                 return lease.store.undo(scope.key)
             except NothingToUndo:
@@ -267,7 +267,7 @@ class Notes:
         forgotten note that was appended again, nor notes that were forgotten before that note.
         Notes that were forgotten later can be restored. Raises NoSuchNote.
         """
-        with self._hold_lease(scope, missing_error=NoSuchNote(id)) as lease:
+        with self._take_lease(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
             messages = store.get_history(scope.key, full=True)
             plan = plan_purge(scope, messages, id, now=datetime.now(UTC))
@@ -284,18 +284,15 @@ class Notes:
         purged_note = replace(plan.note, text="", about="", quote="")
         return PurgedNote(note=purged_note, not_reached=(*not_reached, *other_places))
 
-    @contextmanager
-    def _hold_lease(self, scope: Scope, *, missing_error: UsageError) -> Iterator[Lease]:
-        """Hold the lease of the scope, so that no other process forgets notes of the scope.
+    def _take_lease(self, scope: Scope, *, missing_error: UsageError) -> Lease:
+        """Take the lease of the scope, so that no other process forgets notes of the scope.
 
         Raises `missing_error` if the scope does not exist.
         """
         try:
-            lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
+            return self._store.lease(scope.key, ttl=_LEASE_SECONDS)
         except NoSuchSession:
             raise missing_error from None
-        with lease:
-            yield lease
 
     def _find_remaining_notes(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
         """Return the remaining notes of a batch that was added before a purge, or None.
@@ -309,7 +306,7 @@ class Notes:
         if info.count >= info.last_seq:
             return None
         state = self._cache.read_notes(scope).state
-        if not any(batch_of(id) == batch for id in state.all_ids()):
+        if not any(batch_of(id) == batch for id in state.records):
             return None
         return _notes_of_batch(batch, state)
 

@@ -9,12 +9,13 @@ lower.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stenolog.catalog.entries import Candidates
 from stenolog.catalog.tokenizer import stems
 from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.time_words import Period, find_period
@@ -24,7 +25,6 @@ from stenolog.memory.time_words import Period, find_period
 
 
 _MAX_QUESTION_CHARACTERS = 4_000
-"""Maximum number of characters of a question that are used."""
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -34,7 +34,6 @@ class Question(Struct, frozen=True, kw_only=True):
     stems: tuple[str, ...]
     """Distinct stems of the question, without stop words and words that name a time."""
     period: Period | None
-    """The period that the question names, if any."""
 
     @property
     def is_empty(self) -> bool:
@@ -45,9 +44,9 @@ class Question(Struct, frozen=True, kw_only=True):
 def parse_question(question: str, *, now: datetime) -> Question:
     """Parse a question. Words such as "yesterday" are relative to `now`."""
     text = strip_blocks(question)[:_MAX_QUESTION_CHARACTERS]
-    mention = find_period(text, now=now)
-    distinct_stems = tuple(dict.fromkeys(stems(mention.remaining_text)))
-    return Question(text=text, stems=distinct_stems, period=mention.period)
+    period, remaining_text = find_period(text, now=now)
+    distinct_stems = tuple(dict.fromkeys(stems(remaining_text)))
+    return Question(text=text, stems=distinct_stems, period=period)
 
 
 # --- ranking --------------------------------------------------------------------------------------
@@ -57,18 +56,15 @@ Kind = Literal["core", "daily", "message"]
 
 _BM25_K1: Final = 1.2
 _BM25_B: Final = 0.6
-"""Parameters k1 and b of BM25."""
 _NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """Share of a neighbour's words that counts for a message, by distance in seqs."""
 _MIN_AGE_FACTOR: Final = 0.5
-"""Factor for the score of a very old candidate."""
 _OTHER_PERIOD_FACTOR: Final = 0.3
 """Factor for the score of a candidate outside the period of the question."""
 _TOOL_RESULT_FACTOR: Final = 0.6
-"""Factor for the score of a tool result."""
-_SECONDS_PER_DAY: Final = 86_400.0
 _MAX_SCORED_CHARACTERS: Final = 4_000
-"""Maximum number of characters of a text that are scored."""
+
+NO_HITS: Final = Candidates(messages=(), count=0, containing={})
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -89,14 +85,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Relevance to the question, as computed by `rank`."""
 
 
-class WordFrequencies(Struct, frozen=True, kw_only=True):
-    """Word frequencies in all messages that were searched, not only in the candidates."""
-
-    message_count: int = 0
-    counts_by_stem: Mapping[str, int] = {}
-    """Number of messages that contain each stem."""
-
-
 class _WordCounts(Struct, frozen=True):
     """Counts of the question's stems in a text, and the length of the text in words."""
 
@@ -110,14 +98,15 @@ def rank(
     *,
     now: datetime,
     half_life_days: float = 30.0,
-    frequencies: WordFrequencies | None = None,
+    hits: Candidates = NO_HITS,
 ) -> list[Candidate]:
     """Return the candidates that match the question with their scores, best first.
 
+    `hits`: word frequencies in all messages that were searched, not only in the candidates.
     Candidates with equal scores are sorted by time, newest first, then by source.
     """
     word_counts = [_count_words(item, question.stems) for item in candidates]
-    weights = _weigh_stems(question.stems, word_counts, frequencies or WordFrequencies())
+    weights = _weigh_stems(question.stems, word_counts, hits)
     with_neighbours = _add_neighbour_counts(candidates, word_counts)
     mean_length = math.fsum(counts.length for counts in with_neighbours) / max(len(candidates), 1)
     results = []
@@ -168,14 +157,14 @@ def _add_neighbour_counts(
 
 
 def _weigh_stems(
-    question_stems: Sequence[str], counts: Sequence[_WordCounts], frequencies: WordFrequencies
+    question_stems: Sequence[str], counts: Sequence[_WordCounts], hits: Candidates
 ) -> dict[str, float]:
     """Return the weight of each stem: rare stems weigh more."""
-    total = max(len(counts), frequencies.message_count)
+    total = max(len(counts), hits.count)
     weights = {}
     for stem in question_stems:
         containing_count = sum(stem in text_counts.counts_by_stem for text_counts in counts)
-        containing_count = max(containing_count, frequencies.counts_by_stem.get(stem, 0))
+        containing_count = max(containing_count, hits.containing.get(stem, 0))
         weights[stem] = math.log(1 + (total - containing_count + 0.5) / (containing_count + 0.5))
     return weights
 
@@ -194,7 +183,7 @@ def _compute_score_factor(
     """Return the factor of a candidate's score for age, role, kind and period."""
     factor = 1.0
     if item.kind != "core" and half_life_days > 0:
-        age = max(0.0, (now - item.at).total_seconds() / _SECONDS_PER_DAY)
+        age = max(0.0, (now - item.at) / timedelta(days=1))
         factor = _MIN_AGE_FACTOR + (1 - _MIN_AGE_FACTOR) * 2 ** (-age / half_life_days)
     if item.role == "tool":
         factor *= _TOOL_RESULT_FACTOR

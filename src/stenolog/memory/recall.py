@@ -13,18 +13,12 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.catalog import Catalog
+from stenolog.catalog.entries import Candidates
 from stenolog.catalog.tokenizer import stem, word_positions
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
 from stenolog.memory.prompt_block import memory_block, strip_blocks
-from stenolog.memory.ranking import (
-    Candidate,
-    Kind,
-    Question,
-    WordFrequencies,
-    parse_question,
-    rank,
-)
+from stenolog.memory.ranking import NO_HITS, Candidate, Kind, Question, parse_question, rank
 from stenolog.memory.scopes import Scope
 from stenolog.tokens import Tokens
 
@@ -37,7 +31,6 @@ _MIN_RELATIVE_SCORE: Final = 0.25
 _MAX_ENTRIES: Final = 50
 
 MAX_TEXT_CHARACTERS: Final = 400
-"""Maximum number of characters of a recalled text in a line."""
 
 _CONTEXT_CHARACTERS: Final = 60
 """Maximum number of characters of a text before the first matching word."""
@@ -99,26 +92,28 @@ def recall(
     if moment.tzinfo is None:
         raise UsageError(f"now must have a time zone: {moment.isoformat()}")
     parsed = parse_question(question, now=moment)
-    facts = _read_newest_facts(notes, scope) if include_recent_facts and notes is not None else []
+    facts: list[Note] = []
+    if include_recent_facts and notes is not None:
+        facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
     best: list[Candidate] = []
     if not parsed.is_empty:
-        candidates, frequencies = _find_message_candidates(parsed, catalog, scope, exclude_session)
+        candidates, hits = _find_message_candidates(parsed, catalog, scope, exclude_session)
         ranked = rank(
             parsed,
             [*_find_note_candidates(parsed, notes, scope), *candidates],
             now=moment,
             half_life_days=half_life_days,
-            frequencies=frequencies,
+            hits=hits,
         )
         best = _choose_best_entries(ranked, parsed)
     return format_recall(
-        best, parsed, extra=facts, budget=budget, count_tokens=count_tokens, zone=moment.tzinfo
+        best,
+        parsed,
+        extra=list(map(_candidate_from_note, facts)),
+        budget=budget,
+        count_tokens=count_tokens,
+        zone=moment.tzinfo,
     )
-
-
-def _read_newest_facts(notes: Notes, scope: Scope) -> list[Candidate]:
-    facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
-    return [_candidate_from_note(note) for note in facts]
 
 
 def _candidate_from_note(note: Note) -> Candidate:
@@ -131,15 +126,15 @@ def _find_note_candidates(question: Question, notes: Notes | None, scope: Scope)
     if notes is None:
         return []
     hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=MAX_RANKED)
-    return [_candidate_from_note(note) for note in hits]
+    return list(map(_candidate_from_note, hits))
 
 
 def _find_message_candidates(
     question: Question, catalog: Catalog | None, scope: Scope, exclude_session: str | None
-) -> tuple[list[Candidate], WordFrequencies]:
-    """Return the messages of the scope that may be relevant to the question."""
+) -> tuple[list[Candidate], Candidates]:
+    """Return the messages of the scope that may be relevant, as candidates and as found."""
     if catalog is None:
-        return [], WordFrequencies()
+        return [], NO_HITS
     period = question.period
     hits = catalog.candidates(
         question.stems,
@@ -166,9 +161,7 @@ def _find_message_candidates(
         if (text := strip_blocks(message.text).strip())
         and not (message.role == "user" and _normalize_text(text) == normalized_question)
     ]
-    return message_candidates, WordFrequencies(
-        message_count=hits.count, counts_by_stem=hits.containing
-    )
+    return message_candidates, hits
 
 
 def _choose_best_entries(ranked: Sequence[Candidate], question: Question) -> list[Candidate]:

@@ -64,23 +64,19 @@ class Period(Struct, frozen=True):
         return self.since <= moment < self.until
 
 
-class TimeMention(Struct, frozen=True):
-    """The period that a text names, and the text without the words for the period."""
+def find_period(text: str, *, now: datetime) -> tuple[Period | None, str]:
+    """Return the first period that a text names, and the text without the words for the period.
 
-    period: Period | None
-    remaining_text: str
-
-
-def find_period(text: str, *, now: datetime) -> TimeMention:
-    """Find the first period that a text names, relative to `now`. The period may be None."""
+    Words such as "yesterday" are relative to `now`. Without a period, return None and the text.
+    """
     for pattern, read_period in _RULES:
         for match in pattern.finditer(text):
             try:
                 period = read_period(match, now)
             except (ValueError, OverflowError):
                 continue  # an impossible date such as 2026-13-45
-            return TimeMention(period, f"{text[: match.start()]} {text[match.end() :]}")
-    return TimeMention(None, text)
+            return period, f"{text[: match.start()]} {text[match.end() :]}"
+    return None, text
 
 
 # --- meaning of each form --------------------------------------------------------------------

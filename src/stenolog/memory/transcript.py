@@ -40,10 +40,8 @@ _MAX_END_CHARACTERS: Final = 100_000
 """Number of characters that are used at the start and at the end of a long text."""
 
 _MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
-"""Maximum number of characters that are shown per message, by role."""
 
 CountTokens = Callable[[str], int]
-"""Function that counts the tokens of a text."""
 
 _MAX_GIST_LENGTH: Final = 160
 _MAX_TYPE_LENGTH: Final = 40
@@ -67,7 +65,6 @@ class Turn(Struct, frozen=True, kw_only=True):
     """Time at which the first message of the turn was stored."""
     lines: tuple[Line, ...]
     redacted: int
-    """Number of redacted secrets."""
 
     @property
     def user_texts(self) -> list[str]:
@@ -130,9 +127,9 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         seqs.append(message.seq)
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
-            line = Line(role, "\n".join(_read_author_texts(fields.get("content"))))
+            content = "\n".join(_read_author_texts(fields.get("content")))
             # Replace lone surrogates: joined texts could form a pair, which stores reject.
-            text = line.text.encode("utf-8", "replace").decode()
+            text = content.encode("utf-8", "replace").decode()
             # Remove blocks and secrets before texts are cut: half a secret is not recognized.
             redacted_text = redact_ends(strip_blocks(text), max_end_length=_MAX_END_CHARACTERS)
             redacted += redacted_text.count

@@ -159,7 +159,7 @@ class Timers:
         memory = loop.registry.agent().memory
         assert memory is not None
         assert memory._consolidator is not None
-        memory._consolidator._clock = lambda: self.now
+        memory._consolidator.clock = lambda: self.now
 
     def elapse(self) -> None:
         """Advance the clock to the only timer, and run it."""

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from stenolog import Store
+from stenolog.context.context import Context
 from stenolog.context.summarize import (
     COMPACTED_UPTO,
     SummaryPlan,
     SummaryReport,
     Trigger,
     apply_plan,
+    is_undone,
     plan_summary,
-    read_session_state,
 )
 from stenolog.context.window import Limits
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import CompletionFunction
+from stenolog.stores.base import find_info, find_view
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.testing.scripted_model import ScriptedCompletion
@@ -43,16 +45,16 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def planned(store: Store, trigger: Trigger = "auto") -> SummaryPlan | None:
-    seen = read_session_state(store, KEY)
+    view = store.view(KEY)
     return plan_summary(
-        seen.history,
-        summary=seen.summary,
-        floor=seen.floor,
-        uid=seen.uid,
+        view.messages,
+        summary=view.info.summary,
+        floor=view.info.floor,
+        uid=view.uid,
         limits=LIMITS,
         tokens=CHEAP,
         trigger=trigger,
-        undone=seen.undone,
+        undone=is_undone(view.info),
     )
 
 
@@ -103,7 +105,7 @@ def test_summary_is_reverted_by_one_undo(store: Store) -> None:
 def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> None:
     carried_out(store)
     store.undo(KEY)
-    assert read_session_state(store, KEY).undone
+    assert is_undone(store.info(KEY))
     assert planned(store) is None
     store.add_messages(KEY, talk(2))
     assert planned(store) is None
@@ -112,7 +114,7 @@ def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> No
     assert plan is not None
     assert plan.reason == "tokens"
     assert apply_plan(store, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is not None
-    assert not read_session_state(store, KEY).undone
+    assert not is_undone(store.info(KEY))
     store.add_messages(KEY, talk(8))
     plan = planned(store)
     assert plan is not None
@@ -124,9 +126,9 @@ def test_two_undone_summaries_are_recognized(store: Store) -> None:
     store.add_messages(KEY, talk(8))
     carried_out(store)
     store.undo(KEY)
-    assert read_session_state(store, KEY).undone
+    assert is_undone(store.info(KEY))
     store.undo(KEY)
-    assert read_session_state(store, KEY).undone
+    assert is_undone(store.info(KEY))
 
 
 def test_undone_summary_is_recognized_after_a_restart(tmp_path: Path) -> None:
@@ -211,7 +213,8 @@ def test_plan_is_dropped_if_the_session_was_replaced(store: Store, meanwhile: An
     assert "Ivo" not in store.get_summary(KEY)
     left = {moved: 12, told: 16, begun_anew: 16, gone: 0, taken_back: 14}
     assert len(seqs(store)) == left[meanwhile]
-    assert not read_session_state(store, KEY).undone
+    info = find_info(store, KEY)
+    assert info is None or not is_undone(info)
 
 
 def test_messages_shown_during_a_summary_are_not_hidden(
@@ -259,7 +262,7 @@ def test_moved_floor_makes_the_checkpoint_fail(store: Store) -> None:
     assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.get_summary(KEY) == "Somebody was quicker."
     assert seqs(store) == list(range(5, 17))
-    assert not read_session_state(store, KEY).undone
+    assert not is_undone(store.info(KEY))
 
 
 class Busy(Late):
@@ -282,7 +285,7 @@ def test_failed_checkpoint_keeps_the_message_count_trigger(store: Store) -> None
     with pytest.raises(StoreBusy):
         apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
     assert store.info(KEY).meta == before
-    assert not read_session_state(store, KEY).undone
+    assert not is_undone(store.info(KEY))
     assert carried_out(store) is not None
 
 
@@ -293,9 +296,9 @@ def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
     busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
     with pytest.raises(StoreBusy):
         apply_plan(busy, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP)
-    assert not read_session_state(store, KEY).undone
+    assert not is_undone(store.info(KEY))
     store.undo(KEY)
-    assert read_session_state(store, KEY).undone
+    assert is_undone(store.info(KEY))
 
 
 class Deleted(Late):
@@ -420,13 +423,16 @@ def test_session_state_is_read_at_one_moment(store: Store, meanwhile: Any) -> No
             return found
 
     moving: Any = Moving(store)
-    seen = read_session_state(moving, KEY)
-    assert seen.summary == store.get_summary(KEY)
-    assert [message.seq for message in seen.history] == seqs(store)
+    seen = find_view(moving, KEY)
+    assert seen is not None
+    assert seen.info.summary == store.get_summary(KEY)
+    assert [message.seq for message in seen.messages] == seqs(store)
 
 
-def test_missing_session_has_an_empty_state(store: Store) -> None:
-    assert read_session_state(store, "cli:none").history == ()
+def test_missing_session_has_an_empty_window_and_no_summary(store: Store) -> None:
+    context = Context(store)
+    assert context.window("cli:none").messages == []
+    assert context.summarize("cli:none") is None
     assert store.list_sessions() == [KEY]
 
 

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from stenolog.context.summary import (
     MAX_MODEL_CALLS,
-    SummaryResult,
     SummaryWriter,
     message_texts,
     parse_summary,
@@ -23,17 +22,24 @@ NEW = json.dumps({"facts": ["new"], "last_state": "on"})
 BEFORE = "## Facts\n- The cat is called Ivo"
 
 
+class Written(NamedTuple):
+    text: str
+    fallback: str
+    dropped_lines: int
+
+
 def made(
     history: Sequence[Mapping[str, Any]],
     *answers: CompletionStep,
     previous: str = BEFORE,
     limits: Limits = LIMITS,
     most: int = 200,
-) -> tuple[SummaryResult, ScriptedCompletion]:
+) -> tuple[Written, ScriptedCompletion]:
     model = ScriptedCompletion(answers)
     ask = model if answers else None
-    done = SummaryWriter(ask, most, limits, CHEAP).write_summary(stored(history), previous)
-    return done, model
+    writer = SummaryWriter(ask, most, limits, CHEAP)
+    text = writer.write_summary(stored(history), previous)
+    return Written(text, writer.fallback, writer.dropped_lines), model
 
 
 def test_question_has_the_previous_summary_and_the_new_messages() -> None:

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.ranking import Candidate, Kind, WordFrequencies, parse_question, rank
+from stenolog.catalog.entries import Candidates
+from stenolog.memory.ranking import Candidate, Kind, parse_question, rank
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 
@@ -53,8 +54,8 @@ def test_word_frequencies_can_be_given() -> None:
     asked = parse_question("ferry captain", now=NOW)
     both = [_message("a ferry", seq=1), _message("a captain", seq=5)]
     for rare, common, first in (("ferri", "captain", "a ferry"), ("captain", "ferri", "a captain")):
-        known = WordFrequencies(message_count=10_000, counts_by_stem={rare: 2, common: 900})
-        assert rank(asked, both, now=NOW, frequencies=known)[0].text == first
+        known = Candidates(messages=(), count=10_000, containing={rare: 2, common: 900})
+        assert rank(asked, both, now=NOW, hits=known)[0].text == first
 
 
 def test_answer_is_found_by_the_preceding_question() -> None:
