@@ -21,8 +21,7 @@ from stenolog.testing.contract.history_contract import (
     Undoing,
 )
 from stenolog.testing.contract.lease_contract import Leases
-from stenolog.testing.contract.lifecycle_contract import Forks, Trash
-from stenolog.testing.contract.purge_contract import Purging
+from stenolog.testing.contract.lifecycle_contract import Forks, Purging, Trash
 from stenolog.testing.contract.session_contract import Closing, Keys, Sessions, Stamps, Views
 
 __all__ = ["DamageContract", "DamagedRecord", "StoreContract"]

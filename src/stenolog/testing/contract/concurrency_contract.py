@@ -2,8 +2,9 @@
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 
+from functools import partial
 from itertools import islice
-from threading import Barrier, Semaphore, Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from stenolog.testing.contract.open_store_base import (
     assert_session,
     hidden_seqs,
     repeat_in_threads,
-    thread_pool,
+    run_at_once,
     user_message,
     user_messages,
     visible_texts,
@@ -32,18 +33,13 @@ class Writers(ContractPart):
     """Tests with many concurrent callers."""
 
     def test_p7_messages_of_64_threads_are_stored_in_order(self, store: Store) -> None:
-        start_barrier = Barrier(THREAD_COUNT)
-
         def write(writer_index: int) -> list[int]:
-            start_barrier.wait()
             return [
                 store.add_message("a", "user", [writer_index, number])
                 for number in range(MESSAGES_PER_THREAD)
             ]
 
-        with thread_pool(THREAD_COUNT) as pool:
-            seqs_by_writer = list(pool.map(write, range(THREAD_COUNT)))
-
+        seqs_by_writer = run_at_once(*(partial(write, index) for index in range(THREAD_COUNT)))
         contents_by_seq = {message.seq: message.content for message in store.get_history("a")}
         assert sorted(contents_by_seq) == list(range(1, THREAD_COUNT * MESSAGES_PER_THREAD + 1))
         for writer_index, writer_seqs in enumerate(seqs_by_writer):
@@ -73,11 +69,8 @@ class Writers(ContractPart):
             store.checkpoint("a", summary=f"up to {last_seq}", upto=last_seq)
             store.compact("a")
 
-        with (
-            repeat_in_threads(check_batches, check_batches, summarize_and_compact),
-            thread_pool(writer_count) as pool,
-        ):
-            list(pool.map(write, range(writer_count)))
+        with repeat_in_threads(check_batches, check_batches, summarize_and_compact):
+            run_at_once(*(partial(write, index) for index in range(writer_count)))
 
         texts = [message.content for message in store.get_history("a", full=True)]
         assert len(texts) == writer_count * 20 * 3
@@ -104,8 +97,8 @@ class Writers(ContractPart):
                 floor = upto
                 assert store.get_history("a")[:2] == visible_messages[-2:]
 
-        with repeat_in_threads(summarize), thread_pool(4) as pool:
-            list(pool.map(write, range(4)))
+        with repeat_in_threads(summarize):
+            run_at_once(*(partial(write, index) for index in range(4)))
 
         assert hidden_seqs(store, "a") == list(range(1, floor + 1))
         assert store.info("a").count == 100
@@ -113,18 +106,15 @@ class Writers(ContractPart):
 
     def test_p7_one_of_several_checkpoints_on_the_same_floor_succeeds(self, store: Store) -> None:
         store.add_messages("a", [user_message(str(number)) for number in range(10)])
-        start_barrier = Barrier(8)
 
         def try_checkpoint(upto: int) -> bool:
-            start_barrier.wait()
             try:
                 store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=0)
             except StaleCheckpoint:
                 return False
             return True
 
-        with thread_pool(8) as pool:
-            successes = list(pool.map(try_checkpoint, range(1, 9)))
+        successes = run_at_once(*(partial(try_checkpoint, upto) for upto in range(1, 9)))
         assert successes.count(True) == 1
         floor = successes.index(True) + 1
         assert_session(store, "a", floor=floor, summary=f"to {floor}")
@@ -133,14 +123,8 @@ class Writers(ContractPart):
         self, store: Store
     ) -> None:
         store.add_message("a", "user", "before")
-        start_barrier = Barrier(16)
-
-        def add_same_message(_: int) -> int:
-            start_barrier.wait()
-            return store.add_message("a", "user", "x", once="t")
-
-        with thread_pool(16) as pool:
-            assert list(pool.map(add_same_message, range(16))) == [2] * 16
+        add_message = partial(store.add_message, "a", "user", "x", once="t")
+        assert run_at_once(*[add_message] * 16) == [2] * 16
         assert visible_texts(store, "a") == ["before", "x"]
 
     def test_p6_threads_on_different_sessions_do_not_affect_each_other(self, store: Store) -> None:
@@ -150,8 +134,7 @@ class Writers(ContractPart):
                 store.add_message(key, "user", f"{text}{number}")
             store.set_summary(key, f"about {number}")
 
-        with thread_pool(32) as pool:
-            list(pool.map(write_session, range(64)))
+        run_at_once(*(partial(write_session, number) for number in range(64)))
         for number in range(64):
             assert visible_texts(store, f"user:{number}") == [f"{text}{number}" for text in "abc"]
             assert store.get_summary(f"user:{number}") == f"about {number}"

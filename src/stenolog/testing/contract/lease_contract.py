@@ -4,6 +4,7 @@
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from threading import Event
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from stenolog.testing.contract.open_store_base import (
     append,
     assert_raises,
     repeat_in_threads,
+    run_at_once,
     shifted_clock,
     thread_pool,
     visible_texts,
@@ -243,8 +245,7 @@ class Leases(ExpiredLeases):
                     epochs.append(lease.epoch)
                     lease_holders.remove(name)
 
-        with thread_pool(4) as pool:
-            list(pool.map(take_leases, "wxyz"))
+        run_at_once(*(partial(take_leases, name) for name in "wxyz"))
         assert other_holders == []
         assert visible_texts(store, "a") == [str(number) for number in range(21)]
         assert len(epochs) == 20

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
@@ -16,6 +16,7 @@ from stenolog.stores.base import Store
 from stenolog.testing.store_calls import Call
 
 P = ParamSpec("P")
+R = TypeVar("R")
 E = TypeVar("E", bound=Exception)
 
 
@@ -55,6 +56,18 @@ def thread_pool(thread_count: int) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         sys.setswitchinterval(old_interval)
+
+
+def run_at_once(*actions: Callable[[], R]) -> list[R]:
+    """Run each action in a separate thread, all at the same time, and return their results."""
+    start_barrier = Barrier(len(actions))
+
+    def run(action: Callable[[], R]) -> R:
+        start_barrier.wait()
+        return action()
+
+    with thread_pool(len(actions)) as pool:
+        return list(pool.map(run, actions))
 
 
 @contextmanager

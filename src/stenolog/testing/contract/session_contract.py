@@ -334,26 +334,19 @@ class Views(ContractPart):
         store.compact("a")
         assert store.refresh(view).is_tail
 
-    def test_refresh_of_a_recreated_session_returns_the_new_one(self, store: Store) -> None:
-        append(store, "a", "1", "2")
-        view = store.view("a")
-        store.delete("a")
-        append(store, "a", "new 1", "new 2", "new 3")
-        refreshed_view = store.refresh(view)
-        assert refreshed_view.uid != view.uid
-        assert not refreshed_view.is_tail
-        assert [m.content for m in refreshed_view.messages] == ["new 1", "new 2", "new 3"]
-
-    def test_refresh_of_a_purged_and_recreated_session_returns_the_new_one(
-        self, store: Store
+    @pytest.mark.parametrize("call", [Call("delete"), Call("purge")], ids=str)
+    @pytest.mark.parametrize("texts", [["new 1", "new 2"], ["new 1", "new 2", "new 3"]], ids=len)
+    def test_refresh_of_a_recreated_session_returns_the_new_one(
+        self, store: Store, call: Call, texts: list[str]
     ) -> None:
         append(store, "a", "1", "2")
         view = store.view("a")
-        store.purge("a")
-        append(store, "a", "new 1", "new 2")
+        call.make(store, "a")
+        append(store, "a", *texts)
         refreshed_view = store.refresh(view)
         assert refreshed_view.uid != view.uid
-        assert [m.content for m in refreshed_view.messages] == ["new 1", "new 2"]
+        assert not refreshed_view.is_tail
+        assert [m.content for m in refreshed_view.messages] == texts
 
     def test_a_restored_session_is_refreshed_without_loss(self, store: Store) -> None:
         append(store, "a", "1", "2")
