@@ -60,14 +60,9 @@ class Reading(ContractPart):
         store.truncate_history("a", 3)
         store.hide("a", 3, 3)
         store.set_history("a", user_messages("2", "new"))
-        assert visible_texts(store, "a") == ["2", "new"]
-        assert all_messages(store, "a") == [
-            (1, "1", True),
-            (2, "2", False),
-            (3, "3", True),
-            (4, "4", True),
-            (5, "new", False),
-        ]
+        assert_session(
+            store, "a", visible=["2", "new"], texts=[*"1234", "new"], hidden=[1, 3, 4], last_seq=5
+        )
         assert [m.seq for m in store.get_history("a", full=True, last=2)] == [4, 5]
         assert [m.seq for m in store.get_history("a", full=True, after=3)] == [4, 5]
         assert [m.seq for m in store.get_history("a", full=True, after=1, last=1)] == [5]
@@ -101,8 +96,7 @@ class Hiding(ContractPart):
     ) -> None:
         append(store, "a", "1", "2", "3")
         store.truncate_history("a", keep_last)
-        assert visible_texts(store, "a") == expected
-        assert len(all_messages(store, "a")) == 3
+        assert_session(store, "a", visible=expected, texts=[*"123"])
 
     def test_truncate_counts_only_visible_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
@@ -179,15 +173,7 @@ class Replacing(ContractPart):
         append(store, "a", "1", "2", "3")
         store.set_summary("a", "so far")
         store.set_history("a", user_messages("1", "x", "3", "y"))
-        assert all_messages(store, "a") == [
-            (1, "1", False),
-            (2, "2", True),
-            (3, "3", True),
-            (4, "x", False),
-            (5, "3", False),
-            (6, "y", False),
-        ]
-        assert store.get_summary("a") == "so far"
+        assert_session(store, "a", texts=[*"123x3y"], hidden=[2, 3], last_seq=6, summary="so far")
 
     def test_shorter_history_only_hides_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
@@ -305,9 +291,9 @@ class Checkpoints(ContractPart):
         store.set_summary("a", "before")
         append(store, "a", "3")
         store.clear("a", upto=2)
-        assert (visible_texts(store, "a"), store.get_summary("a")) == (["3"], "")
+        assert_session(store, "a", visible=["3"], summary="")
         assert store.undo("a").op == "clear"
-        assert (visible_texts(store, "a"), store.get_summary("a")) == (["1", "2", "3"], "before")
+        assert_session(store, "a", visible=["1", "2", "3"], summary="before")
 
     def test_clear_upto_beyond_the_end_hides_all(self, store: Store) -> None:
         append(store, "a", "1", "2")
@@ -353,8 +339,8 @@ class Checkpoints(ContractPart):
         store.checkpoint("a", summary="six of them", upto=old_messages[-1].seq, expect_floor=0)
         assert store.get_history("a", last=8)[:4] == kept_messages
         assert visible_texts(store, "a")[4:] == ["new 1", "new 2", "new 3", "new 4"]
-        assert hidden_seqs(store, "a") == [message.seq for message in old_messages]
-        assert store.get_summary("a") == "six of them"
+        old_seqs = [message.seq for message in old_messages]
+        assert_session(store, "a", hidden=old_seqs, summary="six of them")
 
     def test_p5_summary_then_truncate_then_compact_loses_nothing(self, store: Store) -> None:
         append(store, "a", *(f"old {number}" for number in range(10)))
@@ -362,9 +348,9 @@ class Checkpoints(ContractPart):
         store.truncate_history("a", 4)
         append(store, "a", "new 1", "new 2", "new 3", "new 4")
         store.compact("a")
-        expected = [f"old {number}" for number in range(6, 10)] + [f"new {n}" for n in range(1, 5)]
-        assert_session(store, "a", visible=expected, summary="all but the last four")
-        assert hidden_seqs(store, "a") == [1, 2, 3, 4, 5, 6]
+        texts = [f"old {number}" for number in range(6, 10)] + [f"new {n}" for n in range(1, 5)]
+        summary = "all but the last four"
+        assert_session(store, "a", visible=texts, hidden=[1, 2, 3, 4, 5, 6], summary=summary)
 
     @pytest.mark.parametrize("number", [2.5, True, "3"])
     def test_p8_number_that_is_not_an_integer_is_rejected(self, store: Store, number: Any) -> None:
@@ -507,13 +493,7 @@ class Undoing(ContractPart):
         assert store.undo("a") == _undo_result("replace", shown=1, hid=2)
         assert visible_texts(store, "a") == ["2", "3"]
         assert store.undo("a") == _undo_result("hide", shown=1)
-        assert all_messages(store, "a") == [
-            (1, "1", False),
-            (2, "2", False),
-            (3, "3", False),
-            (4, "x", True),
-            (5, "y", True),
-        ]
+        assert_session(store, "a", texts=[*"123xy"], hidden=[4, 5], last_seq=5)
         assert_raises(NothingToUndo, store.undo, "a")
 
     def test_repeated_replace_and_undo_restores_the_same_history(self, store: Store) -> None:

@@ -96,10 +96,10 @@ class Forks(ContractPart):
     def test_p4_messages_left_out_of_a_fork_do_not_count_as_lost(self, store: Store) -> None:
         append_conversation(store, "a")
         store.fork("a", "b")
-        info = store.info("b")
-        assert (info.count, info.visible, info.last_seq) == (4, 4, 7)
-        assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
-        assert all_messages(store, "b") == [(n, str(n), False) for n in (3, 5, 6, 7)]
+        copied_messages = [(n, str(n), False) for n in (3, 5, 6, 7)]
+        assert_session(store, "b", messages=copied_messages, count=4, last_seq=7)
+        assert store.info("b").visible == 4
+        assert_session(store, "b", lost=0, damaged=0, void_bytes=0)
         assert [m.seq for m in store.follow("b", timeout=0)] == [3, 5, 6, 7]
         assert [m.seq for m in store.get_history("b", full=True, after=3, last=2)] == [6, 7]
         assert [m.seq for m in store.get_history("b", after=4)] == [5, 6, 7]
@@ -111,10 +111,9 @@ class Forks(ContractPart):
         append_conversation(store, "a")
         store.fork("a", "b", at=at)
         kept_seqs = [seq for seq in (3, 5, 6, 7) if seq <= at]
-        assert all_messages(store, "b") == [(seq, str(seq), False) for seq in kept_seqs]
-        info = store.info("b")
-        assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept_seqs), 0, 2)
-        assert store.get_summary("b") == "so far"
+        kept_messages = [(seq, str(seq), False) for seq in kept_seqs]
+        assert_session(store, "b", messages=kept_messages, count=len(kept_seqs), last_seq=at)
+        assert_session(store, "b", summary="so far", lost=0, floor=2)
         assert append(store, "b", "next") == [at + 1]
         assert append(store, "a", "next") == [8]
 
@@ -132,8 +131,7 @@ class Forks(ContractPart):
         append(store, "a", "1", "2")
         store.fork("a", "b", at=0)
         assert store.list_sessions() == ["a", "b"]
-        assert all_messages(store, "b") == []
-        assert store.info("b").forked_from == "a"
+        assert_session(store, "b", messages=[], forked_from="a")
         store.set_meta("empty", title="x")
         store.fork("empty", "c")
         assert store.info("c").meta == {"title": "x", FORKED_AT: 0}
@@ -195,9 +193,8 @@ class Forks(ContractPart):
         store.fork("a", "b", at=6)
         store.hide("b", 5, 5)
         store.fork("b", "c")
-        assert all_messages(store, "c") == [(3, "3", False), (6, "6", False)]
-        info = store.info("c")
-        assert (info.forked_from, info.last_seq, info.lost) == ("b", 6, 0)
+        copied_messages = [(3, "3", False), (6, "6", False)]
+        assert_session(store, "c", messages=copied_messages, forked_from="b", last_seq=6, lost=0)
 
     def test_p8_fork_requires_a_source_and_an_unused_key(self, store: Store) -> None:
         append(store, "a", "1")
@@ -549,13 +546,12 @@ class Purging(ContractPart):
         messages_before = all_messages(store, "a")
         purged = store.purge("a", before=before)
         assert (purged.messages, purged.first, purged.last) == (before - 1, 1, before - 1)
-        assert all_messages(store, "a") == [row for row in messages_before if row[0] >= before]
-        info = store.info("a")
-        assert (info.count, info.last_seq) == (8 - before, 7)
-        assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
-        assert info.floor >= max(2, before - 1)
-        assert info.meta == {"title": "A talk", "tags": ["x"]}
-        assert visible_texts(store, "a") == [str(seq) for seq in (3, 5, 6, 7) if seq >= before]
+        kept_messages = [row for row in messages_before if row[0] >= before]
+        kept_texts = [str(seq) for seq in (3, 5, 6, 7) if seq >= before]
+        assert_session(store, "a", messages=kept_messages, visible=kept_texts, count=8 - before)
+        assert_session(store, "a", last_seq=7, lost=0, damaged=0, void_bytes=0)
+        assert store.info("a").floor >= max(2, before - 1)
+        assert store.info("a").meta == {"title": "A talk", "tags": ["x"]}
         assert [m.seq for m in store.follow("a", timeout=0)] == list(range(before, 8))
         assert append(store, "a", "8") == [8]
 
@@ -571,9 +567,8 @@ class Purging(ContractPart):
         append_conversation(store, "a")
         assert store.purge("a", before=99).messages == 7
         assert store.list_sessions() == ["a"]
-        info = store.info("a")
-        assert (info.count, info.visible, info.last_seq, info.floor) == (0, 0, 7, 7)
-        assert all_messages(store, "a") == []
+        assert_session(store, "a", messages=[], count=0, last_seq=7, floor=7)
+        assert store.info("a").visible == 0
         assert append(store, "a", "8") == [8]
         assert visible_texts(store, "a") == ["8"]
 
@@ -597,11 +592,7 @@ class Purging(ContractPart):
         assert store.info("a").undoable == 1
         assert store.undo("a").op == "hide"
         assert_raises(NothingToUndo, store.undo, "a")
-        assert all_messages(store, "a") == [
-            (2, "2", True),
-            *((n, str(n), False) for n in (3, 4, 5, 6)),
-        ]
-        assert store.info("a").floor == 2
+        assert_session(store, "a", texts=[*"23456"], hidden=[2], floor=2, last_seq=6)
 
     def test_undo_steps_of_remaining_messages_work_after_a_purge(self, store: Store) -> None:
         append(store, "a", *"123456")
@@ -691,8 +682,7 @@ class Purging(ContractPart):
         append(store, "a", "13")
         store.truncate_history("a", 1)
         assert store.compact("a").archived == 1
-        assert all_messages(store, "a") == [(12, "12", True), (13, "13", False)]
-        assert store.info("a").lost == 0
+        assert_session(store, "a", messages=[(12, "12", True), (13, "13", False)], lost=0)
 
     def test_a_purged_session_can_be_forked_deleted_and_restored(self, store: Store) -> None:
         append_conversation(store, "a")

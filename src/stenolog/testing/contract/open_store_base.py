@@ -172,9 +172,14 @@ def append_conversation(store: Store, key: str) -> None:
 
 
 def assert_session(store: Store, key: str, **expected: object) -> None:
-    """Compare a session with `expected`: `visible` texts, `hidden` seqs, or fields of its info."""
+    """Compare a session with `expected`: `messages`, texts, `hidden` seqs, or fields of its info.
+
+    `visible` are the texts of the visible messages, and `texts` those of all messages.
+    """
     __tracebackhide__ = True
     readers: dict[str, Callable[[Store, str], object]] = {
+        "messages": all_messages,
+        "texts": lambda store, key: [content for _, content, _ in all_messages(store, key)],
         "visible": visible_texts,
         "hidden": hidden_seqs,
         "summary": lambda store, key: store.get_summary(key),
