@@ -47,6 +47,8 @@ class Reading(ContractPart):
     def test_p8_negative_last_is_rejected(self, store: Store) -> None:
         append(store, "a", "1")
         assert_raises(UsageError, store.get_history, "a", last=-1)
+        with pytest.raises(UsageError, match="last must be"):
+            store.view("a", -1)
 
     def test_last_and_after_skip_hidden_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
@@ -358,6 +360,7 @@ class Checkpoints(ContractPart):
         calls: tuple[Callable[[], object], ...] = (
             lambda: store.get_history("a", last=number),
             lambda: store.get_history("a", after=number),
+            lambda: store.view("a", number),
             lambda: store.truncate_history("a", number),
             lambda: store.hide("a", number, 3),
             lambda: store.hide("a", 1, number),
@@ -366,7 +369,7 @@ class Checkpoints(ContractPart):
             lambda: store.fork("a", "b", at=number),
             lambda: store.purge("a", before=number),
             lambda: store.list_sessions(limit=number),
-            lambda: next(store.follow("a", after=number, timeout=0)),
+            lambda: store.follow("a", after=number, timeout=0),
         )
         for call in calls:
             with pytest.raises(UsageError, match="must be an integer"):
@@ -375,8 +378,12 @@ class Checkpoints(ContractPart):
 
     def test_p8_none_instead_of_a_required_number_is_rejected(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        checkpoint = Call("checkpoint", summary="s", upto=None)
-        for call in (Call("truncate_history", None), Call("hide", None, 3), checkpoint):
+        for call in (
+            Call("truncate_history", None),
+            Call("hide", None, 3),
+            Call("checkpoint", summary="s", upto=None),
+            Call("follow", after=None, timeout=0),
+        ):
             with pytest.raises(UsageError, match="must be an integer"):
                 call.make(store, "a")
         assert visible_texts(store, "a") == ["1", "2", "3"]

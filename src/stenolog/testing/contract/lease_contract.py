@@ -120,8 +120,11 @@ class Leases(ExpiredLeases):
         assert isinstance(lease, Lease)
         assert (lease.key, lease.lost) == ("a", False)
         assert_raises(StoreBusy, store.lease, "a", ttl=60, wait=0)
+        lease.renew()
         lease.release()
         assert lease.lost
+        error = assert_raises(LeaseLost, lease.renew)
+        assert (error.key, error.epoch) == ("a", lease.epoch)
         with store.lease("a", ttl=60, wait=0) as second:
             assert not second.lost
 
@@ -214,13 +217,6 @@ class Leases(ExpiredLeases):
         assert_raises(InvalidKey, store.lease, "", ttl=60)
         store.delete("a")
         assert_raises(NoSuchSession, store.lease, "a", ttl=60)
-
-    def test_renewing_a_released_lease_raises_lease_lost(self, store: Store) -> None:
-        lease = create_and_lease(store)
-        lease.renew()
-        lease.release()
-        error = assert_raises(LeaseLost, lease.renew)
-        assert (error.key, error.epoch) == ("a", lease.epoch)
 
     def test_waiting_caller_gets_the_lease_after_its_release(self, store: Store) -> None:
         first_lease = create_and_lease(store)
