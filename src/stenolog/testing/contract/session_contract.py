@@ -199,9 +199,6 @@ class Stamps(ContractPart):
         assert sorted(store.stamps()) == ["b", "c"]
 
 
-_ROUNDS = 40
-"""Number of changes that the writer makes while a reader reads."""
-
 _VIEW_CHANGES = [
     Call("truncate_history", 1),
     Call("clear"),
@@ -375,7 +372,7 @@ class Views(ContractPart):
             partial(refresh_and_check, index, last) for index, last in enumerate([None, 2, None])
         ]
         with repeat_in_threads(*readers):
-            for number in range(_ROUNDS):
+            for number in range(40):
                 last_seq = store.add_messages("a", user_messages(*"abc"))[-1]
                 match number % 5:
                     case 0:
