@@ -14,7 +14,6 @@ from stenolog.records import UndoResult
 from stenolog.stores.base import Store
 from stenolog.testing.contract.open_store_base import (
     ContractPart,
-    all_messages,
     append,
     assert_raises,
     assert_session,
@@ -171,16 +170,19 @@ class Hiding(ContractPart):
 class Replacing(ContractPart):
     """Tests of `set_history`."""
 
-    def test_set_history_keeps_the_common_prefix_and_appends_the_rest(self, store: Store) -> None:
-        append(store, "a", "1", "2", "3")
+    @pytest.mark.parametrize(
+        ("new_texts", "texts", "hidden"),
+        [("1x3y", "123x3y", [2, 3]), ("1", "123", [2, 3]), ("", "123", [1, 2, 3])],
+    )
+    def test_set_history_keeps_the_common_prefix_and_appends_the_rest(
+        self, store: Store, new_texts: str, texts: str, hidden: list[int]
+    ) -> None:
+        append(store, "a", *"123")
         store.set_summary("a", "so far")
-        store.set_history("a", user_messages("1", "x", "3", "y"))
-        assert_session(store, "a", texts=[*"123x3y"], hidden=[2, 3], last_seq=6, summary="so far")
-
-    def test_shorter_history_only_hides_messages(self, store: Store) -> None:
-        append(store, "a", "1", "2", "3")
-        store.set_history("a", user_messages("1"))
-        assert all_messages(store, "a") == [(1, "1", False), (2, "2", True), (3, "3", True)]
+        store.set_history("a", user_messages(*new_texts))
+        assert_session(store, "a", visible=[*new_texts], texts=[*texts], hidden=hidden)
+        floor = 0 if new_texts else 3
+        assert_session(store, "a", last_seq=len(texts), floor=floor, summary="so far")
 
     def test_longer_history_only_appends_messages(self, store: Store) -> None:
         append(store, "a", "1", "2")
@@ -195,12 +197,6 @@ class Replacing(ContractPart):
         store.set_history("a", user_messages("1", "2"))
         assert store.info("a") == info_before
         assert hidden_seqs(store, "a") == []
-
-    def test_an_empty_history_hides_all_and_keeps_the_summary(self, store: Store) -> None:
-        append(store, "a", "1", "2")
-        store.set_summary("a", "so far")
-        store.set_history("a", [])
-        assert_session(store, "a", visible=[], hidden=[1, 2], summary="so far", floor=2)
 
     def test_common_prefix_is_computed_from_visible_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
