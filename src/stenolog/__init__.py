@@ -3,25 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stenolog.errors import (
-    ContextTooSmall,
-    DamagedStore,
-    LeaseLost,
-    MaybeStored,
-    ModelRefused,
-    ModelUnavailable,
-    NoSuchSession,
-    NotStored,
-    OnceConflict,
-    StenologError,
-    StoreBusy,
-    StoreUnavailable,
-    UsageError,
-)
 from stenolog.lazy_loading import lazy_exports
-from stenolog.records import Message, SessionInfo
-from stenolog.stores.base import Lease, SessionView, Store
-from stenolog.stores.open_store import open_store
+from stenolog.stores.open_store import open_store as open_store
 
 _PUBLIC_MODULES = (
     "agent catalog context errors memory providers records redaction sessions settings stores "
@@ -30,28 +13,50 @@ _PUBLIC_MODULES = (
 """Modules with public names that this package does not export."""
 
 if TYPE_CHECKING:
-    from stenolog.agent.instance import AgentInstance, AgentRegistry
-    from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.spec import AgentSpec
-    from stenolog.agent.tools import tool
-    from stenolog.agent.turn_events import InboundMessage
-    from stenolog.catalog.index import open_catalog
-    from stenolog.context.context import Context
-    from stenolog.context.window import Limits
-    from stenolog.memory.facade import Memory, open_memory
-    from stenolog.sessions.session_manager import SessionManager
-    from stenolog.sessions.session_store import JSONLBackend, SessionStore
-    from stenolog.stores.async_store import AsyncStore
-    from stenolog.stores.in_memory import InMemoryStore
-    from stenolog.stores.jsonl import JSONLStore
-    from stenolog.stores.postgres import PostgresStore
-    from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.transfer.open_sessions import open_sessions
+    from stenolog.agent.instance import AgentInstance as AgentInstance
+    from stenolog.agent.instance import AgentRegistry as AgentRegistry
+    from stenolog.agent.loop import AgentLoop as AgentLoop
+    from stenolog.agent.spec import AgentSpec as AgentSpec
+    from stenolog.agent.tools import tool as tool
+    from stenolog.agent.turn_events import InboundMessage as InboundMessage
+    from stenolog.catalog.index import open_catalog as open_catalog
+    from stenolog.context.context import Context as Context
+    from stenolog.context.window import Limits as Limits
+    from stenolog.errors import ContextTooSmall as ContextTooSmall
+    from stenolog.errors import DamagedStore as DamagedStore
+    from stenolog.errors import LeaseLost as LeaseLost
+    from stenolog.errors import MaybeStored as MaybeStored
+    from stenolog.errors import ModelRefused as ModelRefused
+    from stenolog.errors import ModelUnavailable as ModelUnavailable
+    from stenolog.errors import NoSuchSession as NoSuchSession
+    from stenolog.errors import NotStored as NotStored
+    from stenolog.errors import OnceConflict as OnceConflict
+    from stenolog.errors import StenologError as StenologError
+    from stenolog.errors import StoreBusy as StoreBusy
+    from stenolog.errors import StoreUnavailable as StoreUnavailable
+    from stenolog.errors import UsageError as UsageError
+    from stenolog.memory.facade import Memory as Memory
+    from stenolog.memory.facade import open_memory as open_memory
+    from stenolog.records import Message as Message
+    from stenolog.records import SessionInfo as SessionInfo
+    from stenolog.sessions.session_manager import SessionManager as SessionManager
+    from stenolog.sessions.session_store import JSONLBackend as JSONLBackend
+    from stenolog.sessions.session_store import SessionStore as SessionStore
+    from stenolog.stores.async_store import AsyncStore as AsyncStore
+    from stenolog.stores.base import Lease as Lease
+    from stenolog.stores.base import SessionView as SessionView
+    from stenolog.stores.base import Store as Store
+    from stenolog.stores.in_memory import InMemoryStore as InMemoryStore
+    from stenolog.stores.jsonl import JSONLStore as JSONLStore
+    from stenolog.stores.postgres import PostgresStore as PostgresStore
+    from stenolog.stores.sqlite import SQLiteStore as SQLiteStore
+    from stenolog.transfer.open_sessions import open_sessions as open_sessions
 
+    __all__: list[str]
     __version__: str
 else:
     # Names are imported on first use, so that a program does not wait for unneeded modules.
-    _, _find_name, __dir__ = lazy_exports(
+    __all__, _find_name, __dir__ = lazy_exports(
         __name__,
         {
             "stenolog.agent.instance": "AgentInstance AgentRegistry",
@@ -62,12 +67,20 @@ else:
             "stenolog.catalog.index": "open_catalog",
             "stenolog.context.context": "Context",
             "stenolog.context.window": "Limits",
+            "stenolog.errors": (
+                "ContextTooSmall DamagedStore LeaseLost MaybeStored ModelRefused ModelUnavailable "
+                "NoSuchSession NotStored OnceConflict StenologError StoreBusy StoreUnavailable "
+                "UsageError"
+            ),
             "stenolog.memory.facade": "Memory open_memory",
+            "stenolog.records": "Message SessionInfo",
             "stenolog.sessions.session_manager": "SessionManager",
             "stenolog.sessions.session_store": "JSONLBackend SessionStore",
             "stenolog.stores.async_store": "AsyncStore",
+            "stenolog.stores.base": "Lease SessionView Store",
             "stenolog.stores.in_memory": "InMemoryStore",
             "stenolog.stores.jsonl": "JSONLStore",
+            "stenolog.stores.open_store": "open_store",
             "stenolog.stores.postgres": "PostgresStore",
             "stenolog.stores.sqlite": "SQLiteStore",
             "stenolog.transfer.open_sessions": "open_sessions",
@@ -87,46 +100,3 @@ else:
                     advice = f"use `from stenolog.{module} import {name}`"
                     raise AttributeError(f"stenolog.{name} does not exist: {advice}") from None
             raise
-
-
-__all__ = [
-    "AgentInstance",
-    "AgentLoop",
-    "AgentRegistry",
-    "AgentSpec",
-    "AsyncStore",
-    "Context",
-    "ContextTooSmall",
-    "DamagedStore",
-    "InMemoryStore",
-    "InboundMessage",
-    "JSONLBackend",
-    "JSONLStore",
-    "Lease",
-    "LeaseLost",
-    "Limits",
-    "MaybeStored",
-    "Memory",
-    "Message",
-    "ModelRefused",
-    "ModelUnavailable",
-    "NoSuchSession",
-    "NotStored",
-    "OnceConflict",
-    "PostgresStore",
-    "SQLiteStore",
-    "SessionInfo",
-    "SessionManager",
-    "SessionStore",
-    "SessionView",
-    "StenologError",
-    "Store",
-    "StoreBusy",
-    "StoreUnavailable",
-    "UsageError",
-    "open_catalog",
-    "open_memory",
-    "open_sessions",
-    "open_store",
-    "tool",
-]

@@ -527,10 +527,7 @@ def _part_text(part: Any) -> str:
 
 def _parts_of_type(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     """Return the parts of a message's content that have this type."""
-    content = body.get("content")
-    if not isinstance(content, list):
-        return []
-    return [part for part in content if _is_mapping(part) and part.get("type") == kind]
+    return [part for part in _list_objects(body.get("content")) if part.get("type") == kind]
 
 
 def _list_objects(value: Any) -> list[Mapping[str, Any]]:

@@ -17,9 +17,8 @@ import stenolog
 from stenolog.stores.base import GroupStore, Store
 from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
 from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys
-from stenolog.testing.contract.concurrency_contract import Following, Writers
+from stenolog.testing.contract.concurrency_contract import Following, Leases, Writers
 from stenolog.testing.contract.history_contract import Checkpoints, Replacing
-from stenolog.testing.contract.lease_contract import Leases
 from stenolog.testing.contract.lifecycle_contract import Trash
 from stenolog.testing.crash import Writer
 from stenolog.testing.store_calls import Call

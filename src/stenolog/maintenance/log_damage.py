@@ -49,7 +49,6 @@ class Kind(StrEnum):
 class LogReport:
     """Result of examining the bytes of one log."""
 
-    key: str | None = None
     state: State | None = None
     """The state of the session, from the newest intact state record.
 
@@ -82,13 +81,13 @@ def examine_log(
     newer_formats = [f"format {state.format}" for state in states if state.format > FORMAT]
     newer_formats += [kind for kind in unknown_kinds if kind.startswith("state")]
     if newer_formats:
-        return LogReport(key=key, findings=(_newer_format_finding(key, path, newer_formats[0]),))
+        return LogReport(findings=(_newer_format_finding(key, path, newer_formats[0]),))
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
         # Until the log has its correct name, no process writes to the log and no repair changes it.
-        return LogReport(key=key, state=state, findings=(_wrong_name_finding(state.key, path),))
+        return LogReport(state=state, findings=(_wrong_name_finding(state.key, path),))
     findings: list[Finding] = []
     if unknown_kinds:
         findings.append(_unknown_kind_finding(key, path, unknown_kinds[0]))
@@ -101,9 +100,8 @@ def examine_log(
     # So invalid bytes are reported only if messages that may have been acknowledged are lost.
     findings += [f for f in damage.tail_findings(may_write=is_writable) if f.lost or not deleted]
     findings += damage.missing_line_findings()
-    return LogReport(
-        key=key, state=state, findings=tuple(findings), may_be_growing=damage.scan.tail is not None
-    )
+    may_be_growing = damage.scan.tail is not None
+    return LogReport(state=state, findings=tuple(findings), may_be_growing=may_be_growing)
 
 
 def _examine_without_records(content: bytes, key: str | None, path: str) -> LogReport:
@@ -139,9 +137,7 @@ def _examine_without_records(content: bytes, key: str | None, path: str) -> LogR
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
             advice="Move it elsewhere.",
         )
-    return LogReport(
-        key=key, findings=(finding,), may_be_growing=finding.kind is not Kind.FOREIGN_LOG
-    )
+    return LogReport(findings=(finding,), may_be_growing=finding.kind is not Kind.FOREIGN_LOG)
 
 
 def _newer_format_finding(key: str | None, path: str, version: str) -> Finding:

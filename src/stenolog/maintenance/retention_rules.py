@@ -109,26 +109,28 @@ def _plan_archive_or_delete(
     now: datetime,
     read_info: Callable[[str], SessionInfo | None],
 ) -> Iterator[RetentionStep]:
-    matching_entries = [entry for entry in entries if _matches_filters(rule, entry)]
-    max_time = datetime.max.replace(tzinfo=UTC)
-    matching_entries.sort(key=lambda entry: (entry.updated or max_time, entry.key), reverse=True)
-    for entry in matching_entries[rule.keep_newest :]:
-        if entry.updated is None or entry.state == "running" or rule.exclude_tag in entry.tags:
+    matching_entries = [
+        (entry.updated, entry)
+        for entry in entries
+        if entry.updated is not None and _matches_filters(rule, entry)
+    ]
+    matching_entries.sort(key=lambda pair: (pair[0], pair[1].key), reverse=True)
+    for updated, entry in matching_entries[rule.keep_newest :]:
+        if entry.state == "running" or rule.exclude_tag in entry.tags:
             continue
-        if not _is_old(rule, entry.updated, now):
+        if not _is_old(rule, updated, now):
             continue
         info = read_info(entry.key)
         if info is None or info.uid != entry.uid or not _applies_to_session(rule, info, now):
             continue
         if rule.action == "delete" and (entry.lost or entry.damaged):
             continue  # the catalog may know of damage that reading `info` did not find
-        yield _make_step(rule, entry, entry.updated)
+        yield _make_step(rule, entry, updated)
 
 
 def _matches_filters(rule: Rule, entry: Entry) -> bool:
-    is_readable = entry.problem is None and entry.updated is not None
     has_tag = not rule.tag or rule.tag in entry.tags
-    return is_readable and has_tag and entry.key.startswith(rule.prefix)
+    return entry.problem is None and has_tag and entry.key.startswith(rule.prefix)
 
 
 def _is_old(rule: Rule, changed_at: datetime, now: datetime) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog import Catalog, Entry, open_catalog
+from stenolog.catalog import open_catalog
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
 from stenolog.maintenance.retention_rules import (
@@ -32,7 +32,6 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 LOG_NAME: Final = "retention.log"
 """Log file in a workspace: one line per action, with tab-separated columns."""
-_ENTRIES_PER_PAGE: Final = 1_000
 _LEASE_SECONDS: Final = 60.0
 
 # The outcome `begins` occurs only in the log.
@@ -219,7 +218,7 @@ def _plan_for_agent(
     with open_store(location.where, namespace=store_namespace, read_only=True) as store:
         # The catalog of a PostgreSQL store is in the database, which is only read here.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
-            entries = list(_read_all_entries(catalog))
+            entries = catalog.list(limit=1 << 62).entries
         steps = plan_retention(
             entries,
             store.list_trash(),
@@ -249,14 +248,6 @@ def _execute_steps(
                 if (result.agent, result.namespace) == (agent, namespace):
                     outcome, detail = execute_step(store, result.step, partial(on_start, result))
                     yield replace(result, outcome=outcome, words=detail)
-
-
-def _read_all_entries(catalog: Catalog) -> Iterator[Entry]:
-    catalog_page = catalog.list(limit=_ENTRIES_PER_PAGE)
-    yield from catalog_page.entries
-    while catalog_page.after is not None:
-        catalog_page = catalog.list(limit=_ENTRIES_PER_PAGE, after=catalog_page.after)
-        yield from catalog_page.entries
 
 
 def _read_info(store: Store, key: str) -> SessionInfo | None:

@@ -199,7 +199,6 @@ class _DataRedactor:
     def __init__(self, patterns: Iterable[SecretPattern] = SECRET_PATTERNS) -> None:
         self.count = 0
         self._patterns = patterns
-        """Kinds of secrets to search for in texts."""
         self._scalar_count = 0
         self.stubs: dict[int, str] = {}
         """Replacement of each secret, by its number among all scalars and field names."""
@@ -299,14 +298,13 @@ class _DataRedactor:
         """Return a JSON text without the secrets that `redact` found in its decoded value."""
         if not self.stubs:
             return text
-        text_parts, copied_upto = list[str](), 0
+        secrets = list[SecretSpan]()
         for index, match in enumerate(_JSON_SCALAR.finditer(text)):
             if index in self.stubs:
                 # Keep ASCII escapes: a lone surrogate can only be written as an escape.
                 redacted_value = json.dumps(self.stubs[index], ensure_ascii=match[0].isascii())
-                text_parts += [text[copied_upto : match.start()], redacted_value]
-                copied_upto = match.end()
-        return "".join([*text_parts, text[copied_upto:]])
+                secrets.append(SecretSpan(*match.span(), redacted_value))
+        return _replace_spans(text, secrets)
 
 
 def redact_ends(text: str, *, max_end_length: int) -> RedactedText:
@@ -386,7 +384,6 @@ class SharingRedactor:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.count = 0
-        """Number of secrets redacted so far."""
 
     def __call__(self, text: str) -> str:
         """Return the redacted text. A JSON text is also redacted by field names."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -338,9 +338,7 @@ class Writer:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.started_count = 0
-        """Number of calls that were started."""
         self.results: list[Any] = []
-        """Results of the calls that returned."""
 
     def kill_during(self, call_index: int, randomness: random.Random) -> Self:
         """Wait until the call with this index starts, and kill the process during the call."""
@@ -358,8 +356,8 @@ class Writer:
 
     def _read_report(self) -> bool:
         """Read one line that the process printed; return False after the last line."""
-        output: IO[bytes] | None = self._process.stdout
-        line = output.readline() if output is not None else b""
+        assert self._process.stdout is not None, "it is a pipe"
+        line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
             return False
         event, call_index, result = json.loads(line)

@@ -299,7 +299,6 @@ _TIME_REQUEST_PATTERN: Final = re.compile(
     r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE
 )
 _LONG_ANSWER_SENTENCES: Final = 120
-"""Number of sentences in a long answer."""
 
 
 def offline_script(

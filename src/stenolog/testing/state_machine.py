@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.strategies import SearchStrategy
 
 from stenolog.errors import NoSuchSession
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.store_calls import Call, session_content, trash_content
-from stenolog.testing.strategies import IDEMPOTENCY_KEYS, small_messages, summaries, texts
+from stenolog.testing.strategies import calls, once_values, small_messages, summaries, texts
 
 KEYS = ("a", "A:b/\u00e9", "K" * 70)
 
 keys = st.sampled_from(KEYS)
-idempotency_keys = st.sampled_from([None, None, *IDEMPOTENCY_KEYS])
 seqs = st.integers(-1, 12)
 user_messages = st.builds(lambda text: {"role": "user", "content": text}, texts())
 
@@ -34,6 +34,16 @@ class _ReferenceStore(InMemoryStore):
     def skip_seqs(self, key: str, count: int) -> None:
         if key in self._sessions:
             self._sessions[key].last_seq += count
+
+
+def call_rule(name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]) -> Any:
+    """Return a rule that makes calls of one method, with generated arguments, on both stores."""
+
+    def make_call(self: "StoreMachine", key: str, call: Call) -> None:
+        self._call_both_stores(key, call)
+
+    make_call.__name__ = name  # hypothesis turns rules on and off by their names
+    return rule(key=keys, call=calls(name, *arguments, **options))(make_call)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -120,20 +130,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- appending ---------------------------------------------------------------------------
 
-    @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=idempotency_keys)
-    def add_message(self, key: str, content: Any, once: str | None) -> None:
-        """Append a message by role and content."""
-        self._call_both_stores(key, Call("add_message", "user", content, once=once))
-
-    @rule(key=keys, message=st.one_of(small_messages(), user_messages), once=idempotency_keys)
-    def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
-        """Append a message of any shape."""
-        self._call_both_stores(key, Call("add_full_message", message, once=once))
-
-    @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=idempotency_keys)
-    def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
-        """Append a batch of messages."""
-        self._call_both_stores(key, Call("add_messages", batch, once=once))
+    add_message = call_rule(
+        "add_message",
+        st.just("user"),
+        st.sampled_from(["x", "y", None, ["z"]]),
+        once=once_values,
+    )
+    add_full_message = call_rule(
+        "add_full_message", small_messages() | user_messages, once=once_values
+    )
+    add_messages = call_rule(
+        "add_messages", st.lists(small_messages(), max_size=4), once=once_values
+    )
 
     # --- changing visibility ------------------------------------------------------------------
 
@@ -154,15 +162,9 @@ class StoreMachine(RuleBasedStateMachine):
         options = {} if unseen is None else {"expect_last": max(self._last_seq(key) - unseen, 0)}
         self._call_both_stores(key, Call("set_history", [*kept_messages, *new], **options))
 
-    @rule(key=keys, text=summaries())
-    def set_summary(self, key: str, text: str) -> None:
-        """Set a summary."""
-        self._call_both_stores(key, Call("set_summary", text))
-
-    @rule(key=keys, keep_last=seqs)
-    def truncate_history(self, key: str, keep_last: int) -> None:
-        """Hide all but the last messages."""
-        self._call_both_stores(key, Call("truncate_history", keep_last))
+    set_summary = call_rule("set_summary", summaries())
+    truncate_history = call_rule("truncate_history", seqs)
+    pop = call_rule("pop")
 
     @rule(key=keys, seqs_from_end=st.none() | seqs)
     def clear(self, key: str, seqs_from_end: int | None) -> None:
@@ -176,11 +178,6 @@ class StoreMachine(RuleBasedStateMachine):
         if from_end:
             first += max(self._last_seq(key) - 6, 0)
         self._call_both_stores(key, Call("hide", first, first + length))
-
-    @rule(key=keys)
-    def pop(self, key: str) -> None:
-        """Hide the last message."""
-        self._call_both_stores(key, Call("pop"))
 
     @rule(
         key=keys,
@@ -213,10 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._call_both_stores(key, Call("fork", new_key, at=fork_seq))
         self._compare_stores(new_key)
 
-    @rule(key=keys)
-    def delete(self, key: str) -> None:
-        """Move a session to the trash."""
-        self._call_both_stores(key, Call("delete"))
+    delete = call_rule("delete")
 
     @rule(trash_index=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
     def restore(self, trash_index: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
@@ -250,10 +244,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- everything else ---------------------------------------------------------------------
 
-    @rule(key=keys)
-    def compact(self, key: str) -> None:
-        """Archive the hidden messages at the start of a session."""
-        self._call_both_stores(key, Call("compact"))
+    compact = call_rule("compact")
+    get_history = call_rule(
+        "get_history", last=st.none() | seqs, after=st.none() | seqs, full=st.booleans()
+    )
 
     @rule(
         key=keys,
@@ -263,11 +257,6 @@ class StoreMachine(RuleBasedStateMachine):
     def set_meta(self, key: str, name: str, value: Any) -> None:
         """Set a meta field."""
         self._call_both_stores(key, Call("set_meta", **{name: value}))
-
-    @rule(key=keys, last=st.none() | seqs, after=st.none() | seqs, full=st.booleans())
-    def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
-        """Read a part of the history."""
-        self._call_both_stores(key, Call("get_history", last=last, after=after, full=full))
 
     @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
     def refresh(self, key: str, last: int | None, *, keep: bool) -> None:

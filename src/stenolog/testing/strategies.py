@@ -108,7 +108,7 @@ def hostile_keys() -> list[str]:
     return list(dict.fromkeys(keys))[:300]
 
 
-IDEMPOTENCY_KEYS = ("t1", "t2", "t3")
+once_values = st.sampled_from([None, None, "t1", "t2", "t3"])
 
 
 def small_messages() -> SearchStrategy[dict[str, Any]]:
@@ -132,28 +132,26 @@ def summaries() -> SearchStrategy[str]:
     return st.sampled_from(["", "so far", "so good", "\udfff \x00", "long \u00e9 " * 1000])
 
 
+def calls(
+    name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]
+) -> SearchStrategy[Call]:
+    """Generate calls of one method."""
+    return st.builds(Call, st.just(name), *arguments, **options)
+
+
 def operations() -> SearchStrategy[Call]:
     """Generate calls that write to a session of about ten messages. Stores reject some calls."""
     seqs = st.integers(-1, 14)
-    once_values = st.sampled_from([None, None, *IDEMPOTENCY_KEYS])
     batches = st.lists(small_messages(), max_size=3)
-
-    def call_strategy(
-        name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]
-    ) -> Any:
-        return st.builds(Call, st.just(name), *arguments, **options)
-
     return st.one_of(
-        call_strategy("add_message", st.just("user"), texts(), once=once_values),
-        call_strategy(
-            "add_full_message", st.one_of(small_messages(), messages()), once=once_values
-        ),
-        call_strategy("add_messages", batches, once=once_values),
-        call_strategy("set_history", batches),
-        call_strategy("set_summary", summaries()),
-        call_strategy("truncate_history", seqs),
-        call_strategy("hide", seqs, seqs),
-        call_strategy("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
+        calls("add_message", st.just("user"), texts(), once=once_values),
+        calls("add_full_message", small_messages() | messages(), once=once_values),
+        calls("add_messages", batches, once=once_values),
+        calls("set_history", batches),
+        calls("set_summary", summaries()),
+        calls("truncate_history", seqs),
+        calls("hide", seqs, seqs),
+        calls("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
         st.builds(
             lambda name, value: Call("set_meta", **{name: value}),
             st.sampled_from(["title", "tags"]),

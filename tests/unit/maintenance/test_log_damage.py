@@ -248,7 +248,7 @@ def test_misnamed_log_has_only_that_finding(log: Path, damage: tuple[bytes, byte
 
     # --repair and --accept would not find the file, because they use the key.
     assert [finding.kind for finding in judged.findings] == [Kind.WRONG_FILE_NAME]
-    assert judged.key == KEY
+    assert judged.findings[0].key == KEY
     assert NAME in judged.findings[0].advice
     assert not any(finding.repairable for finding in judged.findings)
 

@@ -11,7 +11,7 @@ from stenolog.testing.contract.append_contract import (
     Lossless,
     UnknownKeys,
 )
-from stenolog.testing.contract.concurrency_contract import Following, Writers
+from stenolog.testing.contract.concurrency_contract import Following, Leases, Writers
 from stenolog.testing.contract.damage_contract import DamageContract, DamagedRecord
 from stenolog.testing.contract.history_contract import (
     Checkpoints,
@@ -20,9 +20,7 @@ from stenolog.testing.contract.history_contract import (
     Replacing,
     Undoing,
 )
-from stenolog.testing.contract.lease_contract import Leases
-from stenolog.testing.contract.lifecycle_contract import Forks, Trash
-from stenolog.testing.contract.purge_contract import Purging
+from stenolog.testing.contract.lifecycle_contract import Forks, Purging, Trash
 from stenolog.testing.contract.session_contract import Closing, Keys, Sessions, Stamps, Views
 
 __all__ = ["DamageContract", "DamagedRecord", "StoreContract"]

@@ -125,12 +125,14 @@ class DamageContract(ContractPart):
             damaged_store.fork("a", "fork")
             assert visible_texts(damaged_store, "fork") == [*"145"]
 
-    @pytest.mark.parametrize("record", ["state", "change"])
+    @pytest.mark.parametrize("record", ["state", "change", "trash"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
         with self._make_damaged_store(store, record) as damaged_store:
             if not isinstance(damaged_store, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
-            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.key == "a"]
+            # A session in the trash may be listed by its uid instead of its key.
+            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.key != "b"]
+            assert snapshot.key == "a" or record == "trash"
             with damaged_store.read_snapshot(snapshot) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
                 assert reading.snapshot.summary == "so far"
@@ -187,15 +189,6 @@ class DamageContract(ContractPart):
             assert [trashed.key for trashed in damaged_store.list_trash()] == ["b"]
             assert damaged_store.purge("b").messages == 1
             assert damaged_store.list_trash() == []
-
-    def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
-        with self._make_damaged_store(store, "trash") as damaged_store:
-            if not isinstance(damaged_store, SnapshotStore):
-                pytest.skip("the store cannot be copied from")
-            entry = self._damaged_trash_entry(damaged_store)
-            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.uid == entry.uid]
-            with damaged_store.read_snapshot(snapshot) as reading:
-                assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
 
     # --- messages ----------------------------------------------------------------------------
 

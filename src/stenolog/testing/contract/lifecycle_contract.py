@@ -1,10 +1,14 @@
-"""Tests of `fork`, `delete`, `restore` and the trash (promise P4)."""
+"""Tests of `fork`, `delete`, `restore`, the trash (promise P4), and `purge`.
+
+Only `purge` destroys data: the tests check which data it removes and keeps.
+"""
 
 # ruff: noqa: D102 - tests have names instead of docstrings
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from threading import Barrier
+from functools import partial
+from itertools import chain
 
 import pytest
 
@@ -15,9 +19,10 @@ from stenolog.errors import (
     OnceConflict,
     SessionDeleted,
     SessionExists,
+    StenologError,
     UsageError,
 )
-from stenolog.stores.base import FORKED_AT, Store
+from stenolog.stores.base import FORKED_AT, PurgingStore, Store
 from stenolog.testing.contract.open_store_base import (
     ContractPart,
     all_messages,
@@ -25,8 +30,10 @@ from stenolog.testing.contract.open_store_base import (
     append_conversation,
     assert_raises,
     assert_session,
+    repeat_in_threads,
+    run_at_once,
     shifted_clock,
-    thread_pool,
+    user_message,
     user_messages,
     visible_texts,
 )
@@ -89,19 +96,13 @@ class Forks(ContractPart):
     def test_p4_messages_left_out_of_a_fork_do_not_count_as_lost(self, store: Store) -> None:
         append_conversation(store, "a")
         store.fork("a", "b")
-        info = store.info("b")
-        assert (info.count, info.visible, info.last_seq) == (4, 4, 7)
-        assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
-        assert all_messages(store, "b") == [(n, str(n), False) for n in (3, 5, 6, 7)]
+        copied_messages = [(n, str(n), False) for n in (3, 5, 6, 7)]
+        assert_session(store, "b", messages=copied_messages, count=4, last_seq=7)
+        assert store.info("b").visible == 4
+        assert_session(store, "b", lost=0, damaged=0, void_bytes=0)
         assert [m.seq for m in store.follow("b", timeout=0)] == [3, 5, 6, 7]
         assert [m.seq for m in store.get_history("b", full=True, after=3, last=2)] == [6, 7]
         assert [m.seq for m in store.get_history("b", after=4)] == [5, 6, 7]
-
-    def test_next_seq_of_a_fork_continues_that_of_the_source(self, store: Store) -> None:
-        append_conversation(store, "a")
-        store.fork("a", "b")
-        assert append(store, "b", "8") == [8]
-        assert append(store, "a", "another 8") == [8]
 
     @pytest.mark.parametrize("at", [2, 3, 4, 5, 7])
     def test_fork_at_a_seq_ends_there_and_continues_with_the_next(
@@ -110,11 +111,11 @@ class Forks(ContractPart):
         append_conversation(store, "a")
         store.fork("a", "b", at=at)
         kept_seqs = [seq for seq in (3, 5, 6, 7) if seq <= at]
-        assert all_messages(store, "b") == [(seq, str(seq), False) for seq in kept_seqs]
-        info = store.info("b")
-        assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept_seqs), 0, 2)
-        assert store.get_summary("b") == "so far"
+        kept_messages = [(seq, str(seq), False) for seq in kept_seqs]
+        assert_session(store, "b", messages=kept_messages, count=len(kept_seqs), last_seq=at)
+        assert_session(store, "b", summary="so far", lost=0, floor=2)
         assert append(store, "b", "next") == [at + 1]
+        assert append(store, "a", "next") == [8]
 
     @pytest.mark.parametrize("at", [-1, 0, 1, 8, 99])
     def test_fork_below_the_floor_or_beyond_the_end_is_rejected(
@@ -130,8 +131,7 @@ class Forks(ContractPart):
         append(store, "a", "1", "2")
         store.fork("a", "b", at=0)
         assert store.list_sessions() == ["a", "b"]
-        assert all_messages(store, "b") == []
-        assert store.info("b").forked_from == "a"
+        assert_session(store, "b", messages=[], forked_from="a")
         store.set_meta("empty", title="x")
         store.fork("empty", "c")
         assert store.info("c").meta == {"title": "x", FORKED_AT: 0}
@@ -193,9 +193,8 @@ class Forks(ContractPart):
         store.fork("a", "b", at=6)
         store.hide("b", 5, 5)
         store.fork("b", "c")
-        assert all_messages(store, "c") == [(3, "3", False), (6, "6", False)]
-        info = store.info("c")
-        assert (info.forked_from, info.last_seq, info.lost) == ("b", 6, 0)
+        copied_messages = [(3, "3", False), (6, "6", False)]
+        assert_session(store, "c", messages=copied_messages, forked_from="b", last_seq=6, lost=0)
 
     def test_p8_fork_requires_a_source_and_an_unused_key(self, store: Store) -> None:
         append(store, "a", "1")
@@ -211,18 +210,16 @@ class Forks(ContractPart):
     def test_p7_one_of_many_concurrent_forks_to_a_key_succeeds(self, store: Store) -> None:
         for number in range(8):
             append(store, f"a{number}", f"from {number}")
-        start_barrier = Barrier(8)
 
         def try_fork(source_number: int) -> bool:
-            start_barrier.wait()
             try:
                 store.fork(f"a{source_number}", "b")
             except SessionExists:
                 return False
             return True
 
-        with thread_pool(8) as pool:
-            [winner] = [number for number, won in enumerate(pool.map(try_fork, range(8))) if won]
+        successes = run_at_once(*(partial(try_fork, number) for number in range(8)))
+        [winner] = [number for number, success in enumerate(successes) if success]
         assert visible_texts(store, "b") == [f"from {winner}"]
 
 
@@ -395,45 +392,321 @@ class Trash(ContractPart):
         assert session_content(store, "b") == content_before
         assert store.info("b").lost == 0
 
-    def test_follow_ends_when_the_session_is_deleted(self, store: Store) -> None:
+    @pytest.mark.parametrize("call", [Call("delete"), Call("purge")], ids=str)
+    @pytest.mark.parametrize("new_texts", [[], ["new 1", "new 2", "new 3"]], ids=len)
+    def test_follow_ends_when_the_session_is_deleted_or_purged(
+        self, store: Store, call: Call, new_texts: list[str]
+    ) -> None:
         append(store, "a", "1", "2")
         new_messages = store.follow("a", after=1)
         assert next(new_messages).content == "2"
-        store.delete("a")
-        error = assert_raises(SessionDeleted, next, new_messages)
-        assert error.key == "a"
-
-    def test_follow_does_not_return_messages_of_a_recreated_session(self, store: Store) -> None:
-        append(store, "a", "1")
-        new_messages = store.follow("a")
-        assert next(new_messages).content == "1"
-        store.delete("a")
-        append(store, "a", "new 1", "new 2")
-        assert_raises(SessionDeleted, next, new_messages)
+        call.make(store, "a")
+        append(store, "a", *new_texts)
+        assert assert_raises(SessionDeleted, next, new_messages).key == "a"
 
     def test_p7_messages_during_a_delete_are_in_the_deleted_or_the_new_session(
         self, store: Store
     ) -> None:
         append(store, "a", "first")
-        start_barrier = Barrier(3)
 
-        def write(name: str) -> None:
-            start_barrier.wait()
-            for number in range(20):
-                append(store, "a", f"{name}{number}")
-
-        with thread_pool(2) as pool:
-            writers = pool.map(write, "xy")
-            start_barrier.wait()
+        def delete_repeatedly() -> None:
             for _ in range(5):
                 with suppress(NoSuchSession):
                     store.delete("a")
-            list(writers)
+
+        texts_by_writer = [[f"{name}{number}" for number in range(20)] for name in "xy"]
+        writers = [partial(append, store, "a", *texts) for texts in texts_by_writer]
+        run_at_once(delete_repeatedly, *writers)
         texts = visible_texts(store, "a")
         assert store.list_trash()
         for trashed in store.list_trash():
             store.restore("a", uid=trashed.uid, as_key=f"restored {trashed.uid}")
             texts += visible_texts(store, f"restored {trashed.uid}")
-        assert sorted(texts) == sorted(
-            ["first", *(f"{name}{n}" for name in "xy" for n in range(20))]
-        )
+        assert sorted(texts) == sorted(["first", *chain(*texts_by_writer)])
+
+
+class Purging(ContractPart):
+    """Tests of `purge`."""
+
+    def test_purge_removes_the_session_and_its_deleted_versions(self, store: Store) -> None:
+        append_conversation(store, "a")
+        store.delete("a")
+        append(store, "a", "8", "9")
+        store.compact("a")
+        append(store, "b", "stays")
+        purged = store.purge("a")
+        assert (purged.messages, purged.first, purged.last) == (9, 1, 7)
+        assert purged.not_reached == ()
+        assert (store.list_sessions(), store.list_trash()) == (["b"], [])
+        assert store.get_history("a", full=True) == []
+        assert_raises(NoSuchSession, store.restore, "a")
+        assert_raises(NoSuchSession, store.info, "a")
+
+    def test_purged_key_starts_a_new_session_without_idempotency_keys(self, store: Store) -> None:
+        append_conversation(store, "a")
+        uid = store.info("a").uid
+        store.purge("a")
+        assert store.add_message("a", "user", "other", once="six") == 1
+        info = store.info("a")
+        assert info.uid != uid
+        assert (info.count, info.summary, info.meta, info.archived) == (1, "", {}, 0)
+        assert all_messages(store, "a") == [(1, "other", False)]
+
+    def test_deleted_session_can_be_purged(self, store: Store) -> None:
+        append_conversation(store, "a")
+        append(store, "b", "1")
+        store.delete("a")
+        store.delete("b")
+        assert store.purge("a").messages == 7
+        assert trash_content(store) == [("b", 1)]
+        store.restore("b")
+        assert visible_texts(store, "b") == ["1"]
+
+    def test_purge_trash_removes_only_the_given_entries(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("the store cannot purge single trash entries")
+        append(store, "a", "old", "older")
+        first_entry = store.delete("a")
+        append(store, "a", "later")
+        second_entry = store.delete("a")
+        append(store, "a", "in use")
+        lease = store.lease("a", ttl=60)
+        append(store, "b", "of another key")
+        other_entry = store.delete("b")
+        purged = store.purge_trash("a", [(first_entry.uid, first_entry.deleted)])
+        assert (purged.messages, purged.first, purged.last) == (2, 1, 2)
+        assert [entry.uid for entry in store.list_trash()] == [other_entry.uid, second_entry.uid]
+        assert visible_texts(store, "a") == ["in use"]
+        assert not lease.lost
+        lease.release()
+        assert store.unfinished_purges() == []
+
+    def test_purge_trash_rejects_entries_that_changed(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("the store cannot purge single trash entries")
+        append(store, "a", "1")
+        uid = store.info("a").uid
+        first_entry = store.delete("a")
+        store.restore("a")
+        append(store, "a", "2")
+        second_entry = store.delete("a")
+        assert first_entry.uid == second_entry.uid == uid
+        current_pairs = [(second_entry.uid, second_entry.deleted)]
+        for entries in (
+            [(first_entry.uid, first_entry.deleted)],
+            [*current_pairs, ("00", second_entry.deleted)],
+            [],
+        ):
+            assert_raises(NoSuchSession, store.purge_trash, "a", entries)
+        assert_raises(NoSuchSession, store.purge_trash, "b", current_pairs)
+        store.restore("a")
+        assert_raises(NoSuchSession, store.purge_trash, "a", current_pairs)
+        assert_raises(NoSuchSession, store.finish_purge, uid)
+        assert visible_texts(store, "a") == ["1", "2"]
+
+    def test_p7_purge_removes_a_session_that_is_concurrently_deleted_and_restored(
+        self, store: Store
+    ) -> None:
+        def delete_and_restore() -> None:
+            for call in (store.delete, store.restore):
+                with suppress(StenologError):
+                    call("a")
+
+        for _ in range(5):
+            append(store, "a", "1")
+            store.delete("a")
+            append(store, "a", "2")
+            with repeat_in_threads(delete_and_restore):
+                assert store.purge("a").messages == 2
+            assert (store.list_sessions(), store.list_trash()) == ([], [])
+
+    def test_p8_purge_of_an_unknown_session_raises(self, store: Store) -> None:
+        append_conversation(store, "a")
+        store.purge("a")
+        for call in (Call("purge"), Call("purge", before=3)):
+            assert assert_raises(NoSuchSession, call.make, store, "a").key == "a"
+        assert store.list_sessions() == []
+
+    def test_purge_report_names_remaining_forks(self, store: Store) -> None:
+        append_conversation(store, "a")
+        store.fork("a", "fork one")
+        store.fork("a", "fork two")
+        store.delete("fork two")
+        store.fork("fork one", "of the fork")
+        for purged in (store.purge("a", before=3), store.purge("a")):
+            for fork in ("fork one", "fork two"):
+                assert sum(fork in sentence for sentence in purged.not_reached) == 1
+        assert visible_texts(store, "fork one") == ["3", "5", "6", "7"]
+
+    @pytest.mark.parametrize("before", [2, 3, 4, 5, 6, 7, 8])
+    def test_purge_before_a_seq_removes_only_earlier_messages(
+        self, store: Store, before: int
+    ) -> None:
+        append_conversation(store, "a")
+        messages_before = all_messages(store, "a")
+        purged = store.purge("a", before=before)
+        assert (purged.messages, purged.first, purged.last) == (before - 1, 1, before - 1)
+        kept_messages = [row for row in messages_before if row[0] >= before]
+        kept_texts = [str(seq) for seq in (3, 5, 6, 7) if seq >= before]
+        assert_session(store, "a", messages=kept_messages, visible=kept_texts, count=8 - before)
+        assert_session(store, "a", last_seq=7, lost=0, damaged=0, void_bytes=0)
+        assert store.info("a").floor >= max(2, before - 1)
+        assert store.info("a").meta == {"title": "A talk", "tags": ["x"]}
+        assert [m.seq for m in store.follow("a", timeout=0)] == list(range(before, 8))
+        assert append(store, "a", "8") == [8]
+
+    @pytest.mark.parametrize("before", [-1, 0, 1])
+    def test_purge_before_the_first_seq_removes_nothing(self, store: Store, before: int) -> None:
+        append_conversation(store, "a")
+        content = session_content(store, "a")
+        purged = store.purge("a", before=before)
+        assert (purged.messages, purged.first, purged.last) == (0, 0, 0)
+        assert session_content(store, "a") == content
+
+    def test_purge_before_a_seq_beyond_the_end_removes_all_messages(self, store: Store) -> None:
+        append_conversation(store, "a")
+        assert store.purge("a", before=99).messages == 7
+        assert store.list_sessions() == ["a"]
+        assert_session(store, "a", messages=[], count=0, last_seq=7, floor=7)
+        assert store.info("a").visible == 0
+        assert append(store, "a", "8") == [8]
+        assert visible_texts(store, "a") == ["8"]
+
+    def test_repeated_purge_removes_only_the_remaining_messages(self, store: Store) -> None:
+        append_conversation(store, "a")
+        assert store.purge("a", before=4).messages == 3
+        assert store.purge("a", before=4).messages == 0
+        purged = store.purge("a", before=6)
+        assert (purged.messages, purged.first, purged.last) == (2, 4, 5)
+        assert all_messages(store, "a") == [(6, "6", False), (7, "7", False)]
+        store.clear("a")
+        store.compact("a")
+        assert store.purge("a", before=7).messages == 1
+        assert all_messages(store, "a") == [(7, "7", True)]
+
+    def test_undo_does_not_cross_a_purge(self, store: Store) -> None:
+        append(store, "a", *"123456")
+        store.truncate_history("a", 4)
+        store.hide("a", 5, 5)
+        store.purge("a", before=2)
+        assert store.info("a").undoable == 1
+        assert store.undo("a").op == "hide"
+        assert_raises(NothingToUndo, store.undo, "a")
+        assert_session(store, "a", texts=[*"23456"], hidden=[2], floor=2, last_seq=6)
+
+    def test_undo_steps_of_remaining_messages_work_after_a_purge(self, store: Store) -> None:
+        append(store, "a", *"123456")
+        store.clear("a")
+        store.undo("a")
+        store.hide("a", 4, 4)
+        store.set_history("a", [*store.get_history("a")[:4], user_message("x")])
+        store.purge("a", before=3)
+        assert visible_texts(store, "a") == ["3", "5", "x"]
+        assert store.undo("a").op == "replace"
+        assert store.undo("a").op == "hide"
+        assert_session(store, "a", visible=["3", "4", "5", "6"], hidden=[7])
+
+    def test_purge_drops_all_undo_steps_before_an_affected_one(self, store: Store) -> None:
+        append(store, "a", *"123456")
+        store.hide("a", 5, 5)
+        store.truncate_history("a", 3)
+        store.hide("a", 6, 6)
+        store.purge("a", before=2)
+        assert store.info("a").undoable == 1
+        assert store.undo("a").shown == 1
+        assert_raises(NothingToUndo, store.undo, "a")
+        assert visible_texts(store, "a") == ["3", "4", "6"]
+
+    def test_earlier_summary_cannot_be_restored_by_undo_after_a_purge(self, store: Store) -> None:
+        append(store, "a", "1", "2", "3")
+        store.checkpoint("a", summary="the first not_reached a secret", upto=1)
+        store.set_summary("a", "something else")
+        not_reached = store.purge("a", before=2).not_reached
+        assert [sentence for sentence in not_reached if "summary" in sentence]
+        assert store.get_summary("a") == "something else"
+        assert_raises(NothingToUndo, store.undo, "a")
+
+    def test_purge_report_has_no_summary_warning_without_a_summary(self, store: Store) -> None:
+        append(store, "a", "1", "2", "3")
+        assert store.purge("a", before=2).not_reached == ()
+
+    def test_purge_before_reports_deleted_sessions_of_the_key(self, store: Store) -> None:
+        append(store, "a", "1", "2")
+        store.delete("a")
+        append(store, "a", "1", "2")
+        not_reached = store.purge("a", before=2).not_reached
+        assert [sentence for sentence in not_reached if "trash" in sentence]
+        assert trash_content(store) == [("a", 2)]
+
+    def test_p12_idempotency_keys_of_remaining_messages_survive_a_purge(self, store: Store) -> None:
+        append_conversation(store, "a")
+        store.purge("a", before=3)
+        assert store.add_messages("a", user_messages(*"345"), once="batch") == [3, 4, 5]
+        assert store.add_message("a", "user", "6", once="six") == 6
+        store.purge("a", before=6)
+        assert store.add_message("a", "user", "6", once="six") == 6
+        assert_raises(OnceConflict, store.add_message, "a", "user", "other", once="six")
+        # The idempotency key of a purged message is gone as well.
+        assert store.add_messages("a", user_messages("new"), once="batch") == [8]
+
+    def test_p12_idempotency_keys_of_archived_messages_survive_a_purge(self, store: Store) -> None:
+        for number in range(1, 7):
+            store.add_message("a", "user", str(number), once=f"t{number}")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.purge("a", before=4)
+        assert store.add_message("a", "user", "5", once="t5") == 5
+        assert store.add_message("a", "user", "2", once="t2") == 7
+
+    def test_p2_rest_of_a_partly_purged_batch_stays_readable(self, store: Store) -> None:
+        append(store, "a", "1")
+        store.add_messages("a", user_messages(*"2345"))
+        store.purge("a", before=4)
+        assert visible_texts(store, "a") == ["4", "5"]
+        append(store, "a", "6")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.undo("a")
+        assert_session(store, "a", visible=["4", "5", "6"], lost=0)
+
+    def test_purge_removes_archived_messages(self, store: Store) -> None:
+        for number in range(1, 13):
+            append(store, "a", str(number))
+            if number % 4 == 0:
+                store.truncate_history("a", 1)
+                store.compact("a")
+        assert store.purge("a", before=6).messages == 5
+        assert all_messages(store, "a") == [(n, str(n), n < 12) for n in range(6, 13)]
+        store.purge("a", before=12)
+        assert all_messages(store, "a") == [(12, "12", False)]
+        append(store, "a", "13")
+        store.truncate_history("a", 1)
+        assert store.compact("a").archived == 1
+        assert_session(store, "a", messages=[(12, "12", True), (13, "13", False)], lost=0)
+
+    def test_a_purged_session_can_be_forked_deleted_and_restored(self, store: Store) -> None:
+        append_conversation(store, "a")
+        store.purge("a", before=4)
+        content = session_content(store, "a")
+        store.delete("a")
+        assert trash_content(store) == [("a", 4)]
+        store.restore("a")
+        assert session_content(store, "a") == content
+        store.fork("a", "b")
+        assert visible_texts(store, "b") == ["5", "6", "7"]
+        assert_raises(UsageError, store.fork, "a", "c", at=2)
+
+    def test_p7_purge_during_writes_loses_no_new_messages(self, store: Store) -> None:
+        append(store, "a", *"12345")
+
+        def purge_repeatedly() -> None:
+            for before in range(2, 7):
+                store.purge("a", before=before)
+
+        texts_by_writer = [[f"{name}{number}" for number in range(25)] for name in "xy"]
+        writers = [partial(append, store, "a", *texts) for texts in texts_by_writer]
+        run_at_once(purge_repeatedly, *writers)
+        texts = visible_texts(store, "a")
+        for written_texts in texts_by_writer:
+            assert [text for text in texts if text in written_texts] == written_texts
+        assert [m.seq for m in store.get_history("a", full=True)] == list(range(6, 56))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
@@ -16,6 +16,7 @@ from stenolog.stores.base import Store
 from stenolog.testing.store_calls import Call
 
 P = ParamSpec("P")
+R = TypeVar("R")
 E = TypeVar("E", bound=Exception)
 
 
@@ -55,6 +56,18 @@ def thread_pool(thread_count: int) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         sys.setswitchinterval(old_interval)
+
+
+def run_at_once(*actions: Callable[[], R]) -> list[R]:
+    """Run each action in a separate thread, all at the same time, and return their results."""
+    start_barrier = Barrier(len(actions))
+
+    def run(action: Callable[[], R]) -> R:
+        start_barrier.wait()
+        return action()
+
+    with thread_pool(len(actions)) as pool:
+        return list(pool.map(run, actions))
 
 
 @contextmanager
@@ -159,9 +172,14 @@ def append_conversation(store: Store, key: str) -> None:
 
 
 def assert_session(store: Store, key: str, **expected: object) -> None:
-    """Compare a session with `expected`: `visible` texts, `hidden` seqs, or fields of its info."""
+    """Compare a session with `expected`: `messages`, texts, `hidden` seqs, or fields of its info.
+
+    `visible` are the texts of the visible messages, and `texts` those of all messages.
+    """
     __tracebackhide__ = True
     readers: dict[str, Callable[[Store, str], object]] = {
+        "messages": all_messages,
+        "texts": lambda store, key: [content for _, content, _ in all_messages(store, key)],
         "visible": visible_texts,
         "hidden": hidden_seqs,
         "summary": lambda store, key: store.get_summary(key),
