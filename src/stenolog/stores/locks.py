@@ -4,8 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct
 
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from threading import _RLock as RLock
 else:
     RLock = type(threading.RLock())
-
-
-_RECHECK_SECONDS: Final = 0.02
 
 
 class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
@@ -46,32 +42,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class QueuedThread:
-    """A thread that waits in a queue until another thread has done its work, or it is first.
-
-    Every wait is bounded, and the thread checks again after each wait. So it does not depend on
-    being woken.
-    """
-
-    __slots__ = ("_wakeup", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.error: BaseException | None = None
-        """Error of the work, to be raised in this thread."""
-        self._wakeup = threading.Lock()
-        self._wakeup.acquire()
-
-    def wake(self) -> None:
-        """Wake the thread, so that it checks whether it is done or first in the queue."""
-        with suppress(RuntimeError):  # the thread is already awake
-            self._wakeup.release()
-
-    def wait(self) -> None:
-        """Wait for `wake`, but only for a short time."""
-        self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
 class InUseCounter:

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from stenolog.errors import MaybeStored, StenologError, StoreBusy
 from stenolog.stores.disk import CLOSED, open_descriptor
-from stenolog.stores.locks import QueuedThread
 
+_RECHECK_SECONDS: Final = 0.02
 _MAX_COMMIT_SECONDS: Final = 30.0  # after its deadline, a caller waits so long for a commit
 _MAX_GROUP_SIZE: Final = 256
 _GATE_POLL_SECONDS: Final = 0.0001
@@ -35,18 +35,21 @@ _OVERTAKE_SECONDS: Final = 0.2
 """Seconds after which a process overtakes the first waiting process, which may be suspended."""
 
 
-class QueuedWrite(QueuedThread):
+class QueuedWrite:
     """A thread that waits for its turn to write, or for another thread that writes its data."""
 
-    __slots__ = ("deadline", "result", "work")
+    __slots__ = ("_wakeup", "deadline", "done", "error", "result", "work")
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
-        super().__init__()
         self.work = work
         """Work that another thread may do; None if the caller needs its own turn."""
         self.deadline = math.inf
         """Value of `time.monotonic` until which the thread may wait."""
+        self.done = False
         self.result: Any = None
+        self.error: BaseException | None = None
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
 
     def run_work(self, transaction: Any) -> None:
         """Run `work`, and keep its result or its StenologError for this caller."""
@@ -61,6 +64,15 @@ class QueuedWrite(QueuedThread):
         """Mark the caller as done and wake it."""
         self.done = True
         self.wake()
+
+    def wake(self) -> None:
+        """Wake the caller, so that it checks whether it is done or first in the queue."""
+        with suppress(RuntimeError):  # the caller is already awake
+            self._wakeup.release()
+
+    def wait(self) -> None:
+        """Wait for `wake`, but only for a short time."""
+        self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
 class WriteQueue:
