@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from stenolog.errors import StoreBusy
 
@@ -57,6 +57,12 @@ class Descriptor(int):
             pass  # closing the descriptor releases the lock
         finally:
             self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __del__(self) -> None:
         self.close()
@@ -116,9 +122,8 @@ def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
     Other processes may append at the same time, and descriptors of the file stay valid. Raises
     OSError; FileNotFoundError if the file does not exist.
     """
-    descriptor = open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     changed_lines = offset = 0
-    try:
+    with open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         for line in text.splitlines(keepends=True):
             content = line.rstrip(b"\r\n")
@@ -130,8 +135,6 @@ def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
             offset += len(line)
         if changed_lines:
             sync_file(descriptor)
-    finally:
-        descriptor.close()
     return changed_lines
 
 
@@ -175,10 +178,8 @@ def sync_entries(path: Path) -> None:
         folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
         return  # another user owns the folder
-    try:
+    with folder:
         sync_folder(folder)
-    finally:
-        folder.close()
 
 
 def create_private_file(folder: int, name: str) -> Descriptor:
@@ -221,6 +222,16 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
         descriptor.close()
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
+
+
+@contextmanager
+def locked(descriptor: Descriptor, deadline: float, name: str) -> Iterator[None]:
+    """Hold the flock of an open file, and close the file at the end. Raises StoreBusy, OSError."""
+    try:
+        lock_until(descriptor, deadline, name)
+        yield
+    finally:
+        descriptor.release()
 
 
 def wait_for_lock(

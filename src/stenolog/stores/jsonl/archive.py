@@ -93,11 +93,8 @@ def _read_file(directory: Directory, path: str) -> bytes | None:
     descriptor = directory.open_to_read(path)
     if descriptor is None:
         return None
-    try:
-        with system_errors(f"reading {directory.path / path}"):
-            return read_all(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        descriptor.close()
+    with descriptor, system_errors(f"reading {directory.path / path}"):
+        return read_all(descriptor, 0, os.fstat(descriptor).st_size)
 
 
 def decompress(packed: bytes) -> tuple[bytes, bool]:

@@ -15,7 +15,7 @@ from stenolog.codec import message_line
 from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message, TrashedSession
 from stenolog.stores import spans
-from stenolog.stores.disk import lock_until
+from stenolog.stores.disk import locked
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import LiveMessages, Log
@@ -70,14 +70,11 @@ class Lifecycle:
         descriptor = self._directory.open_log(source_log.name)
         if descriptor is None:
             raise _LogReplaced
-        try:
-            lock_until(descriptor, deadline, f"the log of {source_log.key!r}")
+        with locked(descriptor, deadline, f"the log of {source_log.key!r}"):
             # guard: fork-sees-purge
             if self._logs.read_log(source_log.key, _read_version) != source.version:
                 raise _LogReplaced
             replace_log(log, text)
-        finally:
-            descriptor.release()
 
     def _read_source(
         self, key: str, new_key: str, at: int | None

@@ -77,17 +77,12 @@ _seq_of = attrgetter("seq")
 class LoadPhase(Enum):
     """Loading phase of a Log: whether its fields can be trusted."""
 
-    NOT_LOADED = auto()
-    """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields, or an earlier update has failed."""
+    """The file has not been read, a thread is changing the fields, or an update has failed."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
     """The log is loaded and has a state."""
-
-
-_LOADED_PHASES: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
 class LiveMessages(Struct, frozen=True):
@@ -203,7 +198,7 @@ class Log:
         self.device = status.st_dev
         self.is_writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
-        self.phase = LoadPhase.NOT_LOADED
+        self.phase = LoadPhase.UPDATING
         self.state: State | None = None
         """State of the session, valid only in the phase READY."""
         self.has_state_record = False
@@ -265,14 +260,14 @@ class Log:
     @property
     def is_loaded(self) -> bool:
         """Whether the fields describe the file up to `size`."""
-        return self.phase in _LOADED_PHASES
+        return self.phase is not LoadPhase.UPDATING
 
     def ensure_loaded(self) -> None:
         """Load the log if it was never loaded, or if the last update did not finish.
 
         Raises the errors of `load`.
         """
-        if self.phase not in _LOADED_PHASES:
+        if self.phase is LoadPhase.UPDATING:
             self.load(self.file_size())
 
     def file_size(self) -> int:
@@ -289,7 +284,7 @@ class Log:
 
     def catch_up(self, size: int) -> None:
         """Read the file from where it was last read to this size. Raises the errors of `load`."""
-        if self.phase in _LOADED_PHASES and size == self.size:
+        if self.phase is not LoadPhase.UPDATING and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
             # The log is not loaded, was truncated, or has a tail that new bytes may complete.
@@ -496,7 +491,7 @@ class Log:
         process has already read a part of the bytes.
         """
         self.synced_offset = offset + length
-        if self.phase not in _LOADED_PHASES:
+        if self.phase is LoadPhase.UPDATING:
             return  # a reader failed; the next caller loads the log
         if records is None or not offset == self.end_offset == self.size or self.tail is not None:
             if self.tail is not None:

@@ -275,14 +275,9 @@ class JSONLSnapshotWriter:
         """Remove a temporary file unless another process is writing to it."""
         descriptor = self._directory.open_log(name)
         if descriptor is not None:
-            try:
+            with descriptor, suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self._directory.descriptor)
-            except BlockingIOError:
-                pass
-            finally:
-                descriptor.close()
+                os.unlink(name, dir_fd=self._directory.descriptor)
 
     def _finish_replacement(self, name: str) -> None:
         """Remove the replaced copy that a note names, and archives that no state names."""

@@ -50,7 +50,13 @@ from stenolog.stores.base import Append, DeletedSession, SessionView
 from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
-from stenolog.stores.jsonl.directory import LOW_DISK_BYTES, Directory, has_logs, store_error
+from stenolog.stores.jsonl.directory import (
+    LOW_DISK_BYTES,
+    Directory,
+    has_logs,
+    store_error,
+    system_errors,
+)
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
 from stenolog.stores.jsonl.log import LiveMessages, Log
@@ -462,17 +468,14 @@ class JSONLStore(operations.SessionOperations):
         # Append a line instead of replacing the file, so that concurrent processes do not conflict.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = self._directory.descriptor
-        with self._in_use.entry:
-            try:
-                descriptor = open_descriptor(f".{name}", flags, dir_fd=folder)
-                try:
-                    write_all(descriptor, f"{writer.now()} {name}\n".encode())
-                    sync_file(descriptor)
-                finally:
-                    descriptor.close()
-                sync_folder(folder)
-            except OSError as error:
-                raise store_error(error, f"writing {self.folder / f'.{name}'}") from error
+        with (
+            self._in_use.entry,
+            system_errors(f"writing {self.folder / f'.{name}'}"),
+            open_descriptor(f".{name}", flags, dir_fd=folder) as descriptor,
+        ):
+            write_all(descriptor, f"{writer.now()} {name}\n".encode())
+            sync_file(descriptor)
+            sync_folder(folder)
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -311,11 +311,8 @@ def read_head_state(directory: Directory, path: str) -> State | None:
     descriptor = directory.open_to_read(path)
     if descriptor is None:
         return None
-    try:
-        with system_errors(f"reading {directory.path / path}"):
-            return head_state(descriptor)
-    finally:
-        descriptor.close()
+    with descriptor, system_errors(f"reading {directory.path / path}"):
+        return head_state(descriptor)
 
 
 def sync_renames(directory: Directory) -> None:
