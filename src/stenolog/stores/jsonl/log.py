@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
@@ -72,6 +72,7 @@ _FIRST_CHUNK_BYTES: Final = 64 * 1024
 _MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
+_first_seq = attrgetter("first")
 
 
 class LoadPhase(Enum):
@@ -105,61 +106,6 @@ TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
 _BYTES_PER_TOKEN: Final = 400
 """Approximate bytes per token in memory, with its digest and dictionary entry."""
-
-
-class LogTokens:
-    """Idempotency keys (tokens) of one log, loaded when the first token is looked up."""
-
-    __slots__ = ("_by_key", "_from_states")
-
-    def __init__(self) -> None:
-        self._by_key: dict[str, Token] | None = None
-        self._from_states: dict[str, Token] = {}
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the tokens of the newest messages are in memory."""
-        return self._by_key is not None
-
-    @property
-    def memory_bytes(self) -> int:
-        """Approximate memory use of the tokens, in bytes."""
-        return _BYTES_PER_TOKEN * len(self._by_key or ())
-
-    def clear(self) -> None:
-        """Forget the tokens, because the log is being read again."""
-        self._by_key = None
-
-    def add_from_state(self, tokens: Iterable[Token]) -> None:
-        """Add the tokens of a state; the caller passes the newest state first."""
-        for token in tokens:
-            self._from_states.setdefault(token.token, token)
-
-    def load_from_messages(self, messages: Sequence[Message]) -> None:
-        """Load the tokens of these messages, and the tokens that `add_from_state` added."""
-        self._by_key = {**self._from_states, **_tokens_by_key(messages)}
-
-    def add_records(self, records: Sequence[Record]) -> None:
-        """Add the tokens of appended records, if the tokens are loaded."""
-        if self._by_key is not None:
-            self._by_key.update(_tokens_by_key(records))
-
-    def find_token(self, once: str) -> Token | None:
-        """Return the token of an idempotency key, or None if the key was not used."""
-        tokens = self._by_key or {}
-        if len(tokens) > 2 * TOKEN_WINDOW:
-            newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
-            self._by_key = tokens = {token.token: token for token in newest_tokens}
-        return tokens.get(once)
-
-    def tokens_upto(self, seq: int) -> list[Token]:
-        """Return the newest tokens of messages up to this seq, to keep in a state."""
-        tokens = [token for token in (self._by_key or {}).values() if token.first <= seq]
-        return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
-
-
-def _first_seq(token: Token) -> int:
-    return token.first
 
 
 def _tokens_by_key(records: Sequence[Record]) -> dict[str, Token]:
@@ -234,7 +180,10 @@ class Log:
         self._visible_cache: list[Message] | None = None
         self._archive_gaps: list[Span] = []
         """Seqs that were not found in the archives."""
-        self._tokens = LogTokens()
+        self._tokens: dict[str, Token] | None = None
+        """Tokens by idempotency key; None until the first token is looked up."""
+        self._state_tokens: dict[str, Token] = {}
+        """Tokens of archived messages, which only states contain."""
         self._reported_damage: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
@@ -307,8 +256,7 @@ class Log:
     def _load(self, size: int) -> None:
         self.state = None
         self.has_state_record = False
-        self.messages, self._visible_cache = [], None
-        self._tokens.clear()
+        self.messages, self._visible_cache, self._tokens = [], None, None
         self.tail, self.ends_line, self.unknown_kind = None, True, None
         self.next_seq, self.loaded_offset, self.first_loaded_seq, self.end_offset = 1, 0, 1, 0
         self.size = size
@@ -424,7 +372,8 @@ class Log:
         elif self._visible_cache is not None:
             self._visible_cache.extend(messages)
         self.messages.extend(messages)
-        self._tokens.add_records(records)
+        if self._tokens is not None:
+            self._tokens.update(_tokens_by_key(records))
 
     def _apply_control_record(self, record: Record, lines_after: int, length: int) -> None:
         """Apply a record other than a message; `lines_after` records follow it in the same read."""
@@ -446,11 +395,12 @@ class Log:
                 pass
 
     def _move_tokens(self, record: StateRecord) -> None:
-        """Move the idempotency keys of archived messages from a state to `_tokens`.
+        """Move the idempotency keys of archived messages from a state to `_state_tokens`.
 
         A writer appends copies of `state`, which must not contain these keys.
         """
-        self._tokens.add_from_state(record.body.tokens)
+        for token in record.body.tokens:
+            self._state_tokens.setdefault(token.token, token)
         if self.state is not None:
             self.state.tokens = []
 
@@ -735,15 +685,14 @@ class Log:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory use of the messages and idempotency keys, in bytes."""
-        return (
-            self.end_offset - self.loaded_offset if self.messages else 0
-        ) + self._tokens.memory_bytes
+        message_bytes = self.end_offset - self.loaded_offset if self.messages else 0
+        return message_bytes + _BYTES_PER_TOKEN * len(self._tokens or ())
 
     def drop_cache(self) -> None:
         """Drop the messages and idempotency keys in memory; the file still has them."""
         phase, self.phase = self.phase, LoadPhase.UPDATING
         self._drop_messages()
-        self._tokens.clear()
+        self._tokens = None
         self.keeps_messages = False
         self.phase = phase
 
@@ -756,23 +705,28 @@ class Log:
 
     def find_token(self, once: str) -> Token | None:
         """Return the token of an idempotency key; searches at least the newest 1,000 messages."""
-        self._load_tokens()
-        return self._tokens.find_token(once)
+        tokens = self._load_tokens()
+        if len(tokens) > 2 * TOKEN_WINDOW:
+            newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
+            self._tokens = tokens = {token.token: token for token in newest_tokens}
+        return tokens.get(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
         """Return the newest idempotency keys of messages up to this seq, to keep in a state."""
-        self._load_tokens()
-        return self._tokens.tokens_upto(seq)
+        tokens = [token for token in self._load_tokens().values() if token.first <= seq]
+        return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
 
-    def _load_tokens(self) -> None:
+    def _load_tokens(self) -> dict[str, Token]:
+        """Return the tokens of the newest messages and of the states, by idempotency key."""
         self.ensure_loaded()
-        if not self._tokens.is_loaded:
+        if self._tokens is None:
             self._load_messages_from(max(self.first_live_seq(), self.next_seq - TOKEN_WINDOW))
-            self._tokens.load_from_messages(self.messages)
+            self._tokens = {**self._state_tokens, **_tokens_by_key(self.messages)}
             if not self.keeps_messages:
                 self.phase = LoadPhase.UPDATING
                 self._drop_messages()
                 self.phase = LoadPhase.READY
+        return self._tokens
 
     # --- undo --------------------------------------------------------------------------------
 
