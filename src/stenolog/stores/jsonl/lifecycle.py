@@ -24,7 +24,7 @@ from stenolog.stores.jsonl.rewrite import LogStates, compose_log, replace_log
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
-from stenolog.stores.state import Fork, copy_state, decide_fork, seqs_not_copied
+from stenolog.stores.state import Fork, copy_state, decide_fork
 
 
 class _LogReplaced(Exception):
@@ -191,9 +191,8 @@ def compose_forked_log(fork: Fork, messages: Sequence[Message], now: str) -> byt
     """Return the content of the log of a fork; `messages` are messages of the source."""
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
     head = copy_state(fork.state)
-    head.purged = seqs_not_copied(
-        spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1
-    )
+    copied_spans = spans.from_seqs(message.seq for message in copied_messages)
+    head.purged = spans.minus([(1, fork.next_seq - 1)], copied_spans)
     # A new log has generation 1, and `compose_log` adds 1.
     head.generation = 0
     # Lines of a fork need no idempotency keys and no batches: the whole file appears in one step.

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
@@ -286,16 +286,13 @@ class Log:
 
         Without an intact state, return 0, the whole log, and None.
         """
-        length = _FIRST_CHUNK_BYTES
-        while True:
-            start = max(0, size - length)
+        buffer = b""
+        for start in chunk_starts(size):
             buffer = self.read_bytes(start, size)
             state_record = find_state(buffer, at_start=start == 0)
             if state_record is not None:
                 return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
-            if start == 0:
-                return 0, buffer, None
-            length *= 4
+        return 0, buffer, None
 
     def _load_without_state(self, buffer: bytes) -> None:
         """Load a log without an intact state: an incomplete first write, or a damaged log.
@@ -679,8 +676,7 @@ class Log:
 
     def first_live_seq(self) -> int:
         """Return the first seq that is not in an archive."""
-        state = self.known_state()
-        return state.archive.last + 1 if state.archive is not None else 1
+        return states.archived_upto(self.known_state()) + 1
 
     @property
     def memory_bytes(self) -> int:
@@ -788,7 +784,7 @@ class Log:
             lost=spans.size(spans.union(state.lost, self._archive_gaps)),
             damaged=len(self._reported_damage),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
-            archived=state.archive.last if state.archive is not None else 0,
+            archived=states.archived_upto(state),
             generation=state.generation,
             bytes=self.size,
             undoable=len(state.undo),
@@ -799,6 +795,15 @@ class Log:
             # An unfinished write at the end of the log does not count yet.
             change=self.known_state().number,
         )
+
+
+def chunk_starts(end: int) -> Iterator[int]:
+    """Yield the offsets at which a backward search from `end` starts to read; the last is 0."""
+    length = _FIRST_CHUNK_BYTES
+    while length < end:
+        yield end - length
+        length *= 4
+    yield 0
 
 
 def _time_of(record: Record) -> str:

@@ -8,6 +8,7 @@ must mark as void. docs/format.md, "Reading", lists the rules by number. This mo
 
 import re
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import accumulate
 from operator import attrgetter
 
@@ -410,9 +411,7 @@ def _max_lost_messages(damaged_lines: list[bytes]) -> int:
 
 def lines_with_newlines(text: bytes) -> list[bytes]:
     """Return the lines with their newlines; the last line may lack its newline."""
-    *lines, rest = text.split(b"\n")
-    complete_lines = [line + b"\n" for line in lines]
-    return [*complete_lines, rest] if rest else complete_lines
+    return BytesIO(text).readlines()
 
 
 def may_be_torn_log(buffer: bytes) -> bool:

@@ -304,7 +304,10 @@ class JSONLSnapshotWriter:
             if len(logs) > 1 and snapshots.is_untouched(logs[1]):
                 self._delete_durably(note.old_path)
             if folder is not None and logs:
-                archive.delete_except(folder, frozenset(_archive_names(logs[0])))
+                with logs[0].mutex:
+                    state = states.copy_state(logs[0].known_state())
+                archives = archive.archive_chain(self._directory, state, 1)
+                archive.delete_except(folder, frozenset(c.reference.name for c in archives))
         self._delete_note(note.uid)
 
     def _delete_note(self, uid: str) -> None:
@@ -380,17 +383,6 @@ def _parse_note(text: bytes) -> _ReplacementNote:
 
 def _note_name(uid: str) -> str:
     return f".{uid}-archives.copy"
-
-
-def _archive_names(log: Log) -> Iterator[str]:
-    """Yield the names of the archives of a log."""
-    with log.mutex:
-        state = states.copy_state(log.known_state())
-    reference = state.archive
-    for content in archive.archive_chain(log.directory, state, 1):
-        if reference is not None:
-            yield reference.name
-        reference = content.previous
 
 
 def _write_snapshot(

@@ -25,7 +25,7 @@ from stenolog.stores import state as states
 from stenolog.stores.disk import lock_until, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import Log, chunk_starts
 from stenolog.stores.jsonl.scan import lines_with_newlines, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
@@ -35,8 +35,6 @@ COPIED: Final = "copied"
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-_LAST_CHUNK_BYTES: Final = 64 * 1024
-"""Bytes at the end of a log that a backward search reads first."""
 
 
 # --- list of sessions ------------------------------------------------------------------------
@@ -254,15 +252,13 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
         ]
         updated = max(log.updated, state.created)
     state.key = log.key
-    entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
-    deleted = None if entry is None else timestamp(entry.deleted)
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
             last_seq=end,
             updated=updated,
             undo=_readable_steps(log, state),
-            deleted=deleted,
+            deleted=_deletion_time(log),
             tokens=lost_tokens,
         ),
         messages=messages_after(log, state, end, after),
@@ -285,9 +281,12 @@ def is_untouched(log: Log) -> bool:
     The last change of a copy has no effect and contains a hash of the copy's key and time of
     deletion. If the key or the time of deletion has changed since, the session was moved.
     """
+    return location_hash(log.key, _deletion_time(log)) in _copied_location_hashes(log)
+
+
+def _deletion_time(log: Log) -> str | None:
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
-    deleted = None if entry is None else timestamp(entry.deleted)
-    return location_hash(log.key, deleted) in _copied_location_hashes(log)
+    return None if entry is None else timestamp(entry.deleted)
 
 
 def _copied_location_hashes(log: Log) -> list[str]:
@@ -297,9 +296,7 @@ def _copied_location_hashes(log: Log) -> list[str]:
         end = log.end_offset
         if log.tail is not None:
             return []
-    length = _LAST_CHUNK_BYTES
-    while True:
-        start = max(0, end - length)
+    for start in chunk_starts(end):
         text = log.read_bytes(start, end)
         lines = lines_with_newlines(text)[0 if start == 0 else 1 :]
         for line in reversed(lines):
@@ -307,9 +304,7 @@ def _copied_location_hashes(log: Log) -> list[str]:
             if not isinstance(record, StateRecord):
                 words = record.body.op.split() if isinstance(record, ChangeRecord) else []
                 return words[1:] if words[:1] == [COPIED] else []
-        if start == 0:
-            return []
-        length *= 4
+    return []
 
 
 def _readable_steps(log: Log, state: State) -> list[Undo]:
@@ -358,15 +353,12 @@ def _read_archived_messages(log: Log, state: State, after: int) -> Iterator[Mess
     chain = archive.archive_chain(log.directory, state, after + 1)
     newest_content = next(chain)
     earlier_archives = []
-    reference = newest_content.previous
     for content in chain:
-        earlier_archives.append(reference)
-        reference = content.previous
+        earlier_archives.append(content.reference)
         _check_not_replaced(log, content)
     _check_not_replaced(log, newest_content)
     for earlier in reversed(earlier_archives):
-        if earlier is not None:
-            yield from archive.read_archive(log.directory, state.uid, earlier).messages
+        yield from archive.read_archive(log.directory, state.uid, earlier).messages
     yield from newest_content.messages
 
 
@@ -411,15 +403,13 @@ def _find_start_offset(log: Log, after: int, end: int) -> int:
 
     Seqs grow towards the end of a log, so the search reads backwards from the end.
     """
-    length = _LAST_CHUNK_BYTES
-    while True:
-        start = max(0, end - length)
+    for start in chunk_starts(end):
         if start == 0:
-            return 0
+            break
         text = log.read_bytes(start, end)
         line_start = text.find(b"\n") + 1
         newline = text.find(b"\n", line_start)
         record = parse_line(text[line_start:newline]) if 0 < line_start < newline else None
         if record is not None and record.seq <= after:
             return start + line_start
-        length *= 4
+    return 0
