@@ -16,7 +16,6 @@ from typing import Final, Protocol, runtime_checkable
 from stenolog.stores.disk import locked, open_descriptor, sync_folder
 
 CATALOG_NAME: Final = "catalog.db"
-"""File name of the catalog in a folder of logs."""
 
 _CATALOG_SUFFIX: Final = ".catalog"
 _PLAIN_NAMESPACE: Final = re.compile(r"[a-z0-9_-]{1,64}")

@@ -266,7 +266,6 @@ class PreparedPurge(Struct, frozen=True):
     newest: Archive | None
     """Newest of the new archives; None if there is none."""
     new_names: frozenset[str]
-    """Names of all new archives."""
 
 
 def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> PreparedPurge:
