@@ -140,17 +140,13 @@ class Directory:
         Raises StoreUnavailable, DamagedStore.
         """
         *folder_names, name = path.split("/")
-        try:
+        with system_errors(f"opening {self.path / path}"), suppress(FileNotFoundError):
             folder = self.subfolder(*folder_names, create=False)
-            if folder is None:
-                return None
-            with folder:
-                descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
-            return self._require_regular_file(descriptor, path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise store_error(error, f"opening {self.path / path}") from error
+            if folder is not None:
+                with folder:
+                    descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
+                return self._require_regular_file(descriptor, path)
+        return None
 
     def _require_regular_file(self, descriptor: Descriptor, path: str) -> Descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -17,7 +17,6 @@ from stenolog.records import Message, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores.disk import locked
 from stenolog.stores.jsonl import trash, writer
-from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.rewrite import LogStates, compose_log, replace_log
@@ -46,12 +45,8 @@ class Lifecycle:
         deadline = self._logs.deadline()
         while True:
             source, messages = self._read_source(key, new_key, at)
-            try:
-                # A fork must not contain messages of another process that a power cut may remove.
-                writer.sync_log(source.log)
-            except OSError as error:
-                self._logs.drop_log(source.log)
-                raise store_error(error, f"syncing the log of {key!r}") from error
+            # A fork must not contain messages of another process that a power cut may remove.
+            self._logs.sync_log(source.log)
             text = compose_forked_log(source.fork, messages, source.fork.state.created)
             with suppress(_LogReplaced):
                 write_log = partial(self._write_fork, text=text, source=source, deadline=deadline)

@@ -73,11 +73,8 @@ class JSONLSnapshotWriter:
         self._deleted_uids: set[str] = set()
 
     @contextmanager
-    def writing(self) -> Iterator["JSONLSnapshotWriter"]:
-        """Yield this writer. Its copies are durable when the `with` ends.
-
-        Raises NotStored, MaybeStored.
-        """
+    def writing(self) -> Iterator[None]:
+        """Make the copies durable when the `with` ends. Raises NotStored, MaybeStored."""
         try:
             self._directory.sync_renames()
             self._remove_interrupted_copies()
@@ -85,7 +82,7 @@ class JSONLSnapshotWriter:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
         try:
-            yield self
+            yield
             self._publish_all()
         finally:
             while self._unpublished:
@@ -128,12 +125,11 @@ class JSONLSnapshotWriter:
                 else:
                     self._publish_file(snapshot, new_file)
                 new_file.close()
-        except OSError as error:
+        except BaseException as error:
             new_file.close()
-            action = f"copying {snapshot.key!r}"
-            raise Outcome(0, error, is_unknown=new_file.has_final_name).failure(action) from error
-        except BaseException:
-            new_file.close()
+            if isinstance(error, OSError):
+                outcome = Outcome(0, error, is_unknown=new_file.has_final_name)
+                raise outcome.failure(f"copying {snapshot.key!r}") from error
             raise
         if len(self._unpublished) >= _MAX_UNPUBLISHED:
             self._publish_all()

@@ -136,9 +136,6 @@ class JSONLStore(operations.SessionOperations):
         self._queue = WriteQueue(self._logs)
         self._lifecycle = Lifecycle(self._logs, self._queue)
         self._snapshot_cache = snapshots.SnapshotCache()
-        self._snapshot_writer = JSONLSnapshotWriter(
-            self._logs, self._lifecycle, self._snapshot_cache
-        )
         self._purger = Purger(self._logs, self._queue, self._lifecycle)
 
     def __repr__(self) -> str:
@@ -579,11 +576,7 @@ class JSONLStore(operations.SessionOperations):
                 return None
             (log, uid, end), messages = result
             if messages:
-                try:
-                    writer.sync_log(log)  # guard: follow-syncs-first
-                except OSError as error:
-                    self._logs.drop_log(log)
-                    raise store_error(error, f"syncing the log of {key!r}") from error
+                self._logs.sync_log(log)  # guard: follow-syncs-first
             return uid, end, messages
 
     # --- snapshots ---------------------------------------------------------------------------
@@ -617,8 +610,9 @@ class JSONLStore(operations.SessionOperations):
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Yield a writer of several sessions, each in a separate file."""
         self._check_writable()
-        with self._in_use.entry, self._snapshot_writer.writing() as session_writer:
-            yield session_writer
+        snapshot_writer = JSONLSnapshotWriter(self._logs, self._lifecycle, self._snapshot_cache)
+        with self._in_use.entry, snapshot_writer.writing():
+            yield snapshot_writer
 
     # --- health and close --------------------------------------------------------------------
 
