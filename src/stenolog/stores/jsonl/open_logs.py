@@ -270,17 +270,13 @@ class OpenLogCache:
         """Release the lock of a session's log. Does nothing if the log is not locked."""
         log = self._locked_logs.get(key)
         if log is not None:
-            self.release_log(log)
-            self._locked_logs.pop(key, None)
-
-    def release_log(self, log: Log) -> None:
-        """Release the lock of this log."""
-        if log.descriptor >= 0:
             try:
-                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+                if log.descriptor >= 0:
+                    fcntl.flock(log.descriptor, fcntl.LOCK_UN)
             except OSError:
                 # The lock ends with the descriptor, which closes after the last use of the log.
                 self.drop_log(log)
+            self._locked_logs.pop(key, None)
 
     def _rewrite_suspect_log(self, log: Log) -> None:
         """Copy a log to a new file, because a sync failed. No append may come before the copy."""

@@ -190,8 +190,7 @@ class JSONLSnapshotWriter:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if snapshot.deleted is not None:
             with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
-                if not new_file.link(_trash_name(snapshot), folder):
-                    new_file.rename(_trash_name(snapshot), folder)
+                new_file.rename(_trash_name(snapshot), folder)
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)

@@ -221,7 +221,9 @@ class JSONLStore(operations.SessionOperations):
 
     def _append_batch(self, key: str, batch: Batch) -> int:
         with self._in_use.entry:
-            self._check_arguments(key, batch.once)
+            check_key(key)
+            check_once(batch.once)
+            self._check_not_read_only()  # the lease is checked later, under the log's lock
             return self._queue.append(key, batch, self._fence)
 
     # --- changing what is visible ------------------------------------------------------------
@@ -255,7 +257,8 @@ class JSONLStore(operations.SessionOperations):
             return decision.result
 
         with self._in_use.entry:
-            self._check_arguments(key, None)
+            check_key(key)
+            self._check_not_read_only()
             return self._queue.run_exclusive(key, decide_and_write)
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
@@ -670,12 +673,6 @@ class JSONLStore(operations.SessionOperations):
         check_key(key)
         with self._in_use.entry:
             return self._logs.read_log(key, read_log)
-
-    def _check_arguments(self, key: str, once: str | None) -> None:
-        """Check the arguments of a write, which checks the lease later under the log's lock."""
-        check_key(key)
-        check_once(once)
-        self._check_not_read_only()
 
     def _check_write(self, key: str) -> None:
         """Check the key, that the store is writable, and that its lease has not ended."""
