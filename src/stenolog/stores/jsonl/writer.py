@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from stenolog.codec import control_line, message_line
 from stenolog.errors import MaybeStored, NotStored, StenologError
-from stenolog.records import Change, ChangeRecord, Message, Record, timestamp
+from stenolog.records import Change, ChangeRecord, Message, Record, StateRecord, timestamp
 from stenolog.stores import log_reports
 from stenolog.stores.arguments import Batch
 from stenolog.stores.disk import sync_file, write_all
@@ -55,6 +55,8 @@ class WritePrefix(Struct, frozen=True, gc=False):
     next_seq: int
     joined: bool
     """Whether the next line is joined: it does not prove that the bytes before it are synced."""
+    records: Sequence[Record] | None = None
+    """Records in `text`; None if the log must read them from the file."""
 
 
 def prepare_write(log: Log, written_at: str) -> WritePrefix:
@@ -86,13 +88,14 @@ def prepare_write(log: Log, written_at: str) -> WritePrefix:
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
     if new_state is None:
-        return WritePrefix(offset, b"", seq, is_joined)
+        return WritePrefix(offset, b"", seq, is_joined, ())
     if is_joined:
         sync_log(log)
     text = control_line("state", seq, written_at, new_state)
     with log.mutex:
         log.state_bytes = len(text)
-    return WritePrefix(offset, text, seq, joined=True)
+    record = StateRecord(seq=seq, at=written_at, body=new_state)
+    return WritePrefix(offset, text, seq, True, [record])
 
 
 def sync_log(log: Log) -> None:
@@ -260,14 +263,16 @@ def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outco
     return stored_seqs, outcome
 
 
-def _write_records(log: Log, prefix: WritePrefix, text: bytes, records: list[Record]) -> Outcome:
+def _write_records(
+    log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]
+) -> Outcome:
     """Write and sync `text`, which starts with the prefix, and add its records to the log."""
     outcome = write_and_sync(log, prefix.offset, text)
     if outcome.error is None:
+        all_records = None if prefix.records is None else [*prefix.records, *records]
         try:
             with log.mutex:
-                # The log reads the records of the prefix from the file.
-                log.record_append(prefix.offset, None if prefix.text else records, len(text))
+                log.record_append(prefix.offset, all_records, len(text))
         except BaseException as error:  # noqa: BLE001  raised by the caller after all have results
             return Outcome(len(text), error)  # the records stay stored
     return outcome
