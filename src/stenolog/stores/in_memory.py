@@ -391,8 +391,8 @@ class InMemoryStore:
         with self._session_to_change(key, must_exist=True):
             session = self._sessions.pop(key)
             # Use a time after all other deletions, even if the clock was set back.
-            others = [entry.trashed().deleted for entry in self._trash]
-            session.deleted = max([_now(), *(time + timedelta(microseconds=1) for time in others)])
+            later_times = [e.trashed().deleted + timedelta(microseconds=1) for e in self._trash]
+            session.deleted = max([_now(), *later_times])
             self._trash.insert(0, session)
             return session.trashed()
 

@@ -250,21 +250,23 @@ class Purger:
         state = self._logs.read_log(key, lambda log: copy_state(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
-        prepared = rewrite.prepare_purge(self._directory, folder, state, before)
+        old_archive = state.archive
+        new_archives = rewrite.prepare_purge(self._directory, folder, state, before)
+        new_names = frozenset(new_archive.name for new_archive in new_archives)
 
         def rewrite_log(log: Log) -> tuple[list[Span], str] | None:
             with log.mutex:
                 state = copy_state(log.known_state())
             if state.uid != uid:
                 return None
-            purged_seqs = rewrite.finish_purge(log, prepared, before, writer.now())
+            purged_seqs = rewrite.finish_purge(log, old_archive, new_archives, before, writer.now())
             return None if purged_seqs is None else (purged_seqs, state.summary)
 
         result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
         if result is not None:
             # Delete the old archives only after the log that names these archives is replaced.
             with _errors_after_effect(key):
-                archive.delete_except(folder, prepared.new_names)  # guard: purge-sweeps-archives
+                archive.delete_except(folder, new_names)  # guard: purge-sweeps-archives
         return result
 
     # --- copies that a purge does not reach --------------------------------------------------

@@ -258,21 +258,12 @@ def finish_compaction(log: Log, prepared: PreparedArchive, now: str) -> Compacti
 # A damaged line after a kept message is newer than this message, so the line is copied unchanged.
 
 
-class PreparedPurge(Struct, frozen=True):
-    """New archives of a log, written but not yet named by any state."""
-
-    replaced_archive: Archive | None
-    """Newest archive before the purge."""
-    newest: Archive | None
-    """Newest of the new archives; None if there is none."""
-    new_names: frozenset[str]
-
-
-def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> PreparedPurge:
+def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> list[Archive]:
     """Copy archived messages with the seq `before` or a later one into new archives.
 
-    The caller holds the lock of the archive folder, so no other process changes the archives.
-    Raises OSError, DamagedStore.
+    Return the new archives, the newest first. No state names these archives yet. The caller holds
+    the lock of the archive folder, so no other process changes the archives. Raises OSError,
+    DamagedStore.
     """
     new_archives: list[Archive] = []
     reference = state.archive
@@ -280,8 +271,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
         text = archive.read_archive_text(directory, state.uid, reference)
         first_state = next(intact_states(text), None)
         previous = first_state.body.archive if first_state is not None else None
-        if previous is not None and not archive.is_before(previous, reference):
-            previous = None
+        previous = previous if archive.is_before(previous, reference) else None
         _check_archive_chain(directory, state, reference, previous, before)
         head = states.blank_state(state.key, state.uid, state.generation, state.created)
         head.purged = state.purged
@@ -296,11 +286,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
             )
             new_archives.append(new_archive)
         reference = previous
-    return PreparedPurge(
-        state.archive,
-        new_archives[0] if new_archives else None,
-        frozenset(item.name for item in new_archives),
-    )
+    return new_archives
 
 
 def _replacement_archive(reference: Archive | None, state: State, before: int) -> Archive | None:
@@ -328,18 +314,22 @@ def _check_archive_chain(
         )
 
 
-def finish_purge(log: Log, prepared: PreparedPurge, before: int, now: str) -> list[Span] | None:
+def finish_purge(
+    log: Log, old_archive: Archive | None, new_archives: Sequence[Archive], before: int, now: str
+) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
-    Returns None if the archives have changed since `prepare_purge`. The caller holds the append
-    lock and drops the log afterwards. Raises OSError.
+    `old_archive` is the newest archive before `prepare_purge`, which returned `new_archives`.
+    Returns None if the archives have changed since. The caller holds the append lock and drops the
+    log afterwards. Raises OSError.
     """
+    newest = new_archives[0] if new_archives else None
     with log.mutex:
         log.check_record_kinds()
         state, last_seq = log.settled_state()
         end_offset = log.end_offset
-        tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
-    if state.archive != prepared.replaced_archive:
+        tokens = log.tokens_upto(newest.last) if newest is not None else []
+    if state.archive != old_archive:
         return None
 
     def complete_step(step: Undo) -> Undo:
@@ -351,11 +341,9 @@ def finish_purge(log: Log, prepared: PreparedPurge, before: int, now: str) -> li
             return Undo(number=step.number, op=step.op, newly=[(1, 1)])
 
     purged_state = states.decide_purge(state, last_seq, before, complete_step)
-    purged_state.archive = prepared.newest
+    purged_state.archive = newest
     purged_state.tokens = [token for token in tokens if token.first >= before]
-    first_seq = 1 + (
-        prepared.newest.last if prepared.newest is not None else min(before - 1, last_seq)
-    )
+    first_seq = 1 + (newest.last if newest is not None else min(before - 1, last_seq))
     # Undo steps that are too long for the state are in change records.
     changes = [
         states.change_of_step(
