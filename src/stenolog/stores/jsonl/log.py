@@ -521,15 +521,8 @@ class Log:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the last `last` visible messages after seq `after`, including archived ones."""
-        live_part = self.visible_messages(last=last, after=after)
-        if not live_part.archived_from:
-            return live_part.messages
-        return self.add_archived_messages(live_part, self.read_archives(live_part))
-
     def visible_messages(self, *, last: int | None, after: int | None) -> LiveMessages:
-        """Return the messages of `history` that are in the live log."""
+        """Return the last `last` visible messages after seq `after` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible_cache is not None:

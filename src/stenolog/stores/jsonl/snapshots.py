@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from operator import attrgetter
 from typing import Final
 
 from stenolog.codec import parse_line
@@ -81,11 +82,8 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             marks[name] = cached_mark
     cache.marks = marks
     live_marks = [mark for _, mark in marks.values() if mark is not None]
-    return sorted(deleted_marks, key=_sort_key) + sorted(live_marks, key=_sort_key)
-
-
-def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
-    return mark.key, mark.uid
+    sort_key = attrgetter("key", "uid")
+    return sorted(deleted_marks, key=sort_key) + sorted(live_marks, key=sort_key)
 
 
 def _read_live_mark(directory: Directory, name: str) -> SnapshotMark | None:

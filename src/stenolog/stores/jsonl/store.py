@@ -89,7 +89,12 @@ class _OpenSession:
 
     def visible_messages(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or only the last `last` of them."""
-        return [] if self._log is None else self._log.history(last=last, after=None)
+        if self._log is None:
+            return []
+        live_part = self._log.visible_messages(last=last, after=None)
+        if not live_part.archived_from:
+            return live_part.messages
+        return self._log.add_archived_messages(live_part, self._log.read_archives(live_part))
 
     def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits."""
