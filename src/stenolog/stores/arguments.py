@@ -21,18 +21,15 @@ def check_int(**numbers: int) -> None:
 
 def check_optional_int(**numbers: int | None) -> None:
     """Raise UsageError unless each value is an integer or None."""
-    for name, number in numbers.items():
-        if number is not None:
-            check_int(**{name: number})
+    check_int(**{name: number for name, number in numbers.items() if number is not None})
 
 
 def check_count(**numbers: int | None) -> None:
     """Raise UsageError unless each value is None, or an integer of 0 or more."""
+    check_optional_int(**numbers)
     for name, number in numbers.items():
-        if number is not None:
-            check_int(**{name: number})
-            if number < 0:
-                raise UsageError(f"{name} must be 0 or more, not {number}")
+        if number is not None and number < 0:
+            raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
 def check_store(store: object, consumer: str) -> None:
@@ -96,7 +93,6 @@ def make_batch(
 
 
 AppendResult = list[int] | StenologError
-"""Seqs of the messages of an append, or its error."""
 
 
 def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:

@@ -20,6 +20,8 @@ from time import monotonic
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from msgspec import Struct, field
+
 from stenolog.codec import check_key
 from stenolog.errors import StoreBusy, StoreClosed, copy_error
 from stenolog.records import Message
@@ -168,10 +170,7 @@ class AsyncStore:
         deleted. If `after` comes from an earlier read, pass `uid` too: a session that was created
         again counts its messages from 1.
         """
-        follower = _Follower(
-            self._store, key, after=after, uid=uid, timeout=timeout, closing=self._closing
-        )
-        return follower.messages()
+        return _Follower(self._store, self._closing, key, after, uid, timeout).messages()
 
     async def close(self) -> None:
         """Close the store and end the threads. Later calls raise StoreClosed.
@@ -376,78 +375,70 @@ class _PendingAppend(_AwaitedCall[list[int]]):
         self.is_submitted = False
 
 
-class _Follower:
+class _Follower(Struct, eq=False):
     """A thread that follows a session, with a queue of new messages.
 
     The thread follows for half a second at a time, because a waiting `Store.follow` cannot notice
     that its reader is gone.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        *,
-        after: int,
-        uid: str | None,
-        timeout: float | None,
-        closing: threading.Event,
-    ) -> None:
-        self._store = store
-        self._closing = closing
-        self._key = key
-        self._after = after
-        self._uid = uid
-        self._timeout = timeout
-        self._arrivals: asyncio.Queue[Message | BaseException | None] = asyncio.Queue()
-        self._free_slots = threading.Semaphore(MAX_READ_AHEAD)
-        self._stopped = False
+    store: Store
+    closing: threading.Event
+    key: str
+    after: int
+    uid: str | None
+    timeout: float | None
+    arrivals: asyncio.Queue[Message | BaseException | None] = field(default_factory=asyncio.Queue)
+    free_slots: threading.Semaphore = field(
+        default_factory=lambda: threading.Semaphore(MAX_READ_AHEAD)
+    )
+    stopped: bool = False
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         loop = asyncio.get_running_loop()
-        was_open = not self._closing.is_set()
+        was_open = not self.closing.is_set()
         run = partial(self._run, loop, was_open=was_open)
         threading.Thread(target=run, name="stenolog-follow", daemon=True).start()
         try:
-            while (item := await self._arrivals.get()) is not None:
+            while (item := await self.arrivals.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
-                self._free_slots.release()
+                self.free_slots.release()
         finally:
-            self._stopped = True
-            self._free_slots.release()
+            self.stopped = True
+            self.free_slots.release()
 
     def _run(self, loop: Loop, *, was_open: bool) -> None:
+        last_item: BaseException | None = None
         try:
             self._follow(loop)
         except StoreClosed as error:
             # If the store was closed after the follower started, end without an error.
-            self._put_item(loop, None if was_open and self._closing.is_set() else error)
+            last_item = None if was_open and self.closing.is_set() else error
         except Exception as error:  # noqa: BLE001 - raised where the messages are awaited
-            self._put_item(loop, error)
-        else:
-            self._put_item(loop, None)
+            last_item = error
+        self._put_item(loop, last_item)
 
     def _follow(self, loop: Loop) -> None:
-        last_seq, uid = self._after, self._uid
+        last_seq, uid = self.after, self.uid
         last_arrival = monotonic()
         has_started = False
         while True:
             try:
                 # The session may be deleted and created again between two rounds of this loop.
-                if uid is None and (info := find_info(self._store, self._key)) is not None:
+                if uid is None and (info := find_info(self.store, self.key)) is not None:
                     uid = info.uid
-                arrivals = self._store.follow(
-                    self._key, after=last_seq, uid=uid, timeout=self._follow_seconds(last_arrival)
+                arrivals = self.store.follow(
+                    self.key, after=last_seq, uid=uid, timeout=self._follow_seconds(last_arrival)
                 )
                 has_started = True
                 for message in arrivals:
                     if uid is None:
                         break  # the session exists now; read its messages once its uid is known
-                    self._free_slots.acquire()
+                    self.free_slots.acquire()
                     self._put_item(loop, message)
-                    if self._stopped:
+                    if self.stopped:
                         return
                     last_seq, last_arrival = message.seq, monotonic()
                 else:
@@ -457,16 +448,16 @@ class _Follower:
                 if has_started:
                     return
                 raise
-            if self._stopped or loop.is_closed():
+            if self.stopped or loop.is_closed():
                 return
 
     def _follow_seconds(self, last_arrival: float) -> float:
-        if self._timeout is None:
+        if self.timeout is None:
             return READER_CHECK_SECONDS
-        return min(READER_CHECK_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
+        return min(READER_CHECK_SECONDS, max(last_arrival + self.timeout - monotonic(), 0))
 
     def _put_item(self, loop: Loop, item: Message | BaseException | None) -> None:
-        _call_in_loop(loop, partial(self._arrivals.put_nowait, item))
+        _call_in_loop(loop, partial(self.arrivals.put_nowait, item))
 
 
 def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseException:

@@ -8,14 +8,14 @@ purge. The next reader builds the catalog again.
 import os
 import re
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
+from stenolog.stores.disk import locked, open_descriptor, sync_folder
 
 CATALOG_NAME: Final = "catalog.db"
-"""File name of the catalog in a folder of logs."""
 
 _CATALOG_SUFFIX: Final = ".catalog"
 _PLAIN_NAMESPACE: Final = re.compile(r"[a-z0-9_-]{1,64}")
@@ -70,12 +70,9 @@ def delete_catalogs(file: Path, *, seconds: float) -> None:
     catalogs = find_catalogs(file)
     if not catalogs:
         return
-    folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) as folder:
         for path in catalogs:
             delete_catalog(folder, path, seconds=seconds)
-    finally:
-        folder.close()
 
 
 def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
@@ -88,15 +85,12 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock_file = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
-    try:
-        wait_for_lock(lock_file, seconds=seconds, name=f"the catalog {path}")
+    with locked(lock_file, time.monotonic() + seconds, f"the catalog {path}"):
         # Delete the journal last: a database without its journal may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
         sync_folder(folder)
-    finally:
-        lock_file.release()
 
 
 def _is_file(folder: int, name: str) -> bool:

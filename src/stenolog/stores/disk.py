@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from stenolog.errors import StoreBusy
 
@@ -58,12 +58,17 @@ class Descriptor(int):
         finally:
             self.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         self.close()
 
 
 CLOSED: Final = Descriptor(-1)
-"""Placeholder for a descriptor that is not open."""
 
 
 def open_descriptor(
@@ -116,9 +121,8 @@ def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
     Other processes may append at the same time, and descriptors of the file stay valid. Raises
     OSError; FileNotFoundError if the file does not exist.
     """
-    descriptor = open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     changed_lines = offset = 0
-    try:
+    with open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
         text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         for line in text.splitlines(keepends=True):
             content = line.rstrip(b"\r\n")
@@ -130,8 +134,6 @@ def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
             offset += len(line)
         if changed_lines:
             sync_file(descriptor)
-    finally:
-        descriptor.close()
     return changed_lines
 
 
@@ -175,10 +177,8 @@ def sync_entries(path: Path) -> None:
         folder = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
         return  # another user owns the folder
-    try:
+    with folder:
         sync_folder(folder)
-    finally:
-        folder.close()
 
 
 def create_private_file(folder: int, name: str) -> Descriptor:
@@ -221,6 +221,16 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
         descriptor.close()
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)
+
+
+@contextmanager
+def locked(descriptor: Descriptor, deadline: float, name: str) -> Iterator[None]:
+    """Hold the flock of an open file, and close the file at the end. Raises StoreBusy, OSError."""
+    try:
+        lock_until(descriptor, deadline, name)
+        yield
+    finally:
+        descriptor.release()
 
 
 def wait_for_lock(

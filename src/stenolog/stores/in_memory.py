@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from math import inf
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Final, Self
 
@@ -56,19 +57,16 @@ def _now() -> datetime:
     return datetime.fromtimestamp(time.time_ns() // 1000 / 1e6, UTC)
 
 
-class _Step(Struct, frozen=True):
-    """The data needed to undo one operation."""
-
-    number: int
-    op: str
-    newly_hidden: set[int]
-    added_seqs: set[int]
-    summary_before: str | None
+def _stored_time(moment: datetime | None) -> str | None:
+    return None if moment is None else records.timestamp(moment)
 
 
-class _Session(Struct):
-    """A session in memory."""
+class _Session(Struct, eq=False):
+    """A session in memory, live or in the trash."""
 
+    key: str
+    deleted: datetime | None = None
+    """Time of the deletion; None if the session is not in the trash."""
     uid: str = field(default_factory=lambda: os.urandom(8).hex())
     created: datetime = field(default_factory=_now)
     updated: datetime | None = None
@@ -77,14 +75,13 @@ class _Session(Struct):
     hidden: set[int] = set()
     summary: str = ""
     meta: bytes = b"{}"
-    undo_steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=UNDO_DEPTH))
+    undo_steps: deque[Undo] = field(default_factory=lambda: deque(maxlen=UNDO_DEPTH))
     tokens: dict[str, tuple[list[int], list[bytes]]] = {}
     archived_upto: int = 0
     generation: int = 1
     forked_from: str | None = None
     version: int = 0
     change_number: int = 0
-    """Number of the newest change."""
     lost_spans: list[Span] = []
     """Seqs of messages that were already lost in the copied session."""
     void_spans: list[Span] = []
@@ -135,11 +132,18 @@ class _Session(Struct):
         self.hidden = hidden
         self.summary = self.summary if summary is None else summary
         self.change_number += 1
+        added_seqs = self.append(append)
         self.undo_steps.append(
-            _Step(self.change_number, op, newly_hidden, set(self.append(append)), old_summary)
+            Undo(
+                number=self.change_number,
+                op=op,
+                newly=spans.from_seqs(newly_hidden),
+                added=(added_seqs[0], added_seqs[-1]) if added_seqs else None,
+                was=old_summary,
+            )
         )
 
-    def fork(self, key: str, upto: int) -> "_Session":
+    def fork(self, new_key: str, upto: int) -> "_Session":
         """Return a new session with the visible messages; the sessions share no mutable data."""
         if not self.floor() <= upto <= self.last_seq:
             raise errors.UsageError(
@@ -147,6 +151,7 @@ class _Session(Struct):
             )
         now = _now()
         return _Session(
+            key=new_key,
             created=now,
             updated=now,
             messages={seq: self.messages[seq] for seq in self.visible_seqs() if seq <= upto},
@@ -154,7 +159,7 @@ class _Session(Struct):
             hidden=set(range(1, self.floor() + 1)),
             summary=self.summary,
             meta=codec.encode_object(forked_meta(records.decode_object(self.meta), upto)),
-            forked_from=key,
+            forked_from=self.key,
             change_number=self.change_number + 1,
         )
 
@@ -169,7 +174,7 @@ class _Session(Struct):
         steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
         for step in steps:
             self.undo_steps.append(step)
-            if step.summary_before or purged_seqs & (step.newly_hidden | step.added_seqs):
+            if step.was or purged_seqs & _affected_seqs(step):
                 # Drop earlier steps, too: without this step, they would restore no former state.
                 self.undo_steps.clear()
         self.tokens = {
@@ -184,13 +189,25 @@ class _Session(Struct):
         self.updated = _now()
         return removed_seqs
 
+    def trashed(self) -> TrashedSession:
+        """Return the entry of this session in the list of deleted sessions."""
+        assert self.deleted is not None, "only a session in the trash has an entry"
+        count = len(self.messages)
+        return TrashedSession(key=self.key, uid=self.uid, deleted=self.deleted, count=count)
+
+    def mark(self) -> SnapshotMark:
+        deleted = _stored_time(self.deleted)
+        stamp = f"{self.uid}:{self.version}:{deleted}:{self.key}"
+        return SnapshotMark(key=self.key, uid=self.uid, deleted=deleted, stamp=stamp)
+
 
 class InMemoryStore:
     """A Store in memory. The promises of Store hold as long as the process runs."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
-        self._trash: list[tuple[TrashedSession, _Session]] = []
+        self._trash: list[_Session] = []
+        """Deleted sessions, the last deleted first."""
         self._leases: dict[str, InMemoryLease] = {}
         self._epochs = count(1)
         self._markers: dict[str, int] = {}
@@ -331,22 +348,23 @@ class InMemoryStore:
             if not session.undo_steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
             step = session.undo_steps.pop()
-            hidden_again = set(step.added_seqs)
+            newly_hidden = _expand_spans(step.newly)
+            hidden_again = _affected_seqs(step) - newly_hidden
             if step.op == "replace" and answered is not None:
-                last_replaced = max(step.newly_hidden | step.added_seqs, default=answered[1])
+                last_replaced = max(_affected_seqs(step), default=answered[1])
                 answer_seqs = range(max(answered[0], last_replaced + 1), answered[1] + 1)
                 hidden_again |= session.messages.keys() & set(answer_seqs)
             withdrawn = hidden_again - session.hidden
-            session.hidden = (session.hidden - step.newly_hidden) | withdrawn
-            if step.summary_before is not None:
-                session.summary = step.summary_before
+            session.hidden = (session.hidden - newly_hidden) | withdrawn
+            if step.was is not None:
+                session.summary = step.was
             session.change_number += 1
             session.updated = _now()
             return UndoResult(
                 op=step.op,
-                shown=len(step.newly_hidden),
+                shown=len(newly_hidden),
                 hid=len(withdrawn),
-                summary_restored=step.summary_before is not None,
+                summary_restored=step.was is not None,
             )
 
     def compact(self, key: str) -> CompactionResult:
@@ -366,42 +384,41 @@ class InMemoryStore:
         check_optional_int(at=at)
         with self._session_to_change(key, must_exist=True) as session:
             self._check_key_unused(new_key)
-            self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
+            self._sessions[new_key] = session.fork(new_key, session.last_seq if at is None else at)
 
     def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash."""
         with self._session_to_change(key, must_exist=True):
             session = self._sessions.pop(key)
             # Use a time after all other deletions, even if the clock was set back.
-            later_times = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
-            deleted = max([_now(), *later_times])
-            count = len(session.messages)
-            trashed = TrashedSession(key=key, uid=session.uid, deleted=deleted, count=count)
-            self._trash.insert(0, (trashed, session))
-            return trashed
+            later_times = [e.trashed().deleted + timedelta(microseconds=1) for e in self._trash]
+            session.deleted = max([_now(), *later_times])
+            self._trash.insert(0, session)
+            return session.trashed()
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
         target_key = key if as_key is None else as_key
         with self._locked_session(key), self._session_to_change(target_key):
-            for pair in self._trash:
-                if pair[0].key == key and uid in (None, pair[0].uid):
+            for session in self._trash:
+                if session.key == key and uid in (None, session.uid):
                     self._check_key_unused(target_key)
-                    self._trash.remove(pair)
-                    self._sessions[target_key] = pair[1]
+                    self._trash.remove(session)
+                    session.key, session.deleted = target_key, None
+                    self._sessions[target_key] = session
                     return
             raise errors.NoSuchSession(key, "it is not in the trash")
 
     def list_trash(self) -> list[TrashedSession]:
         """Return the deleted sessions, the last deleted first."""
         with self._locked_store():
-            return [trashed for trashed, _ in self._trash]
+            return [session.trashed() for session in self._trash]
 
     def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Delete all sessions of the key, or its messages below a seq, permanently."""
         check_optional_int(before=before)
         with self._session_to_change(key) as live:
-            trashed_sessions = [session for entry, session in self._trash if entry.key == key]
+            trashed_sessions = [session for session in self._trash if session.key == key]
             if key not in self._sessions and (before is not None or not trashed_sessions):
                 raise errors.NoSuchSession(key)
             sentences = []
@@ -411,7 +428,7 @@ class InMemoryStore:
                 ]
                 self._sessions.pop(key, None)
                 self._leases.pop(key, None)
-                self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
+                self._trash[:] = [session for session in self._trash if session.key != key]
             else:
                 purged_seqs = live.purge(before)
                 sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
@@ -423,9 +440,8 @@ class InMemoryStore:
     def _purge_result(
         self, key: str, purged_seqs: Collection[int], sentences: Iterable[str] = ()
     ) -> PurgeResult:
-        deleted = ((entry.key, session) for entry, session in self._trash)
-        sessions = [*self._sessions.items(), *deleted]
-        forks = [name for name, session in sessions if session.forked_from == key]
+        sessions = [*self._sessions.values(), *self._trash]
+        forks = [session.key for session in sessions if session.forked_from == key]
         return PurgeResult(
             messages=len(purged_seqs),
             first=min(purged_seqs, default=0),
@@ -436,17 +452,19 @@ class InMemoryStore:
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key."""
         with self._session_to_change(key):
-            pairs = [pair for pair in self._trash if pair[0].key == key]
-            selected = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in entries]
+            selected = [
+                session
+                for session in self._trash
+                if session.key == key and (session.uid, session.deleted) in entries
+            ]
             if not selected or len(selected) != len(set(entries)):
                 raise errors.NoSuchSession(
                     key, "it is not in the trash; it may have been restored or deleted again"
                 )
-            uids = {trashed.uid for trashed, _ in selected}
-            self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
+            self._trash[:] = [session for session in self._trash if session not in selected]
             if key not in self._sessions:
                 self._leases.pop(key, None)
-            purged_seqs = [seq for _, session in selected for seq in session.messages]
+            purged_seqs = [seq for session in selected for seq in session.messages]
             return self._purge_result(key, purged_seqs)
 
     def unfinished_purges(self) -> list[TrashedSession]:
@@ -610,11 +628,11 @@ class InMemoryStore:
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return all sessions: first the trash, then the live sessions."""
         with self._locked_store():
-            deleted_marks = [
-                _snapshot_mark(trashed.key, session, trashed) for trashed, session in self._trash
+            return [
+                session.mark()
+                for sessions in (self._trash, self._sessions.values())
+                for session in sorted(sessions, key=attrgetter("key", "uid"))
             ]
-            live_marks = [_snapshot_mark(key, session) for key, session in self._sessions.items()]
-            return sorted(deleted_marks, key=_sort_key) + sorted(live_marks, key=_sort_key)
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
@@ -630,14 +648,13 @@ class InMemoryStore:
         yield reading
 
     def _read_by_uid(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        existing = self._find_by_uid(mark.uid)
-        if existing is None:
+        session = self._find_by_uid(mark.uid)
+        if session is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
-        key, session, trashed = existing
         return SnapshotReading(
-            snapshot=_snapshot_of(key, session, trashed),
+            snapshot=_snapshot_of(session),
             messages=iter(_messages_after(session, after)),
-            stamp=_snapshot_mark(key, session, trashed).stamp,
+            stamp=session.mark().stamp,
             untouched=session.copied_version == session.version,
         )
 
@@ -648,14 +665,9 @@ class InMemoryStore:
             yield _SnapshotWriter(self)
             self._changed.notify_all()
 
-    def _find_by_uid(self, uid: str) -> "tuple[str, _Session, TrashedSession | None] | None":
-        for key, session in self._sessions.items():
-            if session.uid == uid:
-                return key, session, None
-        for trashed, session in self._trash:
-            if session.uid == uid:
-                return trashed.key, session, trashed
-        return None
+    def _find_by_uid(self, uid: str) -> _Session | None:
+        sessions = [*self._sessions.values(), *self._trash]
+        return next((session for session in sessions if session.uid == uid), None)
 
     def health(self) -> Health:
         """Return a Health without problems, because memory has no disk that could fail."""
@@ -693,7 +705,7 @@ class InMemoryStore:
         """Hold the lock, and yield the session with this key, or a new session."""
         codec.check_key(key)
         with self._locked_store():
-            yield self._sessions.get(key) or _Session()
+            yield self._sessions.get(key) or _Session(key)
 
     @contextmanager
     def _session_to_change(self, key: str, *, must_exist: bool = False) -> Iterator[_Session]:
@@ -791,7 +803,7 @@ class _SnapshotWriter:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace is gone; try again")
         if existing is not None and not instead_of:
             raise errors.SessionExists(snapshot.key)
-        if existing is not None and _snapshot_mark(*existing).stamp != instead_of:
+        if existing is not None and existing.mark().stamp != instead_of:
             raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")
         session_of_key = store._sessions.get(snapshot.key)
         if (
@@ -801,63 +813,36 @@ class _SnapshotWriter:
         ):
             raise errors.SessionExists(snapshot.key)
         session = _session_from_snapshot(snapshot, list(messages))
-        session.version = session.copied_version = (
-            0 if existing is None else existing[1].version + 1
-        )
-        if existing is not None and existing[2] is None:
-            del store._sessions[existing[0]]
-        store._trash[:] = [pair for pair in store._trash if pair[1].uid != snapshot.uid]
-        if snapshot.deleted is None:
-            store._sessions[snapshot.key] = session
+        session.version = session.copied_version = 0 if existing is None else existing.version + 1
+        if existing in store._trash:
+            store._trash.remove(existing)
+        elif existing is not None:
+            del store._sessions[existing.key]
+        if session.deleted is None:
+            store._sessions[session.key] = session
         else:
-            deleted = datetime.fromisoformat(snapshot.deleted)
-            count = len(session.messages)
-            trashed = TrashedSession(
-                key=snapshot.key, uid=snapshot.uid, deleted=deleted, count=count
-            )
-            store._trash.append((trashed, session))
-            store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
+            store._trash.append(session)
+            store._trash.sort(key=lambda entry: entry.trashed().deleted, reverse=True)
 
 
-def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
-    return mark.key, mark.uid
-
-
-def _snapshot_mark(
-    key: str, session: _Session, trashed: TrashedSession | None = None
-) -> SnapshotMark:
-    deleted = None if trashed is None else records.timestamp(trashed.deleted)
-    stamp = f"{session.uid}:{session.version}:{deleted}:{key}"
-    return SnapshotMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
-
-
-def _snapshot_of(key: str, session: _Session, trashed: TrashedSession | None) -> Snapshot:
+def _snapshot_of(session: _Session) -> Snapshot:
     floor, end = session.floor(), session.last_seq
     known_spans = spans.union(
         session.lost_spans, session.void_spans, spans.from_seqs(session.messages)
     )
     return Snapshot(
-        key=key,
+        key=session.key,
         uid=session.uid,
         created=records.timestamp(session.created),
         updated=records.timestamp(session.updated or session.created),
-        deleted=None if trashed is None else records.timestamp(trashed.deleted),
+        deleted=_stored_time(session.deleted),
         last_seq=end,
         floor=floor,
         hidden=spans.from_seqs(seq for seq in session.hidden if seq > floor),
         number=session.change_number,
         summary=session.summary,
         meta=records.decode_object(session.meta),
-        undo=[
-            Undo(
-                number=step.number,
-                op=step.op,
-                newly=spans.from_seqs(step.newly_hidden),
-                added=(min(step.added_seqs), max(step.added_seqs)) if step.added_seqs else None,
-                was=step.summary_before,
-            )
-            for step in session.undo_steps
-        ],
+        undo=list(session.undo_steps),
         lost=session.lost_spans,
         void=session.void_spans,
         purged=spans.minus([(1, end)], known_spans) if end else [],
@@ -891,17 +876,9 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
     for once, length, first in token_starts:
         seqs = list(range(first, first + length))
         tokens[once] = (seqs, [by_seq[seq].to_json() for seq in seqs if seq in by_seq])
-    steps = [
-        _Step(
-            step.number,
-            step.op,
-            _expand_spans(step.newly),
-            _expand_spans([step.added] if step.added else []),
-            step.was,
-        )
-        for step in snapshot.undo
-    ]
     return _Session(
+        key=snapshot.key,
+        deleted=None if snapshot.deleted is None else datetime.fromisoformat(snapshot.deleted),
         uid=snapshot.uid,
         created=datetime.fromisoformat(snapshot.created),
         updated=datetime.fromisoformat(snapshot.updated),
@@ -910,7 +887,7 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
         hidden=_expand_spans([(1, snapshot.floor), *snapshot.hidden]),
         summary=snapshot.summary,
         meta=codec.encode_object(snapshot.meta),
-        undo_steps=deque(steps, maxlen=UNDO_DEPTH),
+        undo_steps=deque(snapshot.undo, maxlen=UNDO_DEPTH),
         tokens=tokens,
         archived_upto=snapshot.archived,
         forked_from=snapshot.forked_from,
@@ -918,6 +895,11 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
         lost_spans=snapshot.lost,
         void_spans=snapshot.void,
     )
+
+
+def _affected_seqs(step: Undo) -> set[int]:
+    """Return the seqs that the operation hid or appended."""
+    return _expand_spans(step.newly if step.added is None else [*step.newly, step.added])
 
 
 def _expand_spans(seq_spans: Iterable[Span]) -> set[int]:

@@ -117,7 +117,13 @@ def parse(text: bytes) -> JSONSession:
         problems=tuple(problems),
     )
     stenolog_field = data.get("stenolog")
-    return session if stenolog_field is None else _add_stenolog_field(session, stenolog_field)
+    if stenolog_field is None:
+        return session
+    try:
+        return _add_hidden_messages(session, stenolog_field)
+    except (KeyError, TypeError, ValueError, StopIteration, UsageError):
+        problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
+        return replace(session, problems=(*session.problems, problem))
 
 
 def compose_file(session: JSONSession) -> bytes:
@@ -166,16 +172,8 @@ def _parse_message(value: object, label: str, problems: list[str]) -> JSONMessag
     return JSONMessage(payload, parse_go_time(value.get("created_at")))
 
 
-def _add_stenolog_field(session: JSONSession, stenolog_field: object) -> JSONSession:
-    """Add the content of the field `stenolog`. If the field is malformed, only add a problem."""
-    try:
-        return _add_hidden_messages(session, stenolog_field)
-    except (KeyError, TypeError, ValueError, StopIteration, UsageError):
-        problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
-        return replace(session, problems=(*session.problems, problem))
-
-
 def _add_hidden_messages(session: JSONSession, stenolog_field: Any) -> JSONSession:
+    """Return the session with the content of its field `stenolog`."""
     visible = [
         JSONMessage(message.payload, parse_go_time(at), _parse_token(once))
         for message, once, at in zip(

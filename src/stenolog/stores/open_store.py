@@ -5,6 +5,7 @@ An engine is imported only when a store uses it, which keeps the start fast.
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -14,7 +15,6 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
-"""First bytes of an SQLite database file."""
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLE_PATHS: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
@@ -45,11 +45,30 @@ def open_store(
     parsed = parse_address(where)
     match parsed.engine:
         case "jsonl":
-            return _open_jsonl(parsed.path, namespace=namespace, read_only=read_only)
+            from stenolog.stores.jsonl import JSONLStore
+
+            try:
+                return JSONLStore(parsed.path, namespace=namespace, read_only=read_only)
+            except StenologError:
+                check_no_file(parsed.path)
+                raise
         case "sqlite":
-            return _open_sqlite(parsed, namespace=namespace, read_only=read_only)
+            from stenolog.stores.sqlite import SQLiteStore
+
+            options, _ = _parse_options("sqlite", parsed.parameters)
+            return SQLiteStore(parsed.path, namespace=namespace, read_only=read_only, **options)
         case "postgresql":
-            return _open_postgres(parsed, namespace=namespace, read_only=read_only)
+            from urllib.parse import unquote
+
+            from stenolog.stores.postgres import PostgresStore
+
+            url, _, parameters = str(parsed.path).partition("?")
+            options, driver_parameters = _parse_options("postgresql", parameters)
+            if driver_parameters:
+                url += "?" + "&".join(driver_parameters)
+            if "schema" in options:
+                options["schema"] = unquote(options["schema"])
+            return PostgresStore(url, namespace=namespace, read_only=read_only, **options)
         case "memory" if read_only:
             raise UsageError("memory: starts empty, so it cannot be opened read-only")
         case "memory":
@@ -134,16 +153,6 @@ def _require_plain_path(scheme: str, path: str) -> str:
     return _expand_user(path)
 
 
-def _open_jsonl(folder: str | os.PathLike[str], *, namespace: str, read_only: bool) -> Store:
-    from stenolog.stores.jsonl import JSONLStore
-
-    try:
-        return JSONLStore(folder, namespace=namespace, read_only=read_only)
-    except StenologError:
-        check_no_file(folder)
-        raise
-
-
 def check_no_file(place: str | os.PathLike[str]) -> None:
     """Raise UsageError if `place` should be a folder but is a file."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
@@ -161,65 +170,39 @@ def _expand_user(path: str) -> str:
     return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111
 
 
-def _open_sqlite(parsed: Address, *, namespace: str, read_only: bool) -> Store:
-    from stenolog.stores.sqlite import SQLiteStore
+_NUMBER: Final = "[0-9]{1,10}"  # `int` raises ValueError for very long numbers
+_POSITIVE: Final = f"(?=0*[1-9]){_NUMBER}"
+_OPTIONS: Final[dict[Engine, dict[str, tuple[str, Callable[[str], Any]]]]] = {
+    "sqlite": {"synchronous": ("full|normal", str), "cache_kb": (_POSITIVE, int)},
+    "postgresql": {
+        "schema": ("(?s).+", str),
+        "connections": (_POSITIVE, int),
+        "busy_timeout": (_NUMBER, float),
+        "answer_timeout": (_NUMBER, float),
+    },
+}
+"""Options of the engines in an address: the pattern of the value, and its conversion."""
+_OPTION_ADVICE: Final[dict[Engine, str]] = {
+    "sqlite": "synchronous=full, synchronous=normal or cache_kb=NUMBER, joined by &",
+    "postgresql": "schema=NAME, connections=NUMBER, busy_timeout=SECONDS or answer_timeout=SECONDS",
+}
 
-    return SQLiteStore(
-        parsed.path,
-        namespace=namespace,
-        read_only=read_only,
-        **_parse_sqlite_parameters(parsed.parameters),
-    )
 
+def _parse_options(engine: Engine, parameters: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of the engine, and the parameters for the driver of PostgreSQL.
 
-_POSTGRES_OPTIONS: Final = ("schema", "connections", "busy_timeout", "answer_timeout")
-"""Options of PostgresStore. The driver gets all other parameters of the URL."""
-
-
-def _open_postgres(parsed: Address, *, namespace: str, read_only: bool) -> Store:
-    from urllib.parse import unquote
-
-    from stenolog.stores.postgres import PostgresStore
-
-    base, _, parameters = str(parsed.path).partition("?")
+    Raises UsageError.
+    """
     options: dict[str, Any] = {}
     driver_parameters: list[str] = []
     for pair in parameters.split("&") if parameters else ():
         name, _, value = pair.partition("=")
-        if name == "schema" and value:
-            options[name] = unquote(value)
-        elif name == "connections" and _is_short_number(value) and int(value) > 0:
-            options[name] = int(value)
-        elif name in ("busy_timeout", "answer_timeout") and _is_short_number(value):
-            options[name] = float(value)
-        elif name in _POSTGRES_OPTIONS:
-            raise UsageError(
-                f"postgresql: invalid parameter {pair!r}; use schema=NAME, connections=NUMBER, "
-                "busy_timeout=SECONDS or answer_timeout=SECONDS"
-            )
-        else:
+        pattern, convert = _OPTIONS[engine].get(name, (None, str))
+        if pattern is not None and re.fullmatch(pattern, value):
+            options[name] = convert(value)
+        elif pattern is None and engine == "postgresql":
             driver_parameters.append(pair)
-    url = base + ("?" + "&".join(driver_parameters) if driver_parameters else "")
-    return PostgresStore(url, namespace=namespace, read_only=read_only, **options)
-
-
-def _is_short_number(text: str) -> bool:
-    # `int` raises ValueError for very long numbers.
-    return text.isascii() and text.isdigit() and len(text) <= 10
-
-
-def _parse_sqlite_parameters(parameters: str) -> dict[str, Any]:
-    """Parse the parameters of an SQLite address. Raises UsageError."""
-    options: dict[str, Any] = {}
-    for pair in parameters.split("&") if parameters else ():
-        name, _, value = pair.partition("=")
-        if name == "synchronous" and value in ("full", "normal"):
-            options[name] = value
-        elif name == "cache_kb" and _is_short_number(value) and int(value) > 0:
-            options[name] = int(value)
         else:
-            raise UsageError(
-                f"sqlite: invalid parameter {pair!r}; use synchronous=full, synchronous=normal or "
-                "cache_kb=NUMBER, joined by &"
-            )
-    return options
+            advice = _OPTION_ADVICE[engine]
+            raise UsageError(f"{engine}: invalid parameter {pair!r}; use {advice}")
+    return options, driver_parameters

@@ -200,7 +200,7 @@ def snapshot_of(
         lost=spans.minus(spans.union(state.lost, lost), spans.union(state.void, state.purged)),
         void=list(state.void),
         purged=list(state.purged),
-        archived=state.archive.last if state.archive is not None else 0,
+        archived=states.archived_upto(state),
         forked_from=state.forked_from,
         tokens=sorted(tokens, key=lambda token: (token.first, token.token)),
     )

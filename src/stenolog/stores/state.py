@@ -291,7 +291,6 @@ class Fork(Struct, frozen=True):
 
     state: State
     copied: list[Span]
-    """Seqs of the messages that are copied."""
     next_seq: int
 
 
@@ -314,14 +313,9 @@ def decide_fork(
     # The change has a new number, because numbers are not reused.
     fork_state.number = state.number + 1
     fork_state.summary, fork_state.meta = state.summary, forked_meta(state.meta, upto)
-    fork_state.purged = seqs_not_copied(copied_spans, upto)
+    fork_state.purged = spans.minus([(1, upto)], copied_spans)
     fork_state.forked_from = state.key
     return Fork(fork_state, copied_spans, upto + 1)
-
-
-def seqs_not_copied(copied: Sequence[Span], last_seq: int) -> list[Span]:
-    """Return the seqs up to `last_seq` that a fork did not copy."""
-    return spans.minus([(1, last_seq)], copied) if last_seq > 0 else []
 
 
 def decide_purge(
@@ -361,7 +355,7 @@ def _affects_purged_data(step: Undo, purged_upto: int) -> bool:
 
 def present_seqs(state: State, last_seq: int) -> list[Span]:
     """Return the seqs that have a message, visible or hidden."""
-    return spans.minus([(1, last_seq)], missing_seqs(state)) if last_seq > 0 else []
+    return spans.minus([(1, last_seq)], missing_seqs(state))
 
 
 def describe_remaining(

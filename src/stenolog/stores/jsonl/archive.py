@@ -34,6 +34,7 @@ _BLOCK_BYTES: Final = 1024 * 1024
 class ArchiveContent(Struct, frozen=True):
     """Content of one archive."""
 
+    reference: Archive
     path: str
     messages: list[Message] = []
     changes: list[Change] = []
@@ -59,15 +60,13 @@ def is_before(reference: Archive | None, other: Archive) -> bool:
 def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveContent:
     """Return the content of one archive. Raises StoreUnavailable, DamagedStore."""
     path = f"{FOLDER}/{uid}/{reference.name}"
-    packed = _read_file(directory, path)
-    if packed is None:
-        return ArchiveContent(path, damaged=[DamagedBytes(0, 0, False, b"")])
-    text, is_complete = decompress(packed)
+    text, is_complete = _read_lines(directory, path)
     records, damaged = read_records(text, offset=0)
     if not is_complete and not damaged:
         damaged = [DamagedBytes(len(text), 0, False, b"")]
     archived_states = [record.body for record in records if isinstance(record, StateRecord)]
     return ArchiveContent(
+        reference,
         path,
         messages=[record for record in records if isinstance(record, Message)],
         changes=[record.body for record in records if isinstance(record, ChangeRecord)],
@@ -79,8 +78,7 @@ def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveC
 def read_archive_text(directory: Directory, uid: str, reference: Archive) -> bytes:
     """Return the decompressed lines of an archive. Raises DamagedStore if a part is missing."""
     path = f"{FOLDER}/{uid}/{reference.name}"
-    packed = _read_file(directory, path)
-    text, is_complete = decompress(packed) if packed is not None else (b"", False)
+    text, is_complete = _read_lines(directory, path)
     if not is_complete:
         raise DamagedStore(
             f"{directory.path / path} is missing or damaged; restore it from a backup"
@@ -88,16 +86,14 @@ def read_archive_text(directory: Directory, uid: str, reference: Archive) -> byt
     return text
 
 
-def _read_file(directory: Directory, path: str) -> bytes | None:
-    """Return the bytes of an archive; None if the file does not exist."""
+def _read_lines(directory: Directory, path: str) -> tuple[bytes, bool]:
+    """Return the readable lines of an archive, and whether the file exists and is complete."""
     descriptor = directory.open_to_read(path)
     if descriptor is None:
-        return None
-    try:
-        with system_errors(f"reading {directory.path / path}"):
-            return read_all(descriptor, 0, os.fstat(descriptor).st_size)
-    finally:
-        descriptor.close()
+        return b"", False
+    with descriptor, system_errors(f"reading {directory.path / path}"):
+        packed = read_all(descriptor, 0, os.fstat(descriptor).st_size)
+    return decompress(packed)
 
 
 def decompress(packed: bytes) -> tuple[bytes, bool]:

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -30,10 +30,8 @@ from stenolog.stores.disk import (
 from stenolog.stores.file_names import LOG_SUFFIX
 
 TRASH: Final = "trash"
-"""Folder of deleted logs, next to the live logs."""
 
 _RECORD_START: Final = b'{"kind":"'
-"""Start of every line of a log."""
 
 LOW_DISK_BYTES: Final = 64 * 1024 * 1024
 """Bytes of free disk space below which a warning is reported, before writes fail."""
@@ -142,19 +140,13 @@ class Directory:
         Raises StoreUnavailable, DamagedStore.
         """
         *folder_names, name = path.split("/")
-        try:
+        with system_errors(f"opening {self.path / path}"), suppress(FileNotFoundError):
             folder = self.subfolder(*folder_names, create=False)
-            if folder is None:
-                return None
-            try:
-                descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
-            finally:
-                folder.close()
-            return self._require_regular_file(descriptor, path)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise store_error(error, f"opening {self.path / path}") from error
+            if folder is not None:
+                with folder:
+                    descriptor = open_descriptor(name, os.O_RDONLY | _BASE_FLAGS, dir_fd=folder)
+                return self._require_regular_file(descriptor, path)
+        return None
 
     def _require_regular_file(self, descriptor: Descriptor, path: str) -> Descriptor:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -193,13 +185,12 @@ class Directory:
 
     def list_names(self) -> list[str]:
         """Return the names of all files and folders in this folder, unsorted."""
-        with system_errors(f"listing {self.path}"):
-            # Open the folder again: threads that share a descriptor would each miss entries.
-            folder = open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor)
-            try:
-                return names_in(folder)
-            finally:
-                folder.close()
+        # Open the folder again: threads that share a descriptor would each miss entries.
+        with (
+            system_errors(f"listing {self.path}"),
+            open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor) as folder,
+        ):
+            return names_in(folder)
 
     def sync_entries(self) -> None:
         """Sync the folder: wait until its entries are on the disk. Raises OSError."""
@@ -226,10 +217,8 @@ class Directory:
                 raise
             trash_folder = None  # the trash is a file or symlink, so no log was moved into it
         if trash_folder is not None:
-            try:
+            with trash_folder:
                 sync_folder(trash_folder)
-            finally:
-                trash_folder.close()
             self.sync_entries()
 
     def subfolder(self, *names: str, create: bool) -> Descriptor | None:
@@ -257,30 +246,18 @@ class Directory:
         finally:
             parent.close()
 
-    @contextmanager
-    def open_subfolder(self, *names: str) -> Iterator[Descriptor | None]:
-        """Open a nested folder; None if it does not exist. Raises StoreUnavailable, DamagedStore.
+    def open_subfolder(self, name: str) -> AbstractContextManager[Descriptor | None]:
+        """Open a subfolder; None if it does not exist. Raises StoreUnavailable, DamagedStore."""
+        with system_errors(f"opening {self.path / name}"):
+            folder = self.subfolder(name, create=False)
+        return nullcontext() if folder is None else folder
 
-        The body of the `with` may raise OSError; the error is not translated.
-        """
-        with system_errors(f"opening {self.path.joinpath(*names)}"):
-            folder = self.subfolder(*names, create=False)
-        try:
-            yield folder
-        finally:
-            if folder is not None:
-                folder.close()
-
-    @contextmanager
-    def require_subfolder(self, name: str, *, create: bool) -> Iterator[Descriptor]:
+    def require_subfolder(self, name: str, *, create: bool) -> Descriptor:
         """Open a subfolder of this folder. Raises OSError, also if the folder does not exist."""
         folder = self.subfolder(name, create=create)
         if folder is None:
             raise FileNotFoundError(os.fspath(self.path / name))
-        try:
-            yield folder
-        finally:
-            folder.close()
+        return folder
 
     def free_bytes(self) -> int:
         """Return the free disk space in bytes. Raises OSError."""

@@ -16,8 +16,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -31,12 +31,12 @@ from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
+    locked,
     open_descriptor,
     sync_file,
     sync_folder,
-    wait_for_lock,
 )
-from stenolog.stores.jsonl.directory import Directory, store_error, system_errors
+from stenolog.stores.jsonl.directory import Directory, names_in, store_error, system_errors
 
 if TYPE_CHECKING:
     from stenolog.stores.jsonl.store import JSONLStore
@@ -228,16 +228,13 @@ def leased_keys(folder: Path, keys: Collection[str]) -> set[str]:
         )
     except OSError:
         return set()  # no session of this folder was ever leased
-    try:
-        with os.scandir(lock_folder) as entries:
-            names = {entry.name for entry in entries}
+    with lock_folder:
+        names = set(names_in(lock_folder))
         return {
             key
             for key in keys
             if (name := lock_name(key)) in names and _is_locked(lock_folder, name)
         }
-    finally:
-        lock_folder.close()
 
 
 def _is_locked(folder: int, name: str) -> bool:
@@ -246,10 +243,8 @@ def _is_locked(folder: int, name: str) -> bool:
         descriptor = open_descriptor(name, _READ_FLAGS, dir_fd=folder)
     except OSError:
         return False
-    try:
+    with descriptor:
         return _is_locked_exclusively(descriptor)
-    finally:
-        descriptor.close()
 
 
 def acquire_lease(
@@ -350,7 +345,7 @@ def _highest_deleted_epoch(directory: Directory) -> int:
         descriptor = open_descriptor(path, _READ_FLAGS, dir_fd=directory.descriptor)
     except FileNotFoundError:
         return 0
-    with _lock_epoch_file(descriptor):
+    with _locked_epoch_file(descriptor):
         return _read_epoch(descriptor)
 
 
@@ -360,7 +355,7 @@ def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
     Raises OSError, StoreBusy.
     """
     descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _LOCK_FLAGS, dir_fd=folder)
-    with _lock_epoch_file(descriptor):
+    with _locked_epoch_file(descriptor):
         if _read_epoch(descriptor) < epoch:
             # The epoch is written in place and within one sector, like the line of a lock file.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
@@ -368,19 +363,13 @@ def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
             sync_folder(folder)
 
 
-@contextmanager
-def _lock_epoch_file(descriptor: Descriptor) -> Iterator[None]:
+def _locked_epoch_file(descriptor: Descriptor) -> AbstractContextManager[None]:
     """Lock the file of the highest epoch, and close the file at the end.
 
     Raises OSError, StoreBusy.
     """
-    try:
-        wait_for_lock(
-            descriptor, seconds=_EPOCH_WAIT_SECONDS, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
-        )
-        yield
-    finally:
-        descriptor.release()
+    deadline = time.monotonic() + _EPOCH_WAIT_SECONDS
+    return locked(descriptor, deadline, f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}")
 
 
 def _read_epoch(descriptor: Descriptor) -> int:
@@ -418,16 +407,13 @@ def delete_lock_file(directory: Directory, key: str) -> None:
     with (
         suppress(FileNotFoundError),
         directory.require_subfolder(FOLDER, create=False) as folder,
+        open_descriptor(name, _READ_FLAGS, dir_fd=folder) as descriptor,
     ):
-        descriptor = open_descriptor(name, _READ_FLAGS, dir_fd=folder)
-        try:
-            holder = read_holder(descriptor)
-            if holder is not None:
-                _record_deleted_epoch(folder, holder.epoch)
-            os.unlink(name, dir_fd=folder)
-            sync_folder(folder)
-            last_holder = read_holder(descriptor)  # a deleted lock file cannot be leased
-            if last_holder is not None and last_holder != holder:
-                _record_deleted_epoch(folder, last_holder.epoch)
-        finally:
-            descriptor.close()
+        holder = read_holder(descriptor)
+        if holder is not None:
+            _record_deleted_epoch(folder, holder.epoch)
+        os.unlink(name, dir_fd=folder)
+        sync_folder(folder)
+        last_holder = read_holder(descriptor)  # a deleted lock file cannot be leased
+        if last_holder is not None and last_holder != holder:
+            _record_deleted_epoch(folder, last_holder.epoch)

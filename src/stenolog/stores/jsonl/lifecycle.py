@@ -9,22 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from msgspec import Struct
-
 from stenolog.codec import message_line
 from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message, TrashedSession
-from stenolog.stores import spans
-from stenolog.stores.disk import lock_until
+from stenolog.stores import file_names, spans
+from stenolog.stores.disk import locked
 from stenolog.stores.jsonl import trash, writer
-from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.rewrite import LogStates, compose_log, replace_log
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
-from stenolog.stores.state import Fork, copy_state, decide_fork, seqs_not_copied
+from stenolog.stores.state import Fork, copy_state, decide_fork
 
 
 class _LogReplaced(Exception):
@@ -45,54 +42,51 @@ class Lifecycle:
         """Fork a session, as `Store.fork` describes."""
         deadline = self._logs.deadline()
         while True:
-            source, messages = self._read_source(key, new_key, at)
-            try:
-                # A fork must not contain messages of another process that a power cut may remove.
-                writer.sync_log(source.log)
-            except OSError as error:
-                self._logs.drop_log(source.log)
-                raise store_error(error, f"syncing the log of {key!r}") from error
-            text = compose_forked_log(source.fork, messages, source.fork.state.created)
+            (log, version, fork), messages = self._read_source(key, new_key, at)
+            # A fork must not contain messages of another process that a power cut may remove.
+            self._logs.sync_log(log)
+            text = compose_forked_log(fork, messages)
             with suppress(_LogReplaced):
-                write_log = partial(self._write_fork, text=text, source=source, deadline=deadline)
+                write_log = partial(
+                    self._write_fork, text=text, key=key, version=version, deadline=deadline
+                )
                 self.create_session(new_key, write_log, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
-    def _write_fork(self, log: Log, *, text: bytes, source: "_ForkSource", deadline: float) -> None:
-        """Create the fork while its source is locked. Raises _LogReplaced.
+    def _write_fork(
+        self, log: Log, *, text: bytes, key: str, version: tuple[str, int], deadline: float
+    ) -> None:
+        """Create the fork while its source `key` is locked. Raises _LogReplaced.
 
         Purged messages must not remain in a fork that the purge does not report. So a purge of the
         source either finds and reports the fork, or runs earlier and this method raises.
         """
-        source_log = source.log
-        descriptor = self._directory.open_log(source_log.name)
+        descriptor = self._directory.open_log(file_names.log_name(key))
         if descriptor is None:
             raise _LogReplaced
-        try:
-            lock_until(descriptor, deadline, f"the log of {source_log.key!r}")
+        with locked(descriptor, deadline, f"the log of {key!r}"):
             # guard: fork-sees-purge
-            if self._logs.read_log(source_log.key, _read_version) != source.version:
+            if self._logs.read_log(key, _read_version) != version:
                 raise _LogReplaced
             replace_log(log, text)
-        finally:
-            descriptor.release()
 
     def _read_source(
         self, key: str, new_key: str, at: int | None
-    ) -> tuple["_ForkSource", list[Message]]:
+    ) -> tuple[tuple[Log, tuple[str, int], Fork], list[Message]]:
+        """Return the log of the session, its version, the content of the fork, and messages."""
         if self._logs.read_log(key, lambda _: True) is None:
             trash.sync_renames(self._directory)
             raise NoSuchSession(key)
         self._check_key_unused(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
 
-        def read_source(log: Log) -> tuple[_ForkSource, LiveMessages]:
+        def read_source(log: Log) -> tuple[tuple[Log, tuple[str, int], Fork], LiveMessages]:
             state, end = log.settled_state()
             fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
             live_part = log.visible_messages(last=None, after=None)
-            return _ForkSource(log, fork, _read_version(log)), live_part
+            return (log, _read_version(log), fork), live_part
 
         source = self._logs.read_with_archives(key, read_source)
         if source is None:
@@ -175,34 +169,24 @@ class Lifecycle:
         self.create_session(target_key, move_log, f"restoring {key!r}")
 
 
-class _ForkSource(Struct, frozen=True):
-    """Log and version of the session that is forked, and the content of its fork."""
-
-    log: Log
-    fork: Fork
-    version: tuple[str, int]
-    """Uid and generation of the session."""
-
-
 def _read_version(log: Log) -> tuple[str, int]:
     """Return uid and generation; a purge changes at least one. The caller holds the log's mutex."""
     state = log.known_state()
     return state.uid, state.generation
 
 
-def compose_forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
+def compose_forked_log(fork: Fork, messages: Sequence[Message]) -> bytes:
     """Return the content of the log of a fork; `messages` are messages of the source."""
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
     head = copy_state(fork.state)
-    head.purged = seqs_not_copied(
-        spans.from_seqs(m.seq for m in copied_messages), fork.next_seq - 1
-    )
+    copied_spans = spans.from_seqs(message.seq for message in copied_messages)
+    head.purged = spans.minus([(1, fork.next_seq - 1)], copied_spans)
     # A new log has generation 1, and `compose_log` adds 1.
     head.generation = 0
     # Lines of a fork need no idempotency keys and no batches: the whole file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied_messages)
     first_seq = copied_messages[0].seq if copied_messages else fork.next_seq
-    return compose_log(LogStates(head, first_seq, head, fork.next_seq), lines, now)
+    return compose_log(LogStates(head, first_seq, head, fork.next_seq), lines, head.created)
 
 
 def lock_session(logs: OpenLogCache, key: str) -> Log:

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
@@ -66,28 +66,23 @@ from stenolog.stores.jsonl.scan import (
 )
 
 STATE_EVERY_LINES: Final = 256
-"""Maximum number of lines between two state records."""
 
 _FIRST_CHUNK_BYTES: Final = 64 * 1024
 _MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
+_first_seq = attrgetter("first")
 
 
 class LoadPhase(Enum):
     """Loading phase of a Log: whether its fields can be trusted."""
 
-    NOT_LOADED = auto()
-    """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields, or an earlier update has failed."""
+    """The file has not been read, a thread is changing the fields, or an update has failed."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
     """The log is loaded and has a state."""
-
-
-_LOADED_PHASES: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
 class LiveMessages(Struct, frozen=True):
@@ -110,61 +105,6 @@ TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
 _BYTES_PER_TOKEN: Final = 400
 """Approximate bytes per token in memory, with its digest and dictionary entry."""
-
-
-class LogTokens:
-    """Idempotency keys (tokens) of one log, loaded when the first token is looked up."""
-
-    __slots__ = ("_by_key", "_from_states")
-
-    def __init__(self) -> None:
-        self._by_key: dict[str, Token] | None = None
-        self._from_states: dict[str, Token] = {}
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the tokens of the newest messages are in memory."""
-        return self._by_key is not None
-
-    @property
-    def memory_bytes(self) -> int:
-        """Approximate memory use of the tokens, in bytes."""
-        return _BYTES_PER_TOKEN * len(self._by_key or ())
-
-    def clear(self) -> None:
-        """Forget the tokens, because the log is being read again."""
-        self._by_key = None
-
-    def add_from_state(self, tokens: Iterable[Token]) -> None:
-        """Add the tokens of a state; the caller passes the newest state first."""
-        for token in tokens:
-            self._from_states.setdefault(token.token, token)
-
-    def load_from_messages(self, messages: Sequence[Message]) -> None:
-        """Load the tokens of these messages, and the tokens that `add_from_state` added."""
-        self._by_key = {**self._from_states, **_tokens_by_key(messages)}
-
-    def add_records(self, records: Sequence[Record]) -> None:
-        """Add the tokens of appended records, if the tokens are loaded."""
-        if self._by_key is not None:
-            self._by_key.update(_tokens_by_key(records))
-
-    def find_token(self, once: str) -> Token | None:
-        """Return the token of an idempotency key, or None if the key was not used."""
-        tokens = self._by_key or {}
-        if len(tokens) > 2 * TOKEN_WINDOW:
-            newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
-            self._by_key = tokens = {token.token: token for token in newest_tokens}
-        return tokens.get(once)
-
-    def tokens_upto(self, seq: int) -> list[Token]:
-        """Return the newest tokens of messages up to this seq, to keep in a state."""
-        tokens = [token for token in (self._by_key or {}).values() if token.first <= seq]
-        return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
-
-
-def _first_seq(token: Token) -> int:
-    return token.first
 
 
 def _tokens_by_key(records: Sequence[Record]) -> dict[str, Token]:
@@ -203,7 +143,7 @@ class Log:
         self.device = status.st_dev
         self.is_writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
-        self.phase = LoadPhase.NOT_LOADED
+        self.phase = LoadPhase.UPDATING
         self.state: State | None = None
         """State of the session, valid only in the phase READY."""
         self.has_state_record = False
@@ -239,7 +179,10 @@ class Log:
         self._visible_cache: list[Message] | None = None
         self._archive_gaps: list[Span] = []
         """Seqs that were not found in the archives."""
-        self._tokens = LogTokens()
+        self._tokens: dict[str, Token] | None = None
+        """Tokens by idempotency key; None until the first token is looked up."""
+        self._state_tokens: dict[str, Token] = {}
+        """Tokens of archived messages, which only states contain."""
         self._reported_damage: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
@@ -265,14 +208,14 @@ class Log:
     @property
     def is_loaded(self) -> bool:
         """Whether the fields describe the file up to `size`."""
-        return self.phase in _LOADED_PHASES
+        return self.phase is not LoadPhase.UPDATING
 
     def ensure_loaded(self) -> None:
         """Load the log if it was never loaded, or if the last update did not finish.
 
         Raises the errors of `load`.
         """
-        if self.phase not in _LOADED_PHASES:
+        if self.phase is LoadPhase.UPDATING:
             self.load(self.file_size())
 
     def file_size(self) -> int:
@@ -289,7 +232,7 @@ class Log:
 
     def catch_up(self, size: int) -> None:
         """Read the file from where it was last read to this size. Raises the errors of `load`."""
-        if self.phase in _LOADED_PHASES and size == self.size:
+        if self.phase is not LoadPhase.UPDATING and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
             # The log is not loaded, was truncated, or has a tail that new bytes may complete.
@@ -312,8 +255,7 @@ class Log:
     def _load(self, size: int) -> None:
         self.state = None
         self.has_state_record = False
-        self.messages, self._visible_cache = [], None
-        self._tokens.clear()
+        self.messages, self._visible_cache, self._tokens = [], None, None
         self.tail, self.ends_line, self.unknown_kind = None, True, None
         self.next_seq, self.loaded_offset, self.first_loaded_seq, self.end_offset = 1, 0, 1, 0
         self.size = size
@@ -343,16 +285,13 @@ class Log:
 
         Without an intact state, return 0, the whole log, and None.
         """
-        length = _FIRST_CHUNK_BYTES
-        while True:
-            start = max(0, size - length)
+        buffer = b""
+        for start in chunk_starts(size):
             buffer = self.read_bytes(start, size)
             state_record = find_state(buffer, at_start=start == 0)
             if state_record is not None:
                 return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
-            if start == 0:
-                return 0, buffer, None
-            length *= 4
+        return 0, buffer, None
 
     def _load_without_state(self, buffer: bytes) -> None:
         """Load a log without an intact state: an incomplete first write, or a damaged log.
@@ -429,7 +368,8 @@ class Log:
         elif self._visible_cache is not None:
             self._visible_cache.extend(messages)
         self.messages.extend(messages)
-        self._tokens.add_records(records)
+        if self._tokens is not None:
+            self._tokens.update(_tokens_by_key(records))
 
     def _apply_control_record(self, record: Record, lines_after: int, length: int) -> None:
         """Apply a record other than a message; `lines_after` records follow it in the same read."""
@@ -451,11 +391,12 @@ class Log:
                 pass
 
     def _move_tokens(self, record: StateRecord) -> None:
-        """Move the idempotency keys of archived messages from a state to `_tokens`.
+        """Move the idempotency keys of archived messages from a state to `_state_tokens`.
 
         A writer appends copies of `state`, which must not contain these keys.
         """
-        self._tokens.add_from_state(record.body.tokens)
+        for token in record.body.tokens:
+            self._state_tokens.setdefault(token.token, token)
         if self.state is not None:
             self.state.tokens = []
 
@@ -496,7 +437,7 @@ class Log:
         process has already read a part of the bytes.
         """
         self.synced_offset = offset + length
-        if self.phase not in _LOADED_PHASES:
+        if self.phase is LoadPhase.UPDATING:
             return  # a reader failed; the next caller loads the log
         if records is None or not offset == self.end_offset == self.size or self.tail is not None:
             if self.tail is not None:
@@ -580,15 +521,8 @@ class Log:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the last `last` visible messages after seq `after`, including archived ones."""
-        live_part = self.visible_messages(last=last, after=after)
-        if not live_part.archived_from:
-            return live_part.messages
-        return self.add_archived_messages(live_part, self.read_archives(live_part))
-
     def visible_messages(self, *, last: int | None, after: int | None) -> LiveMessages:
-        """Return the messages of `history` that are in the live log."""
+        """Return the last `last` visible messages after seq `after` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible_cache is not None:
@@ -734,21 +668,19 @@ class Log:
 
     def first_live_seq(self) -> int:
         """Return the first seq that is not in an archive."""
-        state = self.known_state()
-        return state.archive.last + 1 if state.archive is not None else 1
+        return states.archived_upto(self.known_state()) + 1
 
     @property
     def memory_bytes(self) -> int:
         """Approximate memory use of the messages and idempotency keys, in bytes."""
-        return (
-            self.end_offset - self.loaded_offset if self.messages else 0
-        ) + self._tokens.memory_bytes
+        message_bytes = self.end_offset - self.loaded_offset if self.messages else 0
+        return message_bytes + _BYTES_PER_TOKEN * len(self._tokens or ())
 
     def drop_cache(self) -> None:
         """Drop the messages and idempotency keys in memory; the file still has them."""
         phase, self.phase = self.phase, LoadPhase.UPDATING
         self._drop_messages()
-        self._tokens.clear()
+        self._tokens = None
         self.keeps_messages = False
         self.phase = phase
 
@@ -761,23 +693,28 @@ class Log:
 
     def find_token(self, once: str) -> Token | None:
         """Return the token of an idempotency key; searches at least the newest 1,000 messages."""
-        self._load_tokens()
-        return self._tokens.find_token(once)
+        tokens = self._load_tokens()
+        if len(tokens) > 2 * TOKEN_WINDOW:
+            newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
+            self._tokens = tokens = {token.token: token for token in newest_tokens}
+        return tokens.get(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
         """Return the newest idempotency keys of messages up to this seq, to keep in a state."""
-        self._load_tokens()
-        return self._tokens.tokens_upto(seq)
+        tokens = [token for token in self._load_tokens().values() if token.first <= seq]
+        return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
 
-    def _load_tokens(self) -> None:
+    def _load_tokens(self) -> dict[str, Token]:
+        """Return the tokens of the newest messages and of the states, by idempotency key."""
         self.ensure_loaded()
-        if not self._tokens.is_loaded:
+        if self._tokens is None:
             self._load_messages_from(max(self.first_live_seq(), self.next_seq - TOKEN_WINDOW))
-            self._tokens.load_from_messages(self.messages)
+            self._tokens = {**self._state_tokens, **_tokens_by_key(self.messages)}
             if not self.keeps_messages:
                 self.phase = LoadPhase.UPDATING
                 self._drop_messages()
                 self.phase = LoadPhase.READY
+        return self._tokens
 
     # --- undo --------------------------------------------------------------------------------
 
@@ -839,7 +776,7 @@ class Log:
             lost=spans.size(spans.union(state.lost, self._archive_gaps)),
             damaged=len(self._reported_damage),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
-            archived=state.archive.last if state.archive is not None else 0,
+            archived=states.archived_upto(state),
             generation=state.generation,
             bytes=self.size,
             undoable=len(state.undo),
@@ -850,6 +787,15 @@ class Log:
             # An unfinished write at the end of the log does not count yet.
             change=self.known_state().number,
         )
+
+
+def chunk_starts(end: int) -> Iterator[int]:
+    """Yield the offsets at which a backward search from `end` starts to read; the last is 0."""
+    length = _FIRST_CHUNK_BYTES
+    while length < end:
+        yield end - length
+        length *= 4
+    yield 0
 
 
 def _time_of(record: Record) -> str:

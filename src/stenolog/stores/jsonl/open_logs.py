@@ -19,10 +19,10 @@ from stenolog.errors import DamagedStore, ForeignLog, StenologError, StoreBusy, 
 from stenolog.records import Message
 from stenolog.stores import file_names
 from stenolog.stores.disk import LOCK_POLL_SECONDS, Descriptor, lock_until
-from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.directory import Directory, store_error, system_errors
 from stenolog.stores.jsonl.log import LiveMessages, LoadPhase, Log
 from stenolog.stores.jsonl.rewrite import rewrite_log
-from stenolog.stores.jsonl.writer import now
+from stenolog.stores.jsonl.writer import now, sync_log
 
 _DESCRIPTOR_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another thread to release a descriptor when the limit is reached."""
@@ -47,7 +47,6 @@ class OpenLogCache:
         self._mutex = threading.Lock()
         self._open_logs: OrderedDict[str, Log] = OrderedDict()
         self.get_open_log = self._open_logs.get
-        """Function that returns the open log of a key, or None."""
         self._existing_logs: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked_logs: dict[str, Log] = {}
         self.synced_entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -210,6 +209,17 @@ class OpenLogCache:
         self.trim_memory(log)
         return messages
 
+    def sync_log(self, log: Log) -> None:
+        """Sync records of other processes before a caller depends on them.
+
+        Raises StoreUnavailable, DamagedStore.
+        """
+        try:
+            sync_log(log)
+        except OSError as error:
+            self.drop_log(log)
+            raise store_error(error, f"syncing the log of {log.key!r}") from error
+
     # --- locking -----------------------------------------------------------------------------
 
     def lock(self, key: str, *, create: bool) -> Log | None:
@@ -260,28 +270,21 @@ class OpenLogCache:
         """Release the lock of a session's log. Does nothing if the log is not locked."""
         log = self._locked_logs.get(key)
         if log is not None:
-            self.release_log(log)
-            self._locked_logs.pop(key, None)
-
-    def release_log(self, log: Log) -> None:
-        """Release the lock of this log."""
-        if log.descriptor >= 0:
             try:
-                fcntl.flock(log.descriptor, fcntl.LOCK_UN)
+                if log.descriptor >= 0:
+                    fcntl.flock(log.descriptor, fcntl.LOCK_UN)
             except OSError:
                 # The lock ends with the descriptor, which closes after the last use of the log.
                 self.drop_log(log)
+            self._locked_logs.pop(key, None)
 
     def _rewrite_suspect_log(self, log: Log) -> None:
         """Copy a log to a new file, because a sync failed. No append may come before the copy."""
         with log.mutex:
             log.is_suspect = True
         try:
-            rewrite_log(log, log.file_size(), now())
-        except OSError as error:
-            raise store_error(
-                error, f"{log.key!r}: rewriting the log after a failed sync"
-            ) from error
+            with system_errors(f"{log.key!r}: rewriting the log after a failed sync"):
+                rewrite_log(log, log.file_size(), now())
         finally:
             self.drop_log(log)
         self.suspect_names.discard(log.name)

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import Final
 
 from stenolog.errors import (
@@ -24,7 +23,7 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import PurgeResult, Span, TrashedSession, Undo
+from stenolog.records import PurgeResult, Span, TrashedSession
 from stenolog.stores import catalog_file, file_names, spans
 from stenolog.stores.base import DeletedSession
 from stenolog.stores.catalog_file import delete_catalog
@@ -216,10 +215,9 @@ class Purger:
         with _errors_after_effect(key):
             self._delete_catalog()
             trashed_count = len(trash.entries_of_key(self._directory, key))
-            copy_sentences = self._describe_remaining_copies(key)
+            copies = self._find_copies(key)
             return _purge_result(
-                [purged_seqs],
-                self._describe_remaining_data(key, summary, trashed_count, copy_sentences),
+                [purged_seqs], self._describe_remaining_data(key, summary, trashed_count, copies)
             )
 
     def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
@@ -252,22 +250,23 @@ class Purger:
         state = self._logs.read_log(key, lambda log: copy_state(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
-        prepared = rewrite.prepare_purge(self._directory, folder, state, before)
+        old_archive = state.archive
+        new_archives = rewrite.prepare_purge(self._directory, folder, state, before)
+        new_names = frozenset(new_archive.name for new_archive in new_archives)
 
         def rewrite_log(log: Log) -> tuple[list[Span], str] | None:
             with log.mutex:
                 state = copy_state(log.known_state())
             if state.uid != uid:
                 return None
-            complete_step = partial(_complete_step, log)
-            purged_seqs = rewrite.finish_purge(log, prepared, before, complete_step, writer.now())
+            purged_seqs = rewrite.finish_purge(log, old_archive, new_archives, before, writer.now())
             return None if purged_seqs is None else (purged_seqs, state.summary)
 
         result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
         if result is not None:
             # Delete the old archives only after the log that names these archives is replaced.
             with _errors_after_effect(key):
-                archive.delete_except(folder, prepared.new_names)  # guard: purge-sweeps-archives
+                archive.delete_except(folder, new_names)  # guard: purge-sweeps-archives
         return result
 
     # --- copies that a purge does not reach --------------------------------------------------
@@ -277,20 +276,31 @@ class Purger:
         key: str,
         summary: str = "",
         trashed_count: int = 0,
-        copy_sentences: Iterable[str] = (),
+        copies: Iterable[str] = (),
     ) -> list[str]:
         """Return sentences about remaining data that may contain purged messages."""
         forks, unreadable = self._find_forks(key)
-        sentences = describe_remaining(key, forks=forks, summary=summary, trashed=trashed_count)
-        return [*sentences, *unreadable, *copy_sentences, *self._describe_unknown_entries(key)]
+        return [
+            *describe_remaining(key, forks=forks, summary=summary, trashed=trashed_count),
+            *unreadable,
+            *(
+                f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
+                for path in copies
+            ),
+            *(
+                f"{entry.path} may be a session of {key!r}: its key cannot be "
+                f"read; inspect it, then purge {entry.uid} or delete the file"
+                for entry in trash.entries_without_key(self._directory)
+            ),
+        ]
 
-    def _describe_remaining_copies(self, key: str) -> Iterator[str]:
-        log_name = re.escape(file_names.log_name(key))
+    def _find_copies(self, key: str) -> list[str]:
+        """Return the paths of the copies of a log that `steno doctor` made."""
+        pattern = re.compile(rf"{re.escape(file_names.log_name(key))}{_ASIDE_STAMP}")
         with self._directory.open_subfolder(ASIDE_FOLDER) as folder:
-            for file_name in names_in(folder):
-                if re.fullmatch(rf"{log_name}{_ASIDE_STAMP}", file_name):
-                    path = f"{ASIDE_FOLDER}/{file_name}"
-                    yield f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
+            return [
+                f"{ASIDE_FOLDER}/{name}" for name in filter(pattern.fullmatch, names_in(folder))
+            ]
 
     def _find_forks(self, key: str) -> tuple[list[str], list[str]]:
         """Return the keys of all forks of this session, including deleted ones.
@@ -310,13 +320,6 @@ class Purger:
                 else:
                     forks += [head.key] if head is not None and head.forked_from == key else []
         return forks, unreadable
-
-    def _describe_unknown_entries(self, key: str) -> Iterator[str]:
-        for entry in trash.entries_without_key(self._directory):
-            yield (
-                f"{trash.FOLDER}/{entry.name} may be a session of {key!r}: its key cannot be "
-                f"read; inspect it, then purge {entry.uid} or delete the file"
-            )
 
     def _delete_catalog(self) -> None:
         """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
@@ -342,15 +345,6 @@ def _errors_after_effect(key: str) -> Iterator[None]:
         raise MaybeStored(f"{reason}. The purge is incomplete: call it again") from error
     except StoreUnavailable as error:
         raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
-
-
-def _complete_step(log: Log, step: Undo) -> Undo:
-    """Return the complete undo step; for a damaged step, a step that the purge drops."""
-    try:
-        with log.mutex:
-            return log.complete_undo_step(step)
-    except DamagedStore:
-        return Undo(number=step.number, op=step.op, newly=[(1, 1)])
 
 
 def _purge_result(

@@ -5,7 +5,7 @@ The old file stays complete until the new file is synced, locked and renamed.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -80,7 +80,7 @@ def _derive_first_state(current: State) -> StateRecord:
     state = states.blank_state(current.key, current.uid, current.generation, current.created)
     state.archive, state.purged = current.archive, current.purged
     state.forked_from = current.forked_from
-    state.floor = current.archive.last if current.archive is not None else 0
+    state.floor = states.archived_upto(current)
     return StateRecord(seq=state.floor + 1, at=current.created, body=state)
 
 
@@ -258,22 +258,12 @@ def finish_compaction(log: Log, prepared: PreparedArchive, now: str) -> Compacti
 # A damaged line after a kept message is newer than this message, so the line is copied unchanged.
 
 
-class PreparedPurge(Struct, frozen=True):
-    """New archives of a log, written but not yet named by any state."""
-
-    replaced_archive: Archive | None
-    """Newest archive before the purge."""
-    newest: Archive | None
-    """Newest of the new archives; None if there is none."""
-    new_names: frozenset[str]
-    """Names of all new archives."""
-
-
-def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> PreparedPurge:
+def prepare_purge(directory: Directory, folder: int, state: State, before: int) -> list[Archive]:
     """Copy archived messages with the seq `before` or a later one into new archives.
 
-    The caller holds the lock of the archive folder, so no other process changes the archives.
-    Raises OSError, DamagedStore.
+    Return the new archives, the newest first. No state names these archives yet. The caller holds
+    the lock of the archive folder, so no other process changes the archives. Raises OSError,
+    DamagedStore.
     """
     new_archives: list[Archive] = []
     reference = state.archive
@@ -281,8 +271,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
         text = archive.read_archive_text(directory, state.uid, reference)
         first_state = next(intact_states(text), None)
         previous = first_state.body.archive if first_state is not None else None
-        if previous is not None and not archive.is_before(previous, reference):
-            previous = None
+        previous = previous if archive.is_before(previous, reference) else None
         _check_archive_chain(directory, state, reference, previous, before)
         head = states.blank_state(state.key, state.uid, state.generation, state.created)
         head.purged = state.purged
@@ -297,11 +286,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
             )
             new_archives.append(new_archive)
         reference = previous
-    return PreparedPurge(
-        state.archive,
-        new_archives[0] if new_archives else None,
-        frozenset(item.name for item in new_archives),
-    )
+    return new_archives
 
 
 def _replacement_archive(reference: Archive | None, state: State, before: int) -> Archive | None:
@@ -330,28 +315,45 @@ def _check_archive_chain(
 
 
 def finish_purge(
-    log: Log, prepared: PreparedPurge, before: int, complete_step: Callable[[Undo], Undo], now: str
+    log: Log, old_archive: Archive | None, new_archives: Sequence[Archive], before: int, now: str
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
-    Returns None if the archives have changed since `prepare_purge`. The caller holds the append
-    lock and drops the log afterwards. Raises OSError.
+    `old_archive` is the newest archive before `prepare_purge`, which returned `new_archives`.
+    Returns None if the archives have changed since. The caller holds the append lock and drops the
+    log afterwards. Raises OSError.
     """
+    newest = new_archives[0] if new_archives else None
     with log.mutex:
         log.check_record_kinds()
         state, last_seq = log.settled_state()
         end_offset = log.end_offset
-        tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
-    if state.archive != prepared.replaced_archive:
+        tokens = log.tokens_upto(newest.last) if newest is not None else []
+    if state.archive != old_archive:
         return None
+
+    def complete_step(step: Undo) -> Undo:
+        """Return the complete undo step; for a damaged step, a step that the purge drops."""
+        try:
+            with log.mutex:
+                return log.complete_undo_step(step)
+        except DamagedStore:
+            return Undo(number=step.number, op=step.op, newly=[(1, 1)])
+
     purged_state = states.decide_purge(state, last_seq, before, complete_step)
-    purged_state.archive = prepared.newest
+    purged_state.archive = newest
     purged_state.tokens = [token for token in tokens if token.first >= before]
-    first_seq = 1 + (
-        prepared.newest.last if prepared.newest is not None else min(before - 1, last_seq)
-    )
-    lines = _undo_lines(purged_state, first_seq, complete_step, now)
-    lines += remaining_lines(
+    first_seq = 1 + (newest.last if newest is not None else min(before - 1, last_seq))
+    # Undo steps that are too long for the state are in change records.
+    changes = [
+        states.change_of_step(
+            complete_step(step), floor=purged_state.floor, hidden=purged_state.hidden
+        )
+        for step in purged_state.undo
+        if step.elsewhere
+    ]
+    undo_lines = [control_line("change", first_seq, now, c, joined=True) for c in changes]
+    lines = b"".join(undo_lines) + remaining_lines(
         log.read_bytes(0, end_offset), before, states.missing_seqs(purged_state)
     )
     log_states = LogStates(purged_state, first_seq, purged_state, last_seq + 1)
@@ -359,24 +361,12 @@ def finish_purge(
     return spans.clipped(states.present_seqs(state, last_seq), 1, before - 1)
 
 
-def _undo_lines(state: State, seq: int, complete_step: Callable[[Undo], Undo], now: str) -> bytes:
-    """Return the change records with the undo steps that are too long for the state."""
-    lines = []
-    for step in state.undo:
-        if step.elsewhere:
-            change = states.change_of_step(
-                complete_step(step), floor=state.floor, hidden=state.hidden
-            )
-            lines.append(control_line("change", seq, now, change, joined=True))
-    return b"".join(lines)
-
-
 def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes:
     """Return the lines of messages with the seq `before` or a later one, unless in `excluded`."""
     _, damaged = read_records(text, offset=0)
     damaged_offsets = {part.offset for part in damaged if not part.is_void}
     lines: list[bytes] = []
-    batch = _KeptBatch()
+    batch_start = 0
     newest_seq = before - 1
     offset = 0
     for line in lines_with_newlines(text):
@@ -389,36 +379,24 @@ def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes
                 and not spans.contains(excluded, item.seq)
             ):
                 newest_seq = item.seq
-                lines.append(batch.compose_line(item))
+                part = item._part
+                if part is not None and part[0] == 1:
+                    batch_start = item.seq
+                # Lines stay marked as a batch if the first line of the batch is kept.
+                if part is not None and item.seq - part[0] + 1 != batch_start:
+                    part = None
+                line_of_item = message_line(
+                    item.seq,
+                    item._at,
+                    item.to_json(),
+                    joined=item._joined,
+                    part=part,
+                    once=item._once,
+                )
+                lines.append(line_of_item)
             elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
         if not records and lines and offset in damaged_offsets and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)
     return b"".join(lines)
-
-
-class _KeptBatch:
-    """Batch that is being copied; its lines stay marked as a batch if the first line is kept."""
-
-    def __init__(self) -> None:
-        self._first = 0
-
-    def compose_line(self, message: Message) -> bytes:
-        """Return the line of a message.
-
-        The line is marked as part of a batch if the batch's first line is kept.
-        """
-        part = batch_position(message)
-        if part is not None and part[0] == 1:
-            self._first = message.seq
-        if part is not None and message.seq - part[0] + 1 != self._first:
-            part = None
-        return message_line(
-            message.seq,
-            message._at,
-            message.to_json(),
-            joined=message._joined,
-            part=part,
-            once=message._once,
-        )

@@ -8,6 +8,7 @@ must mark as void. docs/format.md, "Reading", lists the rules by number. This mo
 
 import re
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import accumulate
 from operator import attrgetter
 
@@ -51,13 +52,11 @@ class Tail(Struct, frozen=True):
     bytes: int
     """Number of bytes after `ScanResult.consumed` that belong to no record."""
     ends_line: bool
-    """Whether the file ends with a newline."""
     next_seq: int
     """Next seq, higher than every seq that may have been acknowledged."""
     seqs: list[Span]
     """Seqs of the messages to mark as void."""
     lost: list[Span]
-    """Seqs to mark as lost."""
     changes: list[int]
     """Numbers of the changes to mark as void."""
     has_damaged_lines: bool
@@ -87,7 +86,6 @@ class ScanResult(Struct, frozen=True):
     consumed: int
     """Number of completely parsed bytes; the bytes after them may still become a record."""
     ends_line: bool
-    """Whether the consumed bytes end with a newline."""
     next_seq: int
     lost: list[Span] = []
     damaged: list[DamagedBytes] = []
@@ -410,9 +408,7 @@ def _max_lost_messages(damaged_lines: list[bytes]) -> int:
 
 def lines_with_newlines(text: bytes) -> list[bytes]:
     """Return the lines with their newlines; the last line may lack its newline."""
-    *lines, rest = text.split(b"\n")
-    complete_lines = [line + b"\n" for line in lines]
-    return [*complete_lines, rest] if rest else complete_lines
+    return BytesIO(text).readlines()
 
 
 def may_be_torn_log(buffer: bytes) -> bool:

@@ -48,18 +48,12 @@ def list_keys(
 
 def _key_in_file(directory: Directory, name: str) -> str | None:
     """Return the key of the session in a file; None if the file holds no session."""
-    try:
+    with suppress(StenologError, OSError):
         descriptor = directory.open_log(name)
-    except StenologError:
-        return None
-    if descriptor is None:
-        return None
-    try:
-        return _read_key(descriptor, name)
-    except OSError:
-        return None
-    finally:
-        descriptor.close()
+        if descriptor is not None:
+            with descriptor:
+                return _read_key(descriptor, name)
+    return None
 
 
 def _read_key(descriptor: int, name: str) -> str | None:

@@ -73,11 +73,8 @@ class JSONLSnapshotWriter:
         self._deleted_uids: set[str] = set()
 
     @contextmanager
-    def writing(self) -> Iterator["JSONLSnapshotWriter"]:
-        """Yield this writer. Its copies are durable when the `with` ends.
-
-        Raises NotStored, MaybeStored.
-        """
+    def writing(self) -> Iterator[None]:
+        """Make the copies durable when the `with` ends. Raises NotStored, MaybeStored."""
         try:
             self._directory.sync_renames()
             self._remove_interrupted_copies()
@@ -85,7 +82,7 @@ class JSONLSnapshotWriter:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
         try:
-            yield self
+            yield
             self._publish_all()
         finally:
             while self._unpublished:
@@ -128,12 +125,11 @@ class JSONLSnapshotWriter:
                 else:
                     self._publish_file(snapshot, new_file)
                 new_file.close()
-        except OSError as error:
+        except BaseException as error:
             new_file.close()
-            action = f"copying {snapshot.key!r}"
-            raise Outcome(0, error, is_unknown=new_file.has_final_name).failure(action) from error
-        except BaseException:
-            new_file.close()
+            if isinstance(error, OSError):
+                outcome = Outcome(0, error, is_unknown=new_file.has_final_name)
+                raise outcome.failure(f"copying {snapshot.key!r}") from error
             raise
         if len(self._unpublished) >= _MAX_UNPUBLISHED:
             self._publish_all()
@@ -194,8 +190,7 @@ class JSONLSnapshotWriter:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if snapshot.deleted is not None:
             with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
-                if not new_file.link(_trash_name(snapshot), folder):
-                    new_file.rename(_trash_name(snapshot), folder)
+                new_file.rename(_trash_name(snapshot), folder)
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)
@@ -275,14 +270,9 @@ class JSONLSnapshotWriter:
         """Remove a temporary file unless another process is writing to it."""
         descriptor = self._directory.open_log(name)
         if descriptor is not None:
-            try:
+            with descriptor, suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self._directory.descriptor)
-            except BlockingIOError:
-                pass
-            finally:
-                descriptor.close()
+                os.unlink(name, dir_fd=self._directory.descriptor)
 
     def _finish_replacement(self, name: str) -> None:
         """Remove the replaced copy that a note names, and archives that no state names."""
@@ -309,7 +299,10 @@ class JSONLSnapshotWriter:
             if len(logs) > 1 and snapshots.is_untouched(logs[1]):
                 self._delete_durably(note.old_path)
             if folder is not None and logs:
-                archive.delete_except(folder, frozenset(_archive_names(logs[0])))
+                with logs[0].mutex:
+                    state = states.copy_state(logs[0].known_state())
+                archives = archive.archive_chain(self._directory, state, 1)
+                archive.delete_except(folder, frozenset(c.reference.name for c in archives))
         self._delete_note(note.uid)
 
     def _delete_note(self, uid: str) -> None:
@@ -387,17 +380,6 @@ def _note_name(uid: str) -> str:
     return f".{uid}-archives.copy"
 
 
-def _archive_names(log: Log) -> Iterator[str]:
-    """Yield the names of the archives of a log."""
-    with log.mutex:
-        state = states.copy_state(log.known_state())
-    reference = state.archive
-    for content in archive.archive_chain(log.directory, state, 1):
-        if reference is not None:
-            yield reference.name
-        reference = content.previous
-
-
 def _write_snapshot(
     descriptor: int,
     snapshot: Snapshot,
@@ -420,7 +402,6 @@ class _MessageStream:
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
         self.next_message = next(self._messages, None)
-        """Next message; None at the end."""
 
     def take_upto(self, seq: int) -> Iterator[Message]:
         """Yield the messages up to this seq, and remove them from the stream."""

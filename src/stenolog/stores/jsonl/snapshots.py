@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from operator import attrgetter
 from typing import Final
 
 from stenolog.codec import parse_line
@@ -25,7 +26,7 @@ from stenolog.stores import state as states
 from stenolog.stores.disk import lock_until, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
-from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.log import Log, chunk_starts
 from stenolog.stores.jsonl.scan import lines_with_newlines, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
@@ -35,8 +36,6 @@ COPIED: Final = "copied"
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-_LAST_CHUNK_BYTES: Final = 64 * 1024
-"""Bytes at the end of a log that a backward search reads first."""
 
 
 # --- list of sessions ------------------------------------------------------------------------
@@ -49,7 +48,6 @@ class SnapshotCache:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
         """Change stamp and mark of each live log, by file name; None if it holds no session."""
         self.synced_stamps: set[str] = set()
-        """Change stamps of synced logs."""
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
@@ -84,11 +82,8 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             marks[name] = cached_mark
     cache.marks = marks
     live_marks = [mark for _, mark in marks.values() if mark is not None]
-    return sorted(deleted_marks, key=_sort_key) + sorted(live_marks, key=_sort_key)
-
-
-def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
-    return mark.key, mark.uid
+    sort_key = attrgetter("key", "uid")
+    return sorted(deleted_marks, key=sort_key) + sorted(live_marks, key=sort_key)
 
 
 def _read_live_mark(directory: Directory, name: str) -> SnapshotMark | None:
@@ -254,15 +249,13 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
         ]
         updated = max(log.updated, state.created)
     state.key = log.key
-    entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
-    deleted = None if entry is None else timestamp(entry.deleted)
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
             last_seq=end,
             updated=updated,
             undo=_readable_steps(log, state),
-            deleted=deleted,
+            deleted=_deletion_time(log),
             tokens=lost_tokens,
         ),
         messages=messages_after(log, state, end, after),
@@ -285,9 +278,12 @@ def is_untouched(log: Log) -> bool:
     The last change of a copy has no effect and contains a hash of the copy's key and time of
     deletion. If the key or the time of deletion has changed since, the session was moved.
     """
+    return location_hash(log.key, _deletion_time(log)) in _copied_location_hashes(log)
+
+
+def _deletion_time(log: Log) -> str | None:
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
-    deleted = None if entry is None else timestamp(entry.deleted)
-    return location_hash(log.key, deleted) in _copied_location_hashes(log)
+    return None if entry is None else timestamp(entry.deleted)
 
 
 def _copied_location_hashes(log: Log) -> list[str]:
@@ -297,9 +293,7 @@ def _copied_location_hashes(log: Log) -> list[str]:
         end = log.end_offset
         if log.tail is not None:
             return []
-    length = _LAST_CHUNK_BYTES
-    while True:
-        start = max(0, end - length)
+    for start in chunk_starts(end):
         text = log.read_bytes(start, end)
         lines = lines_with_newlines(text)[0 if start == 0 else 1 :]
         for line in reversed(lines):
@@ -307,9 +301,7 @@ def _copied_location_hashes(log: Log) -> list[str]:
             if not isinstance(record, StateRecord):
                 words = record.body.op.split() if isinstance(record, ChangeRecord) else []
                 return words[1:] if words[:1] == [COPIED] else []
-        if start == 0:
-            return []
-        length *= 4
+    return []
 
 
 def _readable_steps(log: Log, state: State) -> list[Undo]:
@@ -358,15 +350,12 @@ def _read_archived_messages(log: Log, state: State, after: int) -> Iterator[Mess
     chain = archive.archive_chain(log.directory, state, after + 1)
     newest_content = next(chain)
     earlier_archives = []
-    reference = newest_content.previous
     for content in chain:
-        earlier_archives.append(reference)
-        reference = content.previous
+        earlier_archives.append(content.reference)
         _check_not_replaced(log, content)
     _check_not_replaced(log, newest_content)
     for earlier in reversed(earlier_archives):
-        if earlier is not None:
-            yield from archive.read_archive(log.directory, state.uid, earlier).messages
+        yield from archive.read_archive(log.directory, state.uid, earlier).messages
     yield from newest_content.messages
 
 
@@ -411,15 +400,13 @@ def _find_start_offset(log: Log, after: int, end: int) -> int:
 
     Seqs grow towards the end of a log, so the search reads backwards from the end.
     """
-    length = _LAST_CHUNK_BYTES
-    while True:
-        start = max(0, end - length)
+    for start in chunk_starts(end):
         if start == 0:
-            return 0
+            break
         text = log.read_bytes(start, end)
         line_start = text.find(b"\n") + 1
         newline = text.find(b"\n", line_start)
         record = parse_line(text[line_start:newline]) if 0 < line_start < newline else None
         if record is not None and record.seq <= after:
             return start + line_start
-        length *= 4
+    return 0

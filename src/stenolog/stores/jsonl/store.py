@@ -50,7 +50,13 @@ from stenolog.stores.base import Append, DeletedSession, SessionView
 from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
-from stenolog.stores.jsonl.directory import LOW_DISK_BYTES, Directory, has_logs, store_error
+from stenolog.stores.jsonl.directory import (
+    LOW_DISK_BYTES,
+    Directory,
+    has_logs,
+    store_error,
+    system_errors,
+)
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
 from stenolog.stores.jsonl.log import LiveMessages, Log
@@ -66,7 +72,6 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWri
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 _FOLLOW_POLL_SECONDS: Final = 0.02
-"""Seconds between two checks of a followed log."""
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 
@@ -84,7 +89,12 @@ class _OpenSession:
 
     def visible_messages(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or only the last `last` of them."""
-        return [] if self._log is None else self._log.history(last=last, after=None)
+        if self._log is None:
+            return []
+        live_part = self._log.visible_messages(last=last, after=None)
+        if not live_part.archived_from:
+            return live_part.messages
+        return self._log.add_archived_messages(live_part, self._log.read_archives(live_part))
 
     def complete_undo_step(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits."""
@@ -131,9 +141,6 @@ class JSONLStore(operations.SessionOperations):
         self._queue = WriteQueue(self._logs)
         self._lifecycle = Lifecycle(self._logs, self._queue)
         self._snapshot_cache = snapshots.SnapshotCache()
-        self._snapshot_writer = JSONLSnapshotWriter(
-            self._logs, self._lifecycle, self._snapshot_cache
-        )
         self._purger = Purger(self._logs, self._queue, self._lifecycle)
 
     def __repr__(self) -> str:
@@ -219,7 +226,9 @@ class JSONLStore(operations.SessionOperations):
 
     def _append_batch(self, key: str, batch: Batch) -> int:
         with self._in_use.entry:
-            self._check_arguments(key, batch.once)
+            check_key(key)
+            check_once(batch.once)
+            self._check_not_read_only()  # the lease is checked later, under the log's lock
             return self._queue.append(key, batch, self._fence)
 
     # --- changing what is visible ------------------------------------------------------------
@@ -253,7 +262,8 @@ class JSONLStore(operations.SessionOperations):
             return decision.result
 
         with self._in_use.entry:
-            self._check_arguments(key, None)
+            check_key(key)
+            self._check_not_read_only()
             return self._queue.run_exclusive(key, decide_and_write)
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
@@ -462,17 +472,14 @@ class JSONLStore(operations.SessionOperations):
         # Append a line instead of replacing the file, so that concurrent processes do not conflict.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         folder = self._directory.descriptor
-        with self._in_use.entry:
-            try:
-                descriptor = open_descriptor(f".{name}", flags, dir_fd=folder)
-                try:
-                    write_all(descriptor, f"{writer.now()} {name}\n".encode())
-                    sync_file(descriptor)
-                finally:
-                    descriptor.close()
-                sync_folder(folder)
-            except OSError as error:
-                raise store_error(error, f"writing {self.folder / f'.{name}'}") from error
+        with (
+            self._in_use.entry,
+            system_errors(f"writing {self.folder / f'.{name}'}"),
+            open_descriptor(f".{name}", flags, dir_fd=folder) as descriptor,
+        ):
+            write_all(descriptor, f"{writer.now()} {name}\n".encode())
+            sync_file(descriptor)
+            sync_folder(folder)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -577,11 +584,7 @@ class JSONLStore(operations.SessionOperations):
                 return None
             (log, uid, end), messages = result
             if messages:
-                try:
-                    writer.sync_log(log)  # guard: follow-syncs-first
-                except OSError as error:
-                    self._logs.drop_log(log)
-                    raise store_error(error, f"syncing the log of {key!r}") from error
+                self._logs.sync_log(log)  # guard: follow-syncs-first
             return uid, end, messages
 
     # --- snapshots ---------------------------------------------------------------------------
@@ -615,8 +618,9 @@ class JSONLStore(operations.SessionOperations):
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Yield a writer of several sessions, each in a separate file."""
         self._check_writable()
-        with self._in_use.entry, self._snapshot_writer.writing() as session_writer:
-            yield session_writer
+        snapshot_writer = JSONLSnapshotWriter(self._logs, self._lifecycle, self._snapshot_cache)
+        with self._in_use.entry, snapshot_writer.writing():
+            yield snapshot_writer
 
     # --- health and close --------------------------------------------------------------------
 
@@ -674,12 +678,6 @@ class JSONLStore(operations.SessionOperations):
         check_key(key)
         with self._in_use.entry:
             return self._logs.read_log(key, read_log)
-
-    def _check_arguments(self, key: str, once: str | None) -> None:
-        """Check the arguments of a write, which checks the lease later under the log's lock."""
-        check_key(key)
-        check_once(once)
-        self._check_not_read_only()
 
     def _check_write(self, key: str) -> None:
         """Check the key, that the store is writable, and that its lease has not ended."""

@@ -47,7 +47,11 @@ class Entry(Struct, frozen=True):
     name: str
     uid: str
     deleted: datetime
-    purged: bool = False
+
+    @property
+    def purged(self) -> bool:
+        """Whether a purge has hidden the file."""
+        return self.name.endswith(PURGED)
 
     @property
     def path(self) -> str:
@@ -69,7 +73,7 @@ def parse_entry(name: str) -> Entry | None:
         deleted = _parse_deletion_time(match[2])
     except ValueError:
         return None
-    return Entry(name, match[1], deleted, purged=match[3] is not None)
+    return Entry(name, match[1], deleted)
 
 
 def list_entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
@@ -110,7 +114,7 @@ def move_to_trash(log: Log, now: str, *, purged: bool = False) -> Entry:
         # Sync the target folder first, so that the log keeps a name if the rename is not atomic.
         sync_folder(folder)
         directory.sync_entries()
-    return Entry(name, uid, deleted, purged)
+    return Entry(name, uid, deleted)
 
 
 def _choose_deletion_time(folder: int, now: str) -> datetime:
@@ -134,7 +138,7 @@ def mark_purged(directory: Directory, entry: Entry) -> Entry:
     with directory.require_subfolder(FOLDER, create=False) as folder:
         os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=folder)
         sync_folder(folder)
-    return Entry(name, entry.uid, entry.deleted, purged=True)
+    return Entry(name, entry.uid, entry.deleted)
 
 
 @contextmanager
@@ -311,11 +315,8 @@ def read_head_state(directory: Directory, path: str) -> State | None:
     descriptor = directory.open_to_read(path)
     if descriptor is None:
         return None
-    try:
-        with system_errors(f"reading {directory.path / path}"):
-            return head_state(descriptor)
-    finally:
-        descriptor.close()
+    with descriptor, system_errors(f"reading {directory.path / path}"):
+        return head_state(descriptor)
 
 
 def sync_renames(directory: Directory) -> None:
