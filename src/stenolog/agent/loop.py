@@ -147,10 +147,11 @@ class AgentLoop:
         caller has read it. With `view`, `key` must not be an alias. Errors of the store and of the
         model's server are in the returned Answer. Raises UsageError for wrong arguments.
         """
-        self._scheduler.check_open()
-        instance, session_key = self._registry.agent(agent), key
         if view is None:
             instance, session_key = await self._find_session(key, agent)
+        else:
+            self._scheduler.check_open()
+            instance, session_key = self._registry.agent(agent), key
         try:
             return await self._scheduler.run_exclusive(
                 instance,

@@ -120,7 +120,7 @@ class Turn(Struct, eq=False):
     user_seq: int
     options: TurnOptions
     view: SessionView | None
-    """Last view that was read, so that only newer messages are read; None without a view."""
+    """Last view that was read; None before the first read, or without a session."""
     release_lease: Callable[[], None] | None
     streamed: StreamedAnswer = field(default_factory=StreamedAnswer)
     seen: SeenMessages = SeenMessages(upto=0)
@@ -379,7 +379,7 @@ class Turn(Struct, eq=False):
     # --- the model ---------------------------------------------------------------------------
 
     async def _ask_model(self, request: "_Request") -> None:
-        """Send a request to the model and collect the answer in `_streamed`."""
+        """Send a request to the model and collect the answer in `streamed`."""
         model, attempt = request.model, request.attempt
         while True:
             window = attempt.window

@@ -84,6 +84,8 @@ class Channels:
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
+        for delivery in self._deliveries:
+            delivery.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError

@@ -272,9 +272,8 @@ class Delivery:
                 continue
             if message.seq <= fork_seq:
                 continue  # the source session of the fork sends this answer
-            if not is_received(body) and not self.channel.allows(
-                origin
-            ):  # guard: deliver-own-origin
+            # guard: deliver-own-origin
+            if not is_received(body) and not self.channel.allows(origin):
                 continue
             answer = answer_to(history[index:], message.seq)
             if answer is not None and is_due(mark, answer.seq):

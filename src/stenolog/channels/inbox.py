@@ -275,8 +275,8 @@ class Inbox:
         """Create the inbox of a channel.
 
         Without a `delivery`, answers are returned to the caller. `max_messages`: maximum number of
-        messages that are processed at once. `claims`: their store assigns message numbers, if the
-        app sends none.
+        messages that are processed at once. `claims` assigns message numbers if the app sends
+        none.
         """
         self._loop = loop
         self._channel = channel
@@ -394,6 +394,7 @@ class Inbox:
         """
         root_key = await self._loop.run(instance.resolve_key, base_key)
         register_session = register_name(instance.id, root_key)
+        # The register of executed commands is needed only if the app sends no message numbers.
         claims = None if message.message_number else self._claims
         if claims is not None:
             number = await assign_number(claims, register_session, message)

@@ -57,11 +57,18 @@ class OpenAgent(Struct, frozen=True, kw_only=True):
     agent: AgentInstance
     settings: Settings
 
-    async def handle(self, key: str, text: str, on_event: Callable[[Event], None]) -> Answer:
-        """Handle a text that the user entered in a chat. Commands may use all sessions."""
+    async def handle(
+        self,
+        key: str,
+        text: str,
+        on_event: Callable[[Event], None],
+        *,
+        all_sessions: bool = True,
+    ) -> Answer:
+        """Handle a text of the user. With `all_sessions`, commands may use all sessions."""
         inbound = InboundMessage(key=key, content=text, sender=cli_sender(key))
         return await self.loop.handle(
-            inbound, on_event=on_event, agent=self.agent.id, all_sessions=True
+            inbound, on_event=on_event, agent=self.agent.id, all_sessions=all_sessions
         )
 
     async def stop(self, key: str) -> bool:

@@ -204,7 +204,9 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
         """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
         loop.add_signal_handler(signal.SIGINT, stop)
         try:
-            answer = await opened_agent.handle(key, content, printer.print_event)
+            answer = await opened_agent.handle(
+                key, content, printer.print_event, all_sessions=False
+            )
         finally:
             loop.remove_signal_handler(signal.SIGINT)
         printer.finish(answer)

@@ -459,14 +459,16 @@ def _expected_results(location: Location, targets: Sequence[_Target]) -> Iterato
             yield _Result(target=target, messages=messages, not_reached=not_reached)
 
 
-def _forks_by_source(store: Store) -> Mapping[str | None, list[str]]:
+def _forks_by_source(store: Store) -> Mapping[str, list[str]]:
     """Return the keys of forks by the key of their source, including readable deleted forks."""
-    forks = defaultdict[str | None, list[str]](list)
+    forks = defaultdict[str, list[str]](list)
     for key in store.list_sessions():
         with suppress(StenologError):
-            forks[store.info(key).forked_from].append(key)
+            if (source_key := store.info(key).forked_from) is not None:
+                forks[source_key].append(key)
     for reading in _read_trash(store):
-        forks[reading.snapshot.forked_from].append(reading.snapshot.key)
+        if (source_key := reading.snapshot.forked_from) is not None:
+            forks[source_key].append(reading.snapshot.key)
     return forks
 
 

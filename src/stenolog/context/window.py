@@ -137,7 +137,7 @@ def build_window(
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The messages of the history that are sent, and the numbers of messages as in a Window."""
+    """The messages of the history that are sent. `elided` and `left_out`: as in Window."""
 
     entries: list[RequestMessage]
     elided: int = 0

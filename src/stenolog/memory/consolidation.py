@@ -175,8 +175,8 @@ class Consolidator(Struct, eq=False):
     """A writer of notes about the sessions of one store. Thread-safe.
 
     Without a model every turn still gets its daily entry, but no facts. `store`: the store of the
-    sessions. `scope_of` returns the scope for the notes of a session. [default: the session's own
-    scope] `budget`: tokens per model call. `tokens`: the token counter of the model.
+    sessions. `scope_of` returns the scope for the notes of a session; None means the session's own
+    scope. `budget`: tokens per model call. `tokens`: the token counter of the model.
     """
 
     store: Store

@@ -124,8 +124,9 @@ class StreamedAnswer:
         self.usage: Usage | None = None
         self._text = TextBuffer()
         self._reasoning = TextBuffer()
-        self._details: list[tuple[dict[str, Any], TextBuffer]] = []
-        """Reasoning details, and the text of each detail."""
+        self._details: list[dict[str, Any]] = []
+        self._unjoined_detail = TextBuffer()
+        """Pieces of the last reasoning detail that are not joined yet."""
         self._calls: dict[int, ToolCallDelta] = {}
         self._arguments: dict[int, TextBuffer] = {}
 
@@ -142,10 +143,8 @@ class StreamedAnswer:
     @property
     def details(self) -> list[dict[str, Any]]:
         """The reasoning in OpenRouter's format."""
-        return [
-            {**detail, _DETAIL_TEXT_FIELDS[detail["type"]]: buffer.text} if buffer.text else detail
-            for detail, buffer in self._details
-        ]
+        self._join_detail_text()
+        return self._details
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
@@ -167,18 +166,26 @@ class StreamedAnswer:
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
         """Merge the pieces of a reasoning detail, because providers accept only whole details."""
-        detail, buffer = self._details[-1] if self._details else ({}, TextBuffer())
+        last_detail = self._details[-1] if self._details else {}
         text_field = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
         if text_field is None or any(
-            detail.get(field) != piece.get(field) for field in ("type", "index")
+            last_detail.get(field) != piece.get(field) for field in ("type", "index")
         ):
-            detail, buffer = dict(piece), TextBuffer()
-            self._details.append((detail, buffer))
-        else:
-            fields = {field: value for field, value in piece.items() if value is not None}
-            detail.update({**fields, text_field: ""})
-        if text_field is not None:
-            buffer.add(str(piece.get(text_field) or ""))
+            self._join_detail_text()
+            self._details.append(dict(piece))
+            return
+        self._unjoined_detail.add(str(piece.get(text_field) or ""))
+        fields = {field: value for field, value in piece.items() if value is not None}
+        last_detail.update({**fields, text_field: last_detail.get(text_field) or ""})
+
+    def _join_detail_text(self) -> None:
+        """Append the unjoined pieces to the last detail."""
+        if self._unjoined_detail.text:
+            last_detail = self._details[-1]
+            text_field = _DETAIL_TEXT_FIELDS[str(last_detail["type"])]
+            joined_text = last_detail.get(text_field) or ""
+            last_detail[text_field] = f"{joined_text}{self._unjoined_detail.text}"
+            self._unjoined_detail = TextBuffer()
 
     @property
     def calls(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ _LITERALS: Final = {"true": True, "false": False} | dict.fromkeys(
     ("null", "none", "undefined", "nan", "infinity")
 )
 _QUOTED_PATTERNS: Final = {
-    opening: re.compile(rf"{opening}((?:[^{closing}\\]++|\\.)*){closing}", re.DOTALL)
+    opening: re.compile(rf"{opening}((?:[^{closing}\\]++|\\.)*+){closing}", re.DOTALL)
     for opening, closing in (
         '""',
         "''",

@@ -137,7 +137,10 @@ class OpenAIChat:
                         has_yielded = True
                         yield _without_implausible_usage(delta, sent_request)
             except Failure as error:
-                failure = error
+                # A copy has no traceback, which would keep the request in memory.
+                failure = Failure(
+                    error.description, error.status, error.retry_after, silent=error.silent
+                )
             else:
                 return
             if has_yielded:

@@ -7,7 +7,7 @@ function has to check afterwards are short.
 
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 from unicodedata import normalize
 
@@ -32,6 +32,12 @@ class SecretKind(Struct, frozen=True):
     """Whether a number can be a secret of this kind."""
     includes_nested: bool = True
     """Whether all values inside an object or list in a field of this kind are secrets."""
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern on first use: compiling is slow, and most texts have no field names."""
+    return re.compile(pattern)
 
 
 _PASS_PREFIXES: Final = """
@@ -124,7 +130,7 @@ def secret_kind(name: str) -> SecretKind | None:
     if _NON_SECRET_NAME.fullmatch(normalized):
         return None
     return next(
-        (kind for kind in _SECRET_KINDS if re.fullmatch(kind.field_pattern, normalized)), None
+        (kind for kind in _SECRET_KINDS if _compile(kind.field_pattern).fullmatch(normalized)), None
     )
 
 
@@ -132,7 +138,7 @@ def is_secret_value(kind: SecretKind, value: str) -> bool:
     """Return whether the value of a field of this kind is a secret and not a placeholder."""
     if kind.name == "pin":
         return _PIN_DIGITS.fullmatch(value) is not None
-    return not (_FIELD_PLACEHOLDER.fullmatch(value) or re.fullmatch(kind.safe_values, value))
+    return not (_FIELD_PLACEHOLDER.fullmatch(value) or _compile(kind.safe_values).fullmatch(value))
 
 
 def is_secret_number(kind: SecretKind, value: str) -> bool:

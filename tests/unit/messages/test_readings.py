@@ -20,7 +20,7 @@ from stenolog.context.request_messages import ProviderRequirements, prepare_mess
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.memory import transcript
-from stenolog.messages import calls_of, has_text, results_of, text_of, text_parts_of
+from stenolog.messages import calls_of, has_text, read_message, results_of, text_of, text_parts_of
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
@@ -63,7 +63,8 @@ def _catalog(body: dict[str, Any]) -> Any:
 
 
 def _export(body: dict[str, Any]) -> Any:
-    parts = readable_parts(_stored(body).to_dict(), {}, str)
+    stored = _stored(body).to_dict()
+    parts = readable_parts(stored, list(read_message(stored)), {}, str)
     return [[part.kind, part.name, part.text] for part in parts]
 
 

@@ -197,7 +197,8 @@ def _message_markdown(
     body = message.to_dict()
     role, seconds = body.get("role"), seconds_of(body)
     role_text = redact_text(role if isinstance(role, str) else _format_json(role), clean)
-    results = (part for part in read_message(body) if isinstance(part, ToolResult))
+    parts = list(read_message(body))
+    results = (part for part in parts if isinstance(part, ToolResult))
     is_failed = has_failed(body) or any(result.is_error for result in results)
     cause = redact_text(interruption(body), clean)
     details = [
@@ -210,7 +211,7 @@ def _message_markdown(
     ]
     yield f'## <a id="m{message.seq}"></a>{message.seq} · {_escape_line(role_text)}\n\n'
     yield f"*{' · '.join(filter(None, details))}*\n\n"
-    for part in readable_parts(body, tool_names, clean):
+    for part in readable_parts(body, parts, tool_names, clean):
         yield f"{_part_markdown(part)}\n\n"
 
 
@@ -290,20 +291,22 @@ def _escape_line(text: str) -> str:
 
 
 def readable_parts(
-    body: Mapping[str, Any], tool_names: dict[str | None, str], clean: TextCleaner
+    body: Mapping[str, Any],
+    parts: Sequence[AnyPart],
+    tool_names: dict[str | None, str],
+    clean: TextCleaner,
 ) -> list[Part]:
     """Return the parts of a message in readable form.
 
     `tool_names` are the names of the tools by call id. The calls of this message are added.
     """
-    parts = list(read_message(body))
     calls = (part for part in parts if isinstance(part, ToolCall) and part.name != UNNAMED)
     tool_names.update({call.id: call.name for call in calls if call.id is not None})
-    readable = [_readable_parts(part, body, tool_names, clean) for part in parts]
+    readable = [_convert_part(part, body, tool_names, clean) for part in parts]
     return [*chain.from_iterable(readable), *_field_parts(unread_fields(body), clean)]
 
 
-def _readable_parts(
+def _convert_part(
     part: AnyPart, body: Mapping[str, Any], tool_names: Mapping[str | None, str], clean: TextCleaner
 ) -> Iterator[Part]:
     """Yield the readable form of a part; JSON if the part has no readable form."""
@@ -326,7 +329,7 @@ def _readable_parts(
             name = redact_text(tool_names.get(part.id, ""), clean)
             content_parts = list(read_content(part.content))
             for content_part in content_parts:
-                for readable_part in _readable_parts(content_part, body, tool_names, clean):
+                for readable_part in _convert_part(content_part, body, tool_names, clean):
                     yield (
                         replace(readable_part, kind="result", name=name)
                         if readable_part.kind == "text"

@@ -9,13 +9,14 @@ once.
 import os
 import re
 import threading
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import without_usage
 from stenolog.transfer.importers.chat_format import image_part, text_part
@@ -126,6 +127,9 @@ class _IndexedFile(Struct):
     end_position: int = 0
     """Position after the last complete line."""
     first_time: str = ""
+    """Time of the first record."""
+    uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
+    """Hash of the uuid of each record."""
 
 
 class _ProjectIndex:
@@ -138,9 +142,9 @@ class _ProjectIndex:
         self._folder = folder
         self._files: dict[str, _IndexedFile] = {}
         self._refreshed_at = float("-inf")
-        self._owners: dict[int, str] = {}
-        """Name of the oldest file with each record, by the hash of the record's uuid."""
+        self._seen_hashes: set[int] = set()
         self._shared_hashes: set[int] = set()
+        self._owners: dict[int, str] = {}
 
     def refresh(self, own_file: Path) -> None:
         """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
@@ -159,6 +163,7 @@ class _ProjectIndex:
                             self._read_new_lines(Path(entry.path), file)
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
+        known_hashes = set(file.uuid_hashes)
         with path.open("rb") as lines:
             lines.seek(file.end_position)
             for line in lines:
@@ -167,20 +172,28 @@ class _ProjectIndex:
                 file.end_position += len(line)
                 if not file.first_time and (time_match := _TIME_FIELD.search(line)):
                     file.first_time = time_match[1].decode("ascii", "replace")
-                if match := _UUID_FIELD.search(line):
-                    uuid_hash = hash(match[1])
-                    owner = self._owners.setdefault(uuid_hash, path.name)
-                    if owner != path.name:
-                        self._shared_hashes.add(uuid_hash)
-                        self._owners[uuid_hash] = min(owner, path.name, key=self._age_order)
+                if (match := _UUID_FIELD.search(line)) is None:
+                    continue
+                uuid_hash = hash(match[1])
+                if uuid_hash in known_hashes:
+                    continue
+                known_hashes.add(uuid_hash)
+                file.uuid_hashes.append(uuid_hash)
+                if uuid_hash in self._seen_hashes:
+                    self._shared_hashes.add(uuid_hash)
+                    self._owners.pop(uuid_hash, None)
+                self._seen_hashes.add(uuid_hash)
 
     def owner_of(self, uuid: str) -> str | None:
         """Return the name of the oldest file with this record; None if at most one file has it."""
         uuid_hash = hash(uuid.encode("utf-8", "surrogatepass"))
-        return self._owners[uuid_hash] if uuid_hash in self._shared_hashes else None
-
-    def _age_order(self, name: str) -> tuple[str, str]:
-        return self._files[name].first_time, name
+        if uuid_hash not in self._shared_hashes:
+            return None
+        if uuid_hash not in self._owners:
+            names = (name for name, file in self._files.items() if uuid_hash in file.uuid_hashes)
+            oldest_name = min(names, key=lambda name: (self._files[name].first_time, name))
+            self._owners[uuid_hash] = oldest_name
+        return self._owners[uuid_hash]
 
 
 class _RecordNode(Struct):

@@ -6,11 +6,11 @@ long texts that the messages have, so that no long text is stored twice. Each me
 identity, by which a later import recognizes stored messages.
 """
 
-import fnmatch
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from json import JSONEncoder, dumps, loads
 from pathlib import Path
@@ -226,20 +226,30 @@ def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
     folders are not followed. Raises PermissionError at the end if a folder cannot be read.
     """
     errors: list[PermissionError] = []
-
-    def handle_error(error: OSError) -> None:
-        if isinstance(error, PermissionError):
-            errors.append(error)
-        elif not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise error
-
-    paths: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=handle_error):
-        folders.sort()
-        paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
-    yield from filter(os.path.isfile, sorted(paths))
+    yield from _list_files_below(folder, pattern, errors)
     if errors:
         raise errors[0]
+
+
+def _list_files_below(folder: Path, pattern: str, errors: list[PermissionError]) -> list[Path]:
+    try:
+        with os.scandir(folder) as scanned_entries:
+            entries = sorted(scanned_entries, key=lambda entry: entry.name)
+    except PermissionError as error:
+        errors.append(error)
+        return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    files: list[Path] = []
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            files += _list_files_below(folder / entry.name, pattern, errors)
+        elif fnmatchcase(entry.name, pattern) and (
+            # `Path.is_file` raises for a link into a private folder.
+            entry.is_file(follow_symlinks=False) or os.path.isfile(entry)  # noqa: PTH113
+        ):
+            files.append(folder / entry.name)
+    return files
 
 
 def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:

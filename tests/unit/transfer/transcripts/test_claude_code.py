@@ -107,6 +107,25 @@ def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
     assert transcript.facts["parent"]["tool_call_id"] in calls
 
 
+def test_copied_record_without_a_time_stays_in_one_session(tmp_path: Path) -> None:
+    def record(number: int, text: str, time: str | None = None) -> str:
+        uuids = [f"{n:08}-0000-4000-8000-000000000000" if n else None for n in (number - 1, number)]
+        message = {"role": "user", "content": text}
+        fields = {"parentUuid": uuids[0], "type": "user", "message": message, "uuid": uuids[1]}
+        return json.dumps(fields | ({"timestamp": time} if time else {}), separators=(",", ":"))
+
+    older, fork = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    copied = record(1, "first")
+    older.write_text(f"{copied}\n{record(2, 'second', '2026-01-01T10:00:00Z')}\n")
+    fork.write_text(f"{copied}\n{record(3, 'in the fork', '2026-01-02T10:00:00Z')}\n")
+    texts = [
+        message.body["content"]
+        for path in (older, fork)
+        for message in read(path, include_copies=False).messages
+    ]
+    assert texts == ["first", "second", "in the fork"]
+
+
 def test_messages_copied_by_a_fork_stay_in_their_session() -> None:
     path = PROJECT / "9e1eb1be-32e7-4220-a0bf-a63df7f38f75.jsonl"
     assert len(read(path).messages) == 11

@@ -218,7 +218,8 @@ const sendsOnEnter = (send) => (event) => {
 function askInDialog(content, does, ready = () => {}) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
-    dialog.setAttribute("aria-label", content.textContent);
+    const question = content instanceof DocumentFragment ? content.firstElementChild : content;
+    dialog.setAttribute("aria-label", question.textContent);
     const form = document.createElement("form");
     form.method = "dialog";
     const buttons = document.createElement("div");
