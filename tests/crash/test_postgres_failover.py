@@ -109,6 +109,8 @@ def test_p8_standby_without_a_primary_allows_reads_and_rejects_writes(
     primary, standby = pair
     with stenolog.open_store(primary.url()) as store:
         store.add_message("a", "user", "1")
+    # A synchronous commit waits until the standby has the data, not until queries can read it.
+    standby.wait_until_replayed(primary)
     with PostgresStore(standby.url(), busy_timeout=0.3) as store:
         assert [message.content for message in store.get_history("a")] == ["1"]
         with pytest.raises(stenolog.NotStored, match="standby"):

@@ -519,6 +519,12 @@ class Server:
         assert any(self.execute(state) == [(wanted,)] for _ in attempts()), follower.said()
         return follower
 
+    def wait_until_replayed(self, primary: "Server") -> None:
+        """Wait until queries of this standby see everything that `primary` has committed."""
+        [(position,)] = primary.execute("select pg_current_wal_lsn()")
+        replayed = f"select pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
+        assert any(self.execute(replayed) == [(True,)] for _ in attempts()), self.said()
+
     def promote(self) -> None:
         """Promote a standby."""
         assert self.execute("select pg_promote(true, 60)") == [(True,)], self.said()
