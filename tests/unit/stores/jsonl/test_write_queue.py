@@ -243,4 +243,4 @@ def test_p7_p8_ctrl_c_anywhere_in_a_change_leaves_no_lock(fast_path: Path) -> No
             assert store.get_summary(key) in ("", "x"), strike.where
             store.set_summary(key, "after")
             struck.append(strike.where)
-    assert {"run_exclusive", "run_and_finish"} <= {where.partition(",")[0] for where in struck}
+    assert {"run_exclusive", "_run_work"} <= {where.partition(",")[0] for where in struck}
