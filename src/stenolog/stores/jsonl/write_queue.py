@@ -266,23 +266,40 @@ class WriteQueue:
 
         After the call, the log of the session is unlocked.
         """
+        gate = self._get_gate(key)
+        if not gate.waiting:
+            acquired = False
+            try:
+                (acquired,) = map(gate.lock.acquire, (False,))
+                if acquired:
+                    return self._run_work(key, work)
+            finally:
+                if acquired:
+                    gate.lock.release()
+                    gate.wake_next()
         results: list[T] = []
 
         def run_and_finish(group: list[Waiter]) -> None:
             try:
-                results.append(work())
-            except (StoreUnavailable, OSError) as error:
-                raise _error_for_caller(error, key) from error
+                results.append(self._run_work(key, work))
             finally:
-                # Call `unlock` twice, because Ctrl-C may interrupt the first call.
-                try:
-                    self._logs.unlock(key)
-                finally:
-                    self._logs.unlock(key)
                 group[0].finish()
 
-        self._get_gate(key).enter(Waiter(key), run_and_finish, self._logs.deadline())
+        gate.enter(Waiter(key), run_and_finish, self._logs.deadline())
         return results[0]
+
+    def _run_work(self, key: str, work: Callable[[], T]) -> T:
+        """Call `work`, translate its errors, and unlock the log of the session."""
+        try:
+            return work()
+        except (StoreUnavailable, OSError) as error:
+            raise _error_for_caller(error, key) from error
+        finally:
+            # Call `unlock` twice, because Ctrl-C may interrupt the first call.
+            try:
+                self._logs.unlock(key)
+            finally:
+                self._logs.unlock(key)
 
     def _get_gate(self, key: str) -> Gate:
         gate_number = hash(key) % MAX_GATES
