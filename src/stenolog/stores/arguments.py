@@ -21,15 +21,18 @@ def check_int(**numbers: int) -> None:
 
 def check_optional_int(**numbers: int | None) -> None:
     """Raise UsageError unless each value is an integer or None."""
-    check_int(**{name: number for name, number in numbers.items() if number is not None})
+    for name, number in numbers.items():
+        if number is not None:
+            check_int(**{name: number})
 
 
 def check_count(**numbers: int | None) -> None:
     """Raise UsageError unless each value is None, or an integer of 0 or more."""
-    check_optional_int(**numbers)
     for name, number in numbers.items():
-        if number is not None and number < 0:
-            raise UsageError(f"{name} must be 0 or more, not {number}")
+        if number is not None:
+            check_int(**{name: number})
+            if number < 0:
+                raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
 def check_store(store: object, consumer: str) -> None:

@@ -8,12 +8,11 @@ purge. The next reader builds the catalog again.
 import os
 import re
 import stat
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from stenolog.stores.disk import locked, open_descriptor, sync_folder
+from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
 
 CATALOG_NAME: Final = "catalog.db"
 
@@ -85,12 +84,15 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock_file = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
-    with locked(lock_file, time.monotonic() + seconds, f"the catalog {path}"):
+    try:
+        wait_for_lock(lock_file, seconds=seconds, name=f"the catalog {path}")
         # Delete the journal last: a database without its journal may be incomplete.
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # guard: purge-drops-catalog
         sync_folder(folder)
+    finally:
+        lock_file.release()
 
 
 def _is_file(folder: int, name: str) -> bool:

@@ -13,7 +13,7 @@ from stenolog.codec import message_line
 from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message, TrashedSession
 from stenolog.stores import file_names, spans
-from stenolog.stores.disk import locked
+from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
@@ -26,6 +26,10 @@ from stenolog.stores.state import Fork, copy_state, decide_fork
 
 class _LogReplaced(Exception):
     """The log was replaced or removed after it was read."""
+
+
+_ForkSource = tuple[Log, tuple[str, int], Fork]
+"""Log of the session that is forked, its uid and generation, and the content of the fork."""
 
 
 class Lifecycle:
@@ -66,15 +70,18 @@ class Lifecycle:
         descriptor = self._directory.open_log(file_names.log_name(key))
         if descriptor is None:
             raise _LogReplaced
-        with locked(descriptor, deadline, f"the log of {key!r}"):
+        try:
+            lock_until(descriptor, deadline, f"the log of {key!r}")
             # guard: fork-sees-purge
             if self._logs.read_log(key, _read_version) != version:
                 raise _LogReplaced
             replace_log(log, text)
+        finally:
+            descriptor.release()
 
     def _read_source(
         self, key: str, new_key: str, at: int | None
-    ) -> tuple[tuple[Log, tuple[str, int], Fork], list[Message]]:
+    ) -> tuple[_ForkSource, list[Message]]:
         """Return the log of the session, its version, the content of the fork, and messages."""
         if self._logs.read_log(key, lambda _: True) is None:
             trash.sync_renames(self._directory)
@@ -82,7 +89,7 @@ class Lifecycle:
         self._check_key_unused(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
 
-        def read_source(log: Log) -> tuple[tuple[Log, tuple[str, int], Fork], LiveMessages]:
+        def read_source(log: Log) -> tuple[_ForkSource, LiveMessages]:
             state, end = log.settled_state()
             fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
             live_part = log.visible_messages(last=None, after=None)

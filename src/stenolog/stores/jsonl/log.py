@@ -395,6 +395,7 @@ class Log:
 
         A writer appends copies of `state`, which must not contain these keys.
         """
+        # Loading reads the newest state first, and the newest state counts.
         for token in record.body.tokens:
             self._state_tokens.setdefault(token.token, token)
         if self.state is not None:

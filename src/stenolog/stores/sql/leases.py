@@ -30,6 +30,7 @@ class StoreLeases:
         """Epochs of leases whose release failed."""
         self.is_closed = False
         """Whether the store is closed and accepts no new leases."""
+        self.has_released_database = False
         LEASES_BY_STORE[self.name] = self
 
     def add_lease(self, key: str, epoch: int) -> None:

@@ -432,15 +432,16 @@ class SQLStore(SessionOperations):
 
     def close(self) -> None:
         """Release every lease and the database; a second call does nothing."""
-        if self._leases.is_closed:
-            return
         try:
             epochs = self._leases.close()
             with suppress(StenologError):
                 if epochs:
                     self._release_leases(epochs)
         finally:
-            self._close_database()
+            # No call between check and assignment: only one of two threads may release a database.
+            if not self._leases.has_released_database:
+                self._leases.has_released_database = True
+                self._close_database()
 
     def __enter__(self) -> Self:
         return self
@@ -468,8 +469,8 @@ class SQLStore(SessionOperations):
     def _run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment.
 
-        If `work` gets None instead of DamageReports, `work` must raise MissingRows for missing
-        messages. After MissingRows, `work` runs again.
+        PostgreSQL first passes None instead of DamageReports. `work` then raises MissingRows for
+        missing messages, and runs again.
         """
         self._check_open()
         with self.database.read_transaction() as transaction:

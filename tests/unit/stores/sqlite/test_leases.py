@@ -589,3 +589,29 @@ def test_garbage_collected_store_holds_no_lease(store: SQLiteStore, file: Path) 
     lease.clear()
     gc.collect()
     assert _is_free(store)
+
+
+def test_p7_store_closed_by_two_threads_releases_its_database_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SQLiteStore(tmp_path / "s.db")
+    both_in_close = threading.Barrier(2)
+    close_leases, close_database = store._leases.close, store._close_database
+    releases: list[None] = []
+
+    def wait_for_the_other_thread() -> list[int]:
+        both_in_close.wait(30)
+        return close_leases()
+
+    def count_release() -> None:
+        releases.append(None)
+        close_database()
+
+    monkeypatch.setattr(store._leases, "close", wait_for_the_other_thread)
+    monkeypatch.setattr(store, "_close_database", count_release)
+    threads = [threading.Thread(target=store.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(releases) == 1
