@@ -275,10 +275,10 @@ def install_command(extra: str) -> str:
     from urllib.request import url2pathname
 
     try:
-        direct_url = distribution("stenolog").read_text("direct_url.json")
+        direct_url_json = distribution("stenolog").read_text("direct_url.json")
     except PackageNotFoundError:
-        direct_url = None
-    install_source = json.decode(direct_url) if direct_url else {}
+        direct_url_json = None
+    install_source = json.decode(direct_url_json) if direct_url_json else {}
     package, option = "stenolog", ""
     if "dir_info" in install_source:
         package = url2pathname(urlsplit(install_source["url"]).path)

@@ -404,7 +404,7 @@ def role_of(body: Mapping[str, Any]) -> str:
 
 
 def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
-    """Return the tool calls of an assistant message that need a result, in order."""
+    """Return the tool calls of an assistant message, in order."""
     if body.get("role") != "assistant":
         return []
     if isinstance(body.get("content"), str) and not body.get("tool_calls"):

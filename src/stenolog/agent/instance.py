@@ -327,7 +327,7 @@ class AgentInstance:
             return RecallResult()
 
     def consolidate(self, key: str) -> ConsolidationReport:
-        """Write notes about a session, with at most one call of the session's model."""
+        """Make notes from the finished turns of a session, with at most one call to its model."""
         if self.memory is None:
             return ConsolidationReport()
         with self.blocking_model.use_model(self.model_of(key)):

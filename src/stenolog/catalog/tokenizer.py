@@ -72,7 +72,7 @@ class Word(Struct, frozen=True):
 
 
 class TokenLines(Struct, frozen=True):
-    """The tokens of a text in indexed form, separated by spaces."""
+    """The two lines of tokens that the index stores for a text. Spaces separate the tokens."""
 
     parts: str
     extra_tokens: str
@@ -113,7 +113,7 @@ class BoundedCache(dict[str, T]):
 
 
 _replacements: Final = _CharacterReplacements()
-_unspaced_characters: Final = _UnspacedCharacters()
+_unspaced_cache: Final = _UnspacedCharacters()
 
 
 def token_lines(text: str) -> TokenLines:
@@ -201,7 +201,7 @@ def _split_by_script(name: str) -> Iterable[tuple[bool, str]]:
     """Split a name where a script without spaces starts or ends; return (is_unspaced, run)."""
     if name.isascii():
         return [(False, name)]
-    runs = groupby(name, _unspaced_characters.__getitem__)
+    runs = groupby(name, _unspaced_cache.__getitem__)
     return [(is_unspaced, "".join(run)) for is_unspaced, run in runs]
 
 

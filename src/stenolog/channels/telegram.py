@@ -50,7 +50,7 @@ from stenolog.settings.values import TelegramSettings
 class UpdateTracker:
     """The states of Telegram's updates: open, durable, or to be fetched again. Does no I/O.
 
-    Telegram forgets the updates below the requested update number. Therefore that number never
+    Telegram forgets the updates below the `offset` of a request. Therefore the offset never
     passes an update that is not durable, even if later updates are durable.
     """
 

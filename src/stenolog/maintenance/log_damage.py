@@ -21,7 +21,7 @@ ASIDE_FOLDER: Final = "aside"
 
 
 class Kind(StrEnum):
-    """Every kind of finding, with the name that the doctor prints."""
+    """Kinds of findings in a folder of logs, with the names that the doctor prints."""
 
     TORN_TAIL = "torn tail"
     DAMAGED_LINE = "damaged line"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
 from stenolog.records import SessionInfo, TrashedSession
-from stenolog.transfer.merge import IMPORT_TIME, import_receipts
+from stenolog.transfer.merge import IMPORT_TIME, receipts_of_imports
 
 Action = Literal["archive", "delete", "purge"]
 
@@ -160,7 +160,7 @@ def _last_import_time(info: SessionInfo) -> datetime | None:
     An import without a time counts as a new import, unless messages were added after the import.
     """
     times = []
-    for receipt in import_receipts(info.meta):
+    for receipt in receipts_of_imports(info.meta):
         import_time = _parse_time(receipt.get(IMPORT_TIME))
         if import_time is not None:
             times.append(import_time)

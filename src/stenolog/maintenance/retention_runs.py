@@ -216,7 +216,8 @@ def _plan_for_agent(
     if engine == "jsonl" and not Path(location.where, store_namespace).exists():
         return []  # the place has no sessions yet
     with open_store(location.where, namespace=store_namespace, read_only=True) as store:
-        # The catalog of a PostgreSQL store is in the database, which is only read here.
+        # The catalog of a PostgreSQL store is in the database. Planning must not write to it, so
+        # this catalog is kept in memory.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
             entries = catalog.list(limit=1 << 62).entries
         steps = plan_retention(

@@ -190,7 +190,7 @@ def _check_entry(
     if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
         _check_mode(report, path, status)
     elif name in _STENOLOG_FOLDERS or (is_named_log and not stat.S_ISREG(status.st_mode)):
-        report.findings.append(_not_a_file_finding(path, name, status))
+        report.findings.append(_wrong_file_type_finding(path, name, status))
         report.may_hide_sessions = True
     elif leftover is not None:
         with lock_log(directory, leftover[1]):
@@ -409,9 +409,13 @@ def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None
         report.wide_modes.append((path, stat.S_IMODE(status.st_mode)))
 
 
-def _not_a_file_finding(path: str, name: str, status: os.stat_result) -> Finding:
+def _wrong_file_type_finding(path: str, name: str, status: os.stat_result) -> Finding:
     """Return the finding for a path that is neither the expected log nor the expected folder."""
-    kinds = {stat.S_IFLNK: "a symbolic link, which is not followed", stat.S_IFDIR: "a folder"}
+    kinds = {
+        stat.S_IFLNK: "a symbolic link, which is not followed",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFREG: "a file",
+    }
     actual_kind = kinds.get(stat.S_IFMT(status.st_mode), "something that is not a file")
     folders = {
         archive.FOLDER: "the folder of the archives",

@@ -70,6 +70,7 @@ MAX_TURNS_PER_CALL: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
 MAX_ATTEMPTS: Final = 8
+"""Number of failed model calls after which a turn gets its notes without the model."""
 _MIN_DELAY: Final = timedelta(minutes=1)
 _MAX_DELAY: Final = timedelta(hours=6)
 _LOCK_COUNT: Final = 64

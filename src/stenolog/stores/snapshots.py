@@ -224,7 +224,7 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
     state.forked_from = snapshot.forked_from
     changes = []
     for step in snapshot.undo:
-        change = states.change_of_step(step)
+        change = states.rebuild_change(step)
         short_state = states.blank_state("", "", 1, "")
         states.apply_change(short_state, change)
         state.undo = [*state.undo, *short_state.undo]

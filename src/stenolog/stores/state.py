@@ -399,8 +399,8 @@ def archived_upto(state: State) -> int:
     return state.archive.last if state.archive is not None else 0
 
 
-def change_of_step(step: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
-    """Return the change of an undo step, with this floor and these hidden spans."""
+def rebuild_change(step: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
+    """Rebuild the change that an undo step would revert, with this floor and these hidden spans."""
     return Change(
         op=step.op,
         number=step.number,
@@ -418,7 +418,7 @@ def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     `steps` are the complete undo steps of the session. For a session that was never changed, the
     result is empty.
     """
-    changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
+    changes = [rebuild_change(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
         changes.append(
             Change(op="state", number=state.number, floor=state.floor, hidden=state.hidden)

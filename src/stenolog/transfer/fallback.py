@@ -131,7 +131,9 @@ class FallbackStore(JSONLStore):
                 suppress(NoSuchSession, DamagedStore),
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
-                imported_seqs |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
+                imported_seqs |= _last_seq_by_digest(
+                    merge.receipts_of_imports(reading.snapshot.meta)
+                )
         note = _PurgeNote(
             key=key,
             at=datetime.now(UTC),
@@ -371,7 +373,7 @@ def _to_source_content(
     snapshot: Snapshot, messages: Sequence[Message], *, after: int
 ) -> SourceContent:
     """Return the session as a legacy session, with the messages whose seq is above `after`."""
-    receipts = merge.import_receipts(snapshot.meta)
+    receipts = merge.receipts_of_imports(snapshot.meta)
     hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
     tokens = _message_tokens(snapshot, messages)
     unmerged_messages = tuple(
@@ -408,7 +410,7 @@ def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int
 
     Messages from legacy files have no token.
     """
-    receipts = merge.import_receipts(snapshot.meta)
+    receipts = merge.receipts_of_imports(snapshot.meta)
     import_mark = snapshot.meta.get("importing")
     import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
     prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
@@ -587,7 +589,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
     info = find_info(store, purge.key)
     if info is None:
         return ""
-    seq_by_digest = _last_seq_by_digest(merge.import_receipts(info.meta))
+    seq_by_digest = _last_seq_by_digest(merge.receipts_of_imports(info.meta))
     # Up to this seq, both stores have the same messages, imported from the same file.
     common_seq = max(
         (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
@@ -641,7 +643,7 @@ def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
     purge_end = purge.made or purge.at
     purged_digests = {digest for digest, _ in purge.read_in}
-    receipts = merge.import_receipts(info.meta)
+    receipts = merge.receipts_of_imports(info.meta)
     for receipt in receipts:
         # Messages of a fallback store have the time at which they were added.
         # Messages of other files may have any time.

@@ -117,7 +117,7 @@ def plan_merge(
     return MergePlan(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 
-def import_receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+def receipts_of_imports(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the receipts of all imports into a session."""
     receipts = meta.get("imported")
     return [r for r in receipts if isinstance(r, dict)] if isinstance(receipts, list) else []
@@ -125,7 +125,7 @@ def import_receipts(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def is_imported(meta: Mapping[str, Any], digest: str) -> bool:
     """Return whether the content with this digest was completely imported into a session."""
-    return any(receipt.get("sha256") == digest for receipt in import_receipts(meta))
+    return any(receipt.get("sha256") == digest for receipt in receipts_of_imports(meta))
 
 
 def count_merged_messages(old_session: LegacySession, meta: Mapping[str, Any]) -> int:
@@ -134,7 +134,7 @@ def count_merged_messages(old_session: LegacySession, meta: Mapping[str, Any]) -
         return 0
     digests = {
         receipt[MESSAGES_DIGEST]
-        for receipt in import_receipts(meta)
+        for receipt in receipts_of_imports(meta)
         if isinstance(receipt.get(MESSAGES_DIGEST), str)
     }
     if not digests:
@@ -203,7 +203,7 @@ def _has_imported_summary(existing: ExistingSession) -> bool:
     """Return whether the summary of the existing session came from an earlier import."""
     return any(
         receipt.get(SUMMARY_DIGEST) == summary_digest(existing.summary)
-        for receipt in import_receipts(existing.meta)
+        for receipt in receipts_of_imports(existing.meta)
     )
 
 

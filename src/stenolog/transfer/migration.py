@@ -170,8 +170,8 @@ def import_folder(
     """Import the old sessions of a folder, or of the single file `only` in it.
 
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
-    - `rename_files`: rename imported files. If False, nothing in the folder changes, and sessions
-      that were deleted in the store are imported again, unless `is_own` is set.
+    - `rename_files`: rename imported files. If False, nothing in the folder changes. Without
+      `is_own`, sessions that were deleted in the store are then imported again.
     - `with_fallbacks`: import JSON files of a fallback store. If False, these files are skipped,
       because another store merges them.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored

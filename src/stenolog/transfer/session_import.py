@@ -179,7 +179,7 @@ class SessionImport(Struct):
             *_, receipt[merging.MESSAGES_DIGEST] = merging.prefix_digests(self.old.messages)
         if info.summary == self.old.summary != "":
             receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
-        receipts = [*merging.import_receipts(info.meta), receipt][-MAX_RECEIPTS:]
+        receipts = [*merging.receipts_of_imports(info.meta), receipt][-MAX_RECEIPTS:]
         self.store.set_meta(self.key, importing=None, imported=receipts)
 
 

@@ -110,7 +110,9 @@ def test_p11_non_file_in_place_of_a_log_is_reported(workspace: Path, what: str) 
 
 def test_file_in_place_of_the_archive_folder_is_reported(workspace: Path) -> None:
     (workspace / "sessions" / "archive").write_bytes(b"")
-    assert _findings(workspace) == [(Kind.NOT_A_FILE, "sessions/archive")]
+    finding = _only(workspace)
+    assert (finding.kind, finding.path) == (Kind.NOT_A_FILE, "sessions/archive")
+    assert finding.meaning == "Expected the folder of the archives, but found a file."
 
 
 def test_other_files_next_to_the_logs_are_not_reported(workspace: Path) -> None:

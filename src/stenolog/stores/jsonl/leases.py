@@ -1,9 +1,9 @@
 """Leases: the right to run a turn in a session, as a lock on a file that is held during the turn.
 
 One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
-of the session. The operating system releases the lock when the process ends, so no process ever
-takes over a lease. Only a purge ends a lease early: the purge deletes the lock file. Later writes
-of the holder are rejected, because they would recreate the session.
+of the session. The operating system releases the lock when the process ends, so no process has to
+take over the lease of a dead process. Only a purge ends a lease early: the purge deletes the lock
+file. Later writes of the holder are rejected, because they would recreate the session.
 
 The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
 So if a writer holds the lock of the log and the lock file of its lease still exists, its write

@@ -346,7 +346,7 @@ def finish_purge(
     first_seq = 1 + (newest.last if newest is not None else min(before - 1, last_seq))
     # Undo steps that are too long for the state are in change records.
     changes = [
-        states.change_of_step(
+        states.rebuild_change(
             complete_step(step), floor=purged_state.floor, hidden=purged_state.hidden
         )
         for step in purged_state.undo

@@ -78,7 +78,7 @@ class Connection(psycopg.Connection[Row]):
     """Seconds without data from the server after which a statement fails."""
 
     def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
-        """Run `gen`, which waits for an answer of the server. Raises NoAnswer after the timeout."""
+        """Run `gen`, which waits for the server's answer. Raises NoAnswer after the timeout."""
         try:
             # The call passes no `timeout`, because psycopg 3.2 does not have that keyword.
             return super().wait(_run_with_timeout(gen, self.answer_timeout), *options, **named)

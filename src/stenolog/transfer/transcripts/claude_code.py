@@ -420,7 +420,7 @@ def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool
 
 
 def _user_messages(record: Mapping[str, Any]) -> list[Draft]:
-    """Return the tool results in a record, or the prompt if it has no tool results."""
+    """Return tool results if the record has nothing else; otherwise one message of the user."""
     content = as_dict(record.get("message")).get("content")
     blocks = [as_dict(block) for block in as_list(content)]
     if blocks and all(block.get("type") == "tool_result" for block in blocks):
