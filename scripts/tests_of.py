@@ -15,7 +15,12 @@ MORE = {
     "records": ["tests/unit/test_records.py"],
     "sessions": ["tests/reference"],
     "settings": ["tests/unit/test_settings.py", "tests/unit/test_settings_applied.py"],
-    "stores": ["tests/contract", "tests/format", "tests/unit/test_async_store.py"],
+    "stores": [
+        "tests/contract",
+        "tests/format",
+        "tests/unit/test_async_store.py",
+        "tests/unit/test_system_calls.py",
+    ],
     "stores/in_memory": ["tests/contract/test_in_memory.py"],
     "stores/jsonl": [
         "tests/contract/test_jsonl.py",

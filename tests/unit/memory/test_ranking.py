@@ -1,4 +1,4 @@
-"""Tests that the ranking does not depend on the order of the candidates."""
+"""Tests of the score of notes and messages: words, neighbours, length, age, period and role."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -48,6 +48,35 @@ def test_rare_words_count_more() -> None:
     common = [_message(f"the ferry {number}", seq=10 * number) for number in range(1, 9)]
     found = _ranked("ferry captain", *common, _message("the captain said", seq=200))
     assert found[0] == "the captain said"
+
+
+def test_short_text_scores_more_than_a_long_text_with_the_same_word() -> None:
+    short_note = _note("core", "fears ferries", id="n2")
+    long_note = _note("core", "fears ferries, planes, dogs, dentists and the dark", id="n1")
+    for notes in ((short_note, long_note), (long_note, short_note)):
+        assert _ranked("ferry", *notes) == [short_note.text, long_note.text]
+
+
+def test_word_that_a_neighbour_repeats_counts_more() -> None:
+    ranked = _ranked(
+        "ferry",
+        _message("red boat", seq=1, session="once"),
+        _message("ferry dock", seq=2, session="once"),
+        _message("blue boat", seq=1, session="twice"),
+        _message("ferry ferry", seq=2, session="twice"),
+    )
+    assert ranked.index("blue boat") < ranked.index("red boat")
+
+
+def test_word_of_a_long_neighbour_counts_less() -> None:
+    ranked = _ranked(
+        "ferry",
+        _message("red ferry", seq=1, session="long"),
+        _message("ferry planes dogs dentists harbours islands captains", seq=2, session="long"),
+        _message("blue ferry", seq=1, session="short"),
+        _message("ferry dock", seq=2, session="short"),
+    )
+    assert ranked.index("blue ferry") < ranked.index("red ferry")
 
 
 def test_word_frequencies_can_be_given() -> None:
