@@ -29,6 +29,7 @@ from stenolog.stores.base import find_info
 
 _MAX_LISTED_ITEMS: Final = 15
 _MAX_SEARCHED_SESSIONS: Final = 2_000
+"""Maximum number of sessions to search for the sessions of one user."""
 _USAGE_BAR_LENGTH: Final = 40
 
 
@@ -38,6 +39,7 @@ class Command(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     help: str
     needs_lease: bool = False
+    """Whether the command changes the session, which only the lease holder may do."""
 
 
 COMMANDS: Final = {
@@ -68,6 +70,7 @@ class ParsedCommand(Struct, frozen=True):
 
     name: str
     argument: str
+    """The text after the command name; may be empty."""
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
@@ -429,6 +432,7 @@ _OPERATION_NAMES: Final = {
     "hide": "the last hiding of messages",
     "summary": "the last change of the summary",
 }
+"""Names of the store's operations in chat messages."""
 
 
 def _format_sessions(entries: Sequence[Entry]) -> str:

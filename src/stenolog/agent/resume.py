@@ -28,6 +28,7 @@ from stenolog.stores.base import Lease, SessionView, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 FIRST_DELAY_SECONDS: Final = 10.0
+"""Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
 _TAIL_MESSAGES: Final = 50
 """Number of newest messages to read first, which usually include the last user message."""

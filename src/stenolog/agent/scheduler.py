@@ -53,9 +53,11 @@ from stenolog.stores.base import Lease, SessionView, Store, find_info
 LEASE_SECONDS: Final = 20.0
 """Lifetime of a lease in seconds; a running turn renews its lease."""
 _LEASE_POLL_SECONDS: Final = 0.1
+"""Interval in seconds between attempts to acquire a lease that another process holds."""
 _CANCEL_TIMEOUT_SECONDS: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
 _RENEWALS_PER_LIFETIME: Final = 3
+"""Number of renewals within the lifetime of a lease."""
 TAKEN_OVER_TEXT: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
@@ -188,6 +190,7 @@ class NewMessage(Struct, kw_only=True):
 
     body: Mapping[str, Any]
     once: str
+    """Idempotency key of the client, or empty."""
     on_event: EventHandler
     options: TurnOptions
     view: SessionView | None

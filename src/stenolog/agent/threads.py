@@ -65,6 +65,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
 
 
 _MAX_THREADS: Final = {"store": 32, "ask": 64, "lease": 4}
+"""Maximum number of threads of each pool."""
 
 
 class ThreadPool:

@@ -29,6 +29,7 @@ from stenolog.errors import UsageError
 from stenolog.memory.recall import RecallResult
 
 _VALID_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Tool names that every provider accepts."""
 _REF_PREFIX: Final = "#/$defs/"
 
 

@@ -67,6 +67,7 @@ STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no
 _MAX_SAME_ROUNDS: Final = 3
 """Number of rounds in a row with the same tool calls and results after which the turn ends."""
 _MAX_MESSAGES_FOR_RECALL: Final = 50
+"""Number of newest messages that are searched for the user's newest text."""
 _MAX_CHECKED_MESSAGES: Final = 8
 """Number of newest messages that are checked for the final answer."""
 _MAX_MEMORY_SEARCHES: Final = 3

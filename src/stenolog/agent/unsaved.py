@@ -35,6 +35,7 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
 RunInThread = Callable[..., Awaitable[Any]]
+"""Function that runs another function in a thread and returns its result."""
 AppendFunction = Callable[..., int | None]
 """Function that stores a message with the idempotency key `once=` and returns the seq or None."""
 

@@ -48,6 +48,7 @@ _NOTICE_SECONDS: Final = 0.7
 _CANCEL_SECONDS: Final = 3.0
 """Maximum seconds to wait after all running turns were cancelled."""
 EXIT_NOT_SAVED: Final = 3
+"""Exit code if messages could not be saved in any store."""
 
 
 class OpenAgent(Struct, frozen=True, kw_only=True):

@@ -64,6 +64,7 @@ _STYLE: Final = {
 _BEGIN_UPDATE: Final = "\x1b[?2026h"
 _END_UPDATE: Final = "\x1b[?2026l"
 _FRAME_SECONDS: Final = 0.08
+"""Seconds between two repaints."""
 _DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
 _COMPLETION_MENU_ROWS: Final = 8
@@ -323,6 +324,7 @@ class CommandCompleter(Completer):
 
 
 _MAX_HISTORY_BYTES: Final = 1 << 20
+"""Maximum size of the input history file in bytes. The older half of a larger file is removed."""
 
 
 def history_file() -> Path:

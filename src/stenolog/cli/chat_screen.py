@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 PROMPT: Final = "> "
+"""Text before the user's input."""
 _MAX_VALUE_LENGTH: Final = 40
 _MAX_CALL_LENGTH: Final = 100
 

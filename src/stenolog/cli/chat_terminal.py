@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 HISTORY_LIMIT: Final = 40
 """Number of messages that are read to show the end of a resumed session."""
 _MAX_SHOWN_MESSAGES: Final = 4
+"""Maximum number of messages shown of a resumed session."""
 _MAX_MESSAGE_LINES: Final = 6
+"""Maximum number of lines shown of a message in a resumed session."""
 
 
 def user_line(text: str) -> str:
@@ -94,6 +96,7 @@ _KEYS_HELP_TEXT: Final = (
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to the commands of the agent loop."""
 _SWITCHING_COMMANDS: Final = ("new", "resume")
+"""Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 

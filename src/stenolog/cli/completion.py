@@ -29,6 +29,7 @@ COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions. Click defines its name."""
 _PROGRAM_NAME: Final = "steno"
 _MAX_KEYS: Final = 200
+"""Maximum number of keys offered as completions."""
 _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
 """A key that needs no quoting in any shell."""
 

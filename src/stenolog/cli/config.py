@@ -25,6 +25,7 @@ from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
 
 _MAX_VALUE_LENGTH: Final = 200
+"""Maximum number of characters printed of a value. --json prints complete values."""
 
 config_option: Final = click.option(
     "--config",

@@ -54,6 +54,7 @@ _OPERATION_NAMES: Final = {
     "checkpoint": "summary",
     "summary": "change of the summary",
 }
+"""Name of each store operation, as `steno undo` prints it."""
 
 
 # --- names -----------------------------------------------------------------------------------

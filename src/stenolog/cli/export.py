@@ -51,8 +51,11 @@ _FORMAT_BY_SUFFIX: Final[dict[str, ExportFormat]] = {
     ".htm": "html",
     ".jsonl": "jsonl",
 }
+"""Format by file suffix, used if no format is given."""
 _SUFFIX_BY_FORMAT: Final = {"jsonl": "jsonl", "openai": "jsonl", "markdown": "md", "html": "html"}
+"""File suffix by format, used if all sessions are exported."""
 _MAX_TITLE_LENGTH: Final = 60
+"""Maximum number of characters of the title in a file name."""
 _INDEX_NAME: Final = "index.html"
 _GENERATOR_TAG: Final = b'<meta name="generator" content="stenolog">'
 """HTML tag by which an index.html of this command is recognized."""

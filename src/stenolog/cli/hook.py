@@ -24,6 +24,7 @@ from stenolog.transfer.transcripts.claude_settings import (
 from stenolog.transfer.transcripts.transcript import as_dict, as_text, parse_json
 
 MAX_INPUT_BYTES: Final = 16 * 1024 * 1024
+"""Maximum number of bytes that are read from the program that calls the hook."""
 MAX_LOG_BYTES: Final = 1024 * 1024
 """Maximum size of the log of failed imports, in bytes. A larger log is emptied."""
 _program_argument: Final = click.argument("program", type=click.Choice(["claude-code"]))

@@ -42,6 +42,7 @@ from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, 
 from stenolog.transfer.migration import ImportedSession, ImportReport, import_folder
 
 MAX_LISTED_KEYS: Final = 5
+"""Maximum number of keys listed in the error for an unknown key."""
 _STORE_URL: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
 _STORE_FOLDERS: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
 """Folders of a stenolog store, which may be next to the files to import."""
@@ -67,6 +68,7 @@ TRANSCRIPT_PROGRAMS: Final = (
     "open-webui",
     "aider",
 )
+"""Programs whose transcripts can be imported (transfer/transcripts)."""
 NEEDED_PATHS: Final = {
     **dict.fromkeys(PROGRAMS, "file or folder"),
     "chatgpt": "zip or JSON file of the export",

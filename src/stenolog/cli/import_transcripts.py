@@ -34,7 +34,9 @@ from stenolog.transfer.transcripts.transcript_import import (
 )
 
 WATCH_SECONDS: Final = 2.0
+"""Seconds between two checks of watched files."""
 MAX_TABLE_ROWS: Final = 40
+"""Maximum number of sessions in a table that is printed in a terminal."""
 
 
 class TranscriptsCommand:

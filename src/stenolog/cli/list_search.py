@@ -59,10 +59,13 @@ if TYPE_CHECKING:
     from stenolog.transfer.importers.legacy_session import Source
 
 _TERMINAL_ROW_LIMIT: Final = 50
+"""Default number of sessions listed in a terminal."""
 _NO_LIMIT: Final = 1 << 62
+"""A limit larger than any number of sessions."""
 _FOREIGN_SUFFIX: Final = ".json"
 """Suffix of the session files of some other programs."""
 _MAX_LISTED_NAMES: Final = 8
+"""Maximum number of names listed in a remark or error."""
 
 
 @click.command("list")
@@ -495,6 +498,7 @@ def _count_text(result: Hits) -> str:
 
 
 _PROGRESS_DELAY_SECONDS: Final = 0.5
+"""Seconds after which the progress bar appears."""
 
 
 class IndexProgress:

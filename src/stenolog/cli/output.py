@@ -25,10 +25,13 @@ _Item = TypeVar("_Item")
 EXIT_PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 EXIT_CTRL_C: Final = 128 + 2
+"""Exit code of a program that was ended with Ctrl-C."""
 JSON_OUTPUT: Final = "stenolog.json"
 """Entry of click's `Context.meta` that is true if the command has the option `--json`."""
 _MAX_CONFIRMED_LINES: Final = 20
+"""Maximum number of lines listed before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
+"""Minimum size of an import in bytes for which a progress bar is shown."""
 
 # Match whole control sequences. Otherwise their visible part, such as "[31m", would remain.
 _CONTROL_SEQUENCE: Final = lazy_pattern(
@@ -197,6 +200,7 @@ def parse_time(text: str, now: datetime) -> datetime | None:
 TIME_FORMATS: Final = (
     "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
 )
+"""Forms of a time option, for help and errors."""
 
 
 class TimeType(click.ParamType[datetime]):

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 
 PAGE_SIZE: Final = 1_000
+"""Number of sessions that are read from the catalog at once."""
 _MAX_HITS: Final = 100
+"""Maximum number of hits in messages."""
 
 
 class Choices:
@@ -52,6 +54,7 @@ class Choices:
         self.channel = channel
         self.all_channels = channel is None
         self.is_loaded = False
+        """Whether all sessions of the catalog were added."""
         self.query = ""
         self.matches: list[Entry] = []
         self.selected_row = 0
@@ -437,6 +440,7 @@ def _fit_width(text: str, width: int) -> str:
 
 
 _MAX_LISTED_SESSIONS: Final = 10
+"""Maximum number of sessions listed in the error if several sessions match."""
 _MAX_TITLE_LENGTH: Final = 60
 
 
@@ -445,6 +449,7 @@ class ChatStart(Struct, frozen=True, kw_only=True):
 
     key: str
     description: str
+    """Description of the session in one line."""
     resumes: bool
     """Whether the session already has messages."""
 

@@ -62,14 +62,20 @@ class _Target(Struct, frozen=True, kw_only=True):
     uid: str = ""
     """Uid of the live session, or of the session deleted last; empty if unknown."""
     uids: frozenset[str] = frozenset()
+    """Uids of the live session and of deleted sessions with this key."""
     messages: int = 0
+    """Number of messages of the live session."""
     deleted_sessions: int = 0
+    """Number of sessions with this key in the trash."""
     deleted_messages: int = 0
+    """Number of messages of the sessions with this key in the trash."""
     before: int | None = None
     """Only messages with a smaller seq are purged; None: all messages."""
     is_readable: bool = True
     has_unfinished_purge: bool = False
+    """Whether an earlier purge of this key was interrupted."""
     unfinished_messages: int = 0
+    """Number of messages that the interrupted purge did not delete."""
 
     @property
     def has_notes(self) -> bool:

@@ -229,6 +229,7 @@ def _print_addresses(
 _VIEW_PORT: Final = 8788
 """Port that is used if it is free and the user gives no port."""
 _MIN_SESSIONS_FOR_HELPERS: Final = 200
+"""Minimum number of sessions left to index for which helper processes are started."""
 _MAX_HELPERS: Final = 3
 _POLL_SECONDS: Final = 0.2
 _MAX_POLLS: Final = 50

@@ -74,6 +74,7 @@ from stenolog.transfer.export.tool_views import (
 )
 
 _NEIGHBOUR_COUNT: Final = 5
+"""Number of messages shown before and after the requested message."""
 
 
 @click.command("show")
@@ -335,8 +336,10 @@ def _as_json(value: Any) -> str:
 
 _DETAIL_STYLE: Final = "not bold not reverse dim default"
 _MAX_VALUE_LENGTH: Final = 400
+"""Maximum number of characters shown of a field other than the content."""
 _ROLE_COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 _MAX_TOOL_LINES: Final = 12
+"""Maximum number of lines shown of each block of a tool call or result."""
 _DIFF_STYLES: Final = {"added": "green", "removed": "red", "same": "dim", "head": "dim cyan"}
 _CHECKBOXES: Final = {"done": "☑", "active": "◐", "open": "☐"}
 _CHECKBOX_STYLES: Final = {"done": "dim", "active": "bold", "open": ""}
@@ -356,6 +359,7 @@ class MessageRenderer:
         self._console = terminal_console(styled=color)
         self._verbose = complete_tools
         self._tool_names: dict[str, str] = {}
+        """Tool names by the id of the tool call."""
 
     def conversation_lines(
         self, summary: str, messages: Iterable[Message], highlighted_seq: int | None

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 SCRIPTED_MODEL: Final = "scripted"
 """Name of the scripted model, the same as in `settings.model_selection`."""
 _MAX_TABLE_ROWS: Final = 30
+"""Maximum number of rows in a table of the terminal."""
 _COUNT_ATTRIBUTES: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
@@ -65,6 +66,7 @@ _COUNT_ATTRIBUTES: Final = {
 }
 """Attributes of Counts, by column and JSON field."""
 _NUMBER_COLUMNS_WIDTH: Final = 56
+"""Total width of the columns with numbers and bars in the table of --by session."""
 
 
 @click.command("stats")
@@ -416,6 +418,7 @@ _NUMBER_FORMATTERS: Final[dict[str, Callable[[Counts], str]]] = {
     "tokens": lambda counts: f"{'~' if counts.estimated else ''}{counts.tokens:,}",
     "cost": lambda counts: format_dollars(counts) or "-",
 }
+"""Functions that format a number of Counts, by column."""
 
 
 def _headline(totals: Totals, cost: Cost | None) -> str:

@@ -65,13 +65,16 @@ _COMMANDS_BY_MODULE: Final = {
     "stats": ("stats",),
 }
 COMMANDS: Final = {name: module for module, names in _COMMANDS_BY_MODULE.items() for name in names}
+"""Module of each command."""
 _COMMAND_ALIASES: Final = {"compact": "summarize"}
+"""Old names of commands, which still work."""
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
 _COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions."""
 EXIT_BROKEN_PIPE: Final = 128 + 13
+"""Exit code that a shell shows for a program ended by SIGPIPE."""
 
 
 class Steno(click.Group):

@@ -35,6 +35,7 @@ _REPARSE_DIVISOR: Final = 8
 _MAX_NESTING: Final = 19
 """Maximum nesting depth. Deeper text is shown as Markdown source, because the parser drops it."""
 _QUOTE_INDENT: Final = 4
+"""Number of columns by which a quote is indented."""
 _BULLET: Final = re.compile(r"(•|\d+)(?=\s|$)")
 _CODE_THEME: Final = "ansi_dark"
 """Theme with the terminal's own colours and no background, for light and dark terminals."""

@@ -38,6 +38,7 @@ WORKSPACE_HELP: Final = (
     "Workspace folder, sqlite:FILE or postgresql://…  "
     f"[default: agent.sessions in the config file, otherwise {DEFAULT_WORKSPACE}]"
 )
+"""Help text of `--workspace`."""
 PROGRAM_NAMES: Final = {
     "aider": "Aider",
     "chatgpt": "ChatGPT",
@@ -49,8 +50,11 @@ PROGRAM_NAMES: Final = {
 }
 """Names of programs in printed texts, by the names that commands accept."""
 _MAX_LISTED_KEYS: Final = 5
+"""Maximum number of matching keys listed in the error for an unknown key."""
 _MAX_COMPARED_KEYS: Final = 1_000
+"""Maximum number of keys that are compared with an unknown key."""
 _MIN_SIMILARITY: Final = 0.75
+"""Minimum similarity of a suggested key, from 0 to 1."""
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

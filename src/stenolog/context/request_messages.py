@@ -33,6 +33,7 @@ from stenolog.messages import (
 from stenolog.records import Message
 
 NO_RESULT: Final = "[interrupted]"
+"""The result sent for a call without a stored result."""
 NO_TEXT: Final = "[no text]"
 """Content sent for an empty user message or tool result, because providers require content."""
 FIRST_USER_CONTENT: Final = "[the conversation goes on]"
@@ -40,6 +41,7 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
 _CALL_TYPES: Final = frozenset({"tool_use", "tool_result"})
 SENT_REASONING_FIELDS: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
+"""Fields with thinking that may be sent back to a provider."""
 
 
 class ProviderRequirements(Struct, frozen=True, kw_only=True):
@@ -141,6 +143,7 @@ class _MessageArranger:
         self._results_by_call = pair_calls(self._bodies) if any(self._calls) else {}
         self._ids: set[str] = set()
         self._repeat_counts: Counter[str] = Counter()
+        """Number of repeated uses of each id."""
 
     def arrange_messages(self) -> list[RequestMessage]:
         turns = split_turns(self._bodies, self._results_by_call, self._calls)

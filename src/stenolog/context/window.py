@@ -141,7 +141,9 @@ class Selection(Struct, frozen=True, kw_only=True):
 
     entries: list[RequestMessage]
     elided: int = 0
+    """Number of shortened messages."""
     left_out: int = 0
+    """Number of messages that are not sent."""
 
 
 class _Request(Struct, frozen=True):

@@ -32,6 +32,7 @@ from stenolog.transfer.fallback import keys_purged_since_merge
 
 _MOUNTS_FILE: Final = "/proc/self/mounts"
 _MAX_NAMED_SESSIONS: Final = 5
+"""Maximum number of sessions that a note names."""
 _TEMPORARY_FILESYSTEMS: Final = {
     "tmpfs": "in memory: a restart or a power cut deletes everything",
     "ramfs": "in memory: a restart or a power cut deletes everything",

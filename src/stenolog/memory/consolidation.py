@@ -66,6 +66,7 @@ from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 
 MAX_BATCH_TOKENS: Final = 6_000
+"""Maximum number of tokens of the turns in one model call."""
 MAX_TURNS_PER_CALL: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
@@ -409,7 +410,9 @@ class _Run(Struct, kw_only=True):
     new_turns: list[Turn]
     """Turns to consolidate that have content to note."""
     last_seq: int
+    """Last seq of the turns that were read."""
     later_turn_count: int
+    """Number of finished turns after `last_seq`."""
     turns: int = 0
     daily: int = 0
     core: int = 0
@@ -417,6 +420,7 @@ class _Run(Struct, kw_only=True):
     redacted: int = 0
     waiting: int = 0
     model_calls: int = 0
+    """Number of model calls."""
     problems: list[str] = []
     usage: SideUsage = {}
     """Token counts of model calls that are not stored yet."""

@@ -64,6 +64,7 @@ _STOP_WORDS: Final = _FUNCTION_WORDS | _word_set(
     "want wants was were what when will would yes 我 你 他 她 它 们 的 是 了 在 有 不 也 很 都 和 "
     "就 这 那 一 个"
 )
+"""Words that occur in almost any sentence."""
 
 _INTRODUCING_WORDS: Final = _word_set(
     "am are at be called for from is named pay pays send sends sent through to trust trusted "
@@ -248,6 +249,7 @@ _ADDRESS_PATTERN: Final = lazy_pattern(
     re.IGNORECASE | re.VERBOSE,
 )
 _THOUSANDS_SEPARATOR: Final = lazy_pattern(r"(?<=\d)[ ,.'’\u00a0\u202f](?=\d{3}(?!\d))")
+"""Thousands separator, as in 1,200."""
 _NUMBER_WORD: Final = lazy_pattern(r"\w+")
 _DIGIT: Final = lazy_pattern(r"\d")
 _NUMBER_WITH_UNIT: Final = lazy_pattern(r"(\d+)[^\W\d]{1,3}")

@@ -25,6 +25,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.tokens import Tokens
 
 DEFAULT_AGENT: Final = "main"
+"""Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
 RECALL_TOKENS: Final = 1_500

@@ -26,9 +26,11 @@ from stenolog.providers.json_answers import read_object
 from stenolog.tokens import estimate
 
 MAX_FACTS: Final = 8
+"""Maximum number of facts per turn."""
 MAX_DAILY_CHARACTERS: Final = 600
 _MAX_SUBJECTS: Final = 40
 _ANSWER_TOKENS_PER_TURN: Final = 400
+"""Maximum number of answer tokens per turn."""
 MAX_TEXT_CHARACTERS: Final = 500
 MAX_ABOUT_CHARACTERS: Final = 60
 MAX_QUOTE_CHARACTERS: Final = 500

@@ -39,6 +39,7 @@ class WordIndex:
         self._mutex = ThreadLock()
         self._indexed_ids: set[str] = set()
         self._ids_by_stem: dict[str, list[str]] = {}
+        """Ids of the notes that contain a stem, by stem."""
         self._unfinished_note: Note | None = None
         """Note whose stems may be only partly in the index, because of a KeyboardInterrupt."""
 
@@ -90,8 +91,11 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
     uid: str = ""
     generation: int = 0
     message_count: int = 0
+    """Number of messages read from the scope."""
     last_seq: int = 0
+    """Last seq read from the scope."""
     visible_spans: Sequence[Span] = ()
+    """Ranges of the visible seqs that were read."""
 
     def with_messages(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the notes after these additional messages."""

@@ -41,9 +41,11 @@ class Page(Struct, frozen=True, kw_only=True):
     """A parsed page of notes."""
 
     scope: Scope | None
+    """The scope that the page names, if any."""
     export_name: str
     """Name of the export; empty if the page is not an export."""
     exported_ids: frozenset[str]
+    """Ids of the notes that were exported."""
     items: Sequence[Item]
 
 

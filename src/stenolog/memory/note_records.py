@@ -27,6 +27,7 @@ Kind = Literal["daily", "core"]
 
 ROLE: Final = "note"
 PURGED_KIND: Final = "purged"
+"""Kind of the record that replaces a purged note."""
 _BATCH_NAME_BYTES: Final = 7
 """Length of a batch name in bytes, enough for unique names in a scope."""
 
@@ -105,6 +106,7 @@ class _StoredNote(Struct):
     supersedes: tuple[str, ...] = ()
     forgotten: bool = False
     was: str = ""
+    """Former kind of a purged note."""
 
 
 # --- from drafts to messages -----------------------------------------------------------------
@@ -345,6 +347,7 @@ class PurgePlan(Struct, frozen=True):
     new_messages: Sequence[dict[str, Any]]
     """Messages to append first: copies of the earlier messages, and the record of the purge."""
     times: Sequence[datetime]
+    """Times of the messages to append."""
     before_seq: int
     """Purge all messages below this seq; 0 if no message is left to purge."""
     note: Note

@@ -25,6 +25,7 @@ from stenolog.memory.time_words import Period, find_period
 
 
 _MAX_QUESTION_CHARACTERS = 4_000
+"""Maximum number of characters of a question that are used."""
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -34,6 +35,7 @@ class Question(Struct, frozen=True, kw_only=True):
     stems: tuple[str, ...]
     """Distinct stems of the question, without stop words and words that name a time."""
     period: Period | None
+    """The period that the question names, if any."""
 
     @property
     def is_empty(self) -> bool:
@@ -56,13 +58,17 @@ Kind = Literal["core", "daily", "message"]
 
 _BM25_K1: Final = 1.2
 _BM25_B: Final = 0.6
+"""Parameters k1 and b of BM25."""
 _NEIGHBOUR_SHARES: Final = {-2: 0.3, -1: 0.5, 1: 0.5, 2: 0.3}
 """Share of a neighbour's words that counts for a message, by distance in seqs."""
 _MIN_AGE_FACTOR: Final = 0.5
+"""Factor for the score of a very old candidate."""
 _OTHER_PERIOD_FACTOR: Final = 0.3
 """Factor for the score of a candidate outside the period of the question."""
 _TOOL_RESULT_FACTOR: Final = 0.6
+"""Factor for the score of a tool result."""
 _MAX_SCORED_CHARACTERS: Final = 4_000
+"""Maximum number of characters of a text that are scored."""
 
 NO_HITS: Final = Candidates(messages=(), count=0, containing={})
 

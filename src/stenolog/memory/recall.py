@@ -31,6 +31,7 @@ _MIN_RELATIVE_SCORE: Final = 0.25
 _MAX_ENTRIES: Final = 50
 
 MAX_TEXT_CHARACTERS: Final = 400
+"""Maximum number of characters of a recalled text in a line."""
 
 _CONTEXT_CHARACTERS: Final = 60
 """Maximum number of characters of a text before the first matching word."""

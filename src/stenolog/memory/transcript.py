@@ -40,8 +40,10 @@ _MAX_END_CHARACTERS: Final = 100_000
 """Number of characters that are used at the start and at the end of a long text."""
 
 _MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
+"""Maximum number of characters that are shown per message, by role."""
 
 CountTokens = Callable[[str], int]
+"""Function that counts the tokens of a text."""
 
 _MAX_GIST_LENGTH: Final = 160
 _MAX_TYPE_LENGTH: Final = 40
@@ -65,6 +67,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     """Time at which the first message of the turn was stored."""
     lines: tuple[Line, ...]
     redacted: int
+    """Number of redacted secrets."""
 
     @property
     def user_texts(self) -> list[str]:

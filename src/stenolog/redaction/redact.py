@@ -199,6 +199,7 @@ class _DataRedactor:
     def __init__(self, patterns: Iterable[SecretPattern] = SECRET_PATTERNS) -> None:
         self.count = 0
         self._patterns = patterns
+        """Kinds of secrets to search for in texts."""
         self._scalar_count = 0
         self.stubs: dict[int, str] = {}
         """Replacement of each secret, by its number among all scalars and field names."""
@@ -384,6 +385,7 @@ class SharingRedactor:
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
         self.count = 0
+        """Number of secrets redacted so far."""
 
     def __call__(self, text: str) -> str:
         """Return the redacted text. A JSON text is also redacted by field names."""

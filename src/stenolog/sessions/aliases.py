@@ -21,6 +21,7 @@ from stenolog.stores.base import ChangeMarkerStore, Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
+"""Maximum number of cached keys that are known not to be aliases."""
 _MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
 """Marker of a store in which no session ever had an alias."""
@@ -40,6 +41,7 @@ class Aliases:
         self._stamp_hashes = array("q")
         """Hash of the key and stamp of each session at the last scan, which saves memory."""
         self._aliases_by_session: dict[str, tuple[str, ...]] = {}
+        """Aliases of each session that has aliases, by the key of the session."""
         self._owners: Mapping[str, str] = {}
         self._all_aliases: set[str] = set()
         """Every alias seen so far, including those of deleted sessions, which may be restored."""

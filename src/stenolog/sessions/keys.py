@@ -18,6 +18,7 @@ Scope = Literal["sender", "thread", "group"]
 """Scope of a session: one sender, one sender in one thread, or all members of a group."""
 
 CLI_DEFAULT: Final = "cli:default"
+"""Default session of a terminal."""
 
 _NUMBER_PATTERN: Final = re.compile(r"-?[0-9]+")
 

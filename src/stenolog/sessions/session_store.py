@@ -176,6 +176,7 @@ class JSONLBackend:
         self._failed_reads = 0
         self._last_error: str | None = None
         self._newest_write_error: str | None = None
+        """Text of the failure if the newest write failed, otherwise None."""
 
     def __repr__(self) -> str:
         return f"JSONLBackend({self._store!r})"

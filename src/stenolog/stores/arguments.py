@@ -96,6 +96,7 @@ def make_batch(
 
 
 AppendResult = list[int] | StenologError
+"""Seqs of the messages of an append, or its error."""
 
 
 def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:

@@ -15,6 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
 
 CATALOG_NAME: Final = "catalog.db"
+"""File name of the catalog in a folder of logs."""
 
 _CATALOG_SUFFIX: Final = ".catalog"
 _PLAIN_NAMESPACE: Final = re.compile(r"[a-z0-9_-]{1,64}")

@@ -69,6 +69,7 @@ class Descriptor(int):
 
 
 CLOSED: Final = Descriptor(-1)
+"""Placeholder for a descriptor that is not open."""
 
 
 def open_descriptor(

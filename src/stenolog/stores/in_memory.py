@@ -82,6 +82,7 @@ class _Session(Struct, eq=False):
     forked_from: str | None = None
     version: int = 0
     change_number: int = 0
+    """Number of the newest change."""
     lost_spans: list[Span] = []
     """Seqs of messages that were already lost in the copied session."""
     void_spans: list[Span] = []

@@ -15,6 +15,7 @@ from stenolog.errors import StenologError, UsageError
 from stenolog.stores.base import Store
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
+"""First bytes of an SQLite database file."""
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLE_PATHS: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 

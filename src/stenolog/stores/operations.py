@@ -43,6 +43,7 @@ class Decision(Struct, Generic[T], frozen=True):
     change: Change | None
     """The change to store. With None, the engine changes nothing and creates no session."""
     result: T
+    """Return value of the Store call."""
     payloads: Sequence[bytes] = ()
     """Encoded messages to append in the same write."""
 

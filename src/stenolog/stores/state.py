@@ -291,6 +291,7 @@ class Fork(Struct, frozen=True):
 
     state: State
     copied: list[Span]
+    """Seqs of the messages that are copied."""
     next_seq: int
 
 

@@ -338,7 +338,9 @@ class Writer:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.started_count = 0
+        """Number of calls that were started."""
         self.results: list[Any] = []
+        """Results of the calls that returned."""
 
     def kill_during(self, call_index: int, randomness: random.Random) -> Self:
         """Wait until the call with this index starts, and kill the process during the call."""

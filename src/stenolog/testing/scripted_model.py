@@ -299,6 +299,7 @@ _TIME_REQUEST_PATTERN: Final = re.compile(
     r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE
 )
 _LONG_ANSWER_SENTENCES: Final = 120
+"""Number of sentences in a long answer."""
 
 
 def offline_script(

@@ -59,6 +59,7 @@ class MessagesDigest:
     def __init__(self) -> None:
         self._hash: _Hash = sha256(_DIGEST_VERSION)
         self.messages = 0
+        """Number of messages added."""
         self.bytes = 0
         """Total length of the bodies of all added messages, in bytes."""
 

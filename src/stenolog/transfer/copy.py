@@ -76,6 +76,7 @@ class CopyStep(Struct, frozen=True, kw_only=True):
     number: int
     """Number of the pass, starting with 1."""
     done: int
+    """Number of sessions that this pass has finished."""
     total: int
     messages: int
     """Number of messages copied in all passes."""
@@ -90,6 +91,7 @@ class CopyProblem(Struct, frozen=True, kw_only=True):
     key: str
     uid: str
     reason: str
+    """The reason as text, with advice."""
     newer: bool = False
     """Whether the destination has all messages of the source, and more."""
 
@@ -116,6 +118,7 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     """Change stamp of the session when the source was read; empty if it may be outdated."""
     digest: str
     written: bool
+    """Whether this copy wrote data of the session."""
     lost: int = 0
     """Number of messages that damage destroyed in both source and destination."""
     compared: bool = True
@@ -128,9 +131,11 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
     copied: tuple[CopiedSession, ...]
     problems: tuple[CopyProblem, ...] = ()
     only_in_target: tuple[str, ...] = ()
+    """Keys of sessions that only the destination has."""
     messages: int = 0
     """Number of messages written."""
     passes: int = 0
+    """Number of passes, including the last pass."""
     unlocked: bool = False
     """Whether the source could not be locked. If True, the copy may lack the newest changes."""
 

@@ -42,6 +42,7 @@ from stenolog.transfer.copy import (
 )
 
 OnProgress = Callable[[str, CopyStep], None]
+"""Progress callback: called with the namespace and each step."""
 
 
 class CopyReport(Struct, frozen=True, kw_only=True):

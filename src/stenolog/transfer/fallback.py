@@ -459,7 +459,9 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     after: int = 0
     """Messages up to this seq were merged into a session that the regular store no longer has."""
     last_seq: int = 0
+    """Seq of the last merged message."""
     digest: str = ""
+    """Digest of the merged content."""
     key: str = ""
     """Key of the session in the regular store into which this session was merged."""
     stored: tuple[str, ...] = ()
@@ -515,6 +517,7 @@ class _PurgeNote(Struct, frozen=True, kw_only=True):
     before: int | None = None
     """Only messages with a lower seq were purged; None if whole sessions were purged."""
     uids: tuple[str, ...] = ()
+    """Uids of the purged sessions."""
     is_trash: bool = False
     """Whether only some deleted sessions are purged, not every session with this key."""
     read_in: tuple[tuple[str, int], ...] = ()

@@ -46,6 +46,7 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     payloads: Sequence[bytes] = ()
     seqs: Sequence[int] = ()
     times: Sequence[datetime] = ()
+    """Time of each message."""
     summary: str = ""
     floor: int = 0
     meta: Mapping[str, Any] = {}

@@ -131,6 +131,7 @@ class ImportReport(Struct, frozen=True, kw_only=True):
 
 
 OnImported = Callable[[Source, ImportedSession], None]
+"""Function that is called after a session was imported completely."""
 
 _logger = logging.getLogger("stenolog")
 

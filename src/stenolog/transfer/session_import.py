@@ -22,8 +22,10 @@ from stenolog.transfer.importers.legacy_session import LegacySession
 from stenolog.transfer.merge import ExistingSession, MergePlan
 
 BATCH_MESSAGES: Final = 500
+"""Maximum number of messages per batch."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_RECEIPTS: Final = 20
+"""Maximum number of import receipts that a session keeps."""
 
 
 class SessionImport(Struct):

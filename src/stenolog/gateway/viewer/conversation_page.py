@@ -92,8 +92,10 @@ class PagePart(Struct, frozen=True, kw_only=True):
     """Seq of the first message, or 0 if the part has no messages."""
     last: int
     has_older: bool
+    """Whether there are messages before this part."""
     has_newer: bool
     full: bool
+    """Whether hidden messages are included."""
     summarized: int
     """Number of messages of the session that a summary replaces."""
     digest: str
@@ -349,6 +351,7 @@ class SessionSearchResult(Struct, frozen=True, kw_only=True):
     words: Sequence[str]
     """Words to highlight in the matching messages."""
     complete: bool
+    """Whether the whole session was searched."""
 
 
 async def find_messages(request: Request) -> Response:

@@ -51,6 +51,7 @@ class Visibility(Struct, frozen=True, kw_only=True):
     """Seqs that have a message."""
     gaps: Sequence[Gap] = ()
     lost: Sequence[Span] = ()
+    """Seqs of damaged messages."""
 
     def reason_at(self, seq: int) -> str:
         """Return the reason why a message is hidden."""

@@ -75,6 +75,7 @@ class HomeQuery(AgentQuery, frozen=True, kw_only=True):
     show: Literal["", "sessions", "messages"] = ""
     """Kind of search results to show; empty: the first sessions and the first messages."""
     more: bool = False
+    """Show more values of each filter."""
     after: Annotated[str, Meta(max_length=2_000)] = ""
     rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)] = SESSIONS_PER_PAGE
     part: bool = False

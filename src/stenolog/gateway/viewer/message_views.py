@@ -76,7 +76,9 @@ _COPY_BUTTON: Final = Markup(
 )
 _BLOCK_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
 _CHECKBOXES: Final = {"done": ("done", "☑"), "active": ("in progress", "◐"), "open": ("open", "☐")}
+"""Label and box of each state of a step."""
 _MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
+"""Maximum number of characters of code that are coloured in one exported document."""
 
 
 class ToolCallView(Struct, frozen=True, kw_only=True):
@@ -88,9 +90,11 @@ class ToolCallView(Struct, frozen=True, kw_only=True):
     arguments: Markup
     result: Markup | None
     pictures: tuple[str, ...] = ()
+    """Pictures in the result."""
     seconds: float | None
     failed: bool
     error: str = ""
+    """The first line of the error, if the call failed."""
 
 
 class MessageView(Struct, frozen=True, kw_only=True):

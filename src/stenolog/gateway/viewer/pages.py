@@ -68,6 +68,7 @@ class PageState(Struct, frozen=True, kw_only=True):
     """State of the gateway that every page shows."""
 
     read_only: bool = False
+    """Whether the gateway is read-only."""
     indexing_progress: tuple[int, int] | None = None
     """Number of indexed sessions and of all sessions; None if all are indexed."""
 

@@ -31,6 +31,7 @@ MAX_RENDERED: Final = 100_000
 """Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
 _MAX_CACHED_LENGTH: Final = 20_000
 MAX_COLOURED_ON_PAGE: Final = 50_000
+"""Maximum number of characters of code that are coloured on one page."""
 
 _PICTURE_URL: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
 _LINK_URL: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
@@ -271,6 +272,7 @@ class SecretMask:
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._secrets: list[tuple[str, str]] = []
+        """Text and kind of each secret."""
         self._characters_left = _MAX_SEARCHED if enabled else 0
 
     def with_placeholders(self, text: str) -> str:

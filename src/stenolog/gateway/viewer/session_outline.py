@@ -60,6 +60,7 @@ _BURST_MESSAGES: Final = 100
 _PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
 _MAX_FAILED_TOOLS: Final = 5
+"""Maximum number of names of failed tools per turn."""
 _PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
 """A message with only these fields has no content besides its text."""
 
@@ -105,6 +106,7 @@ class Turn(TokenUsage, kw_only=True):
     hidden: bool
     calls: int = 0
     failed: int = 0
+    """Number of failed tool calls."""
     failed_tools: list[str] = []
     """Names of the tools that failed first, each once."""
     seconds: float = 0.0
@@ -121,9 +123,11 @@ class MessageFilter(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the messages that a page shows."""
 
     full: bool = False
+    """Include hidden messages."""
     only: Literal["", "prompts", "failed"] = ""
     """Show only prompts, or only failed tool calls."""
     tools: bool = True
+    """Show tool calls and results."""
     thinking: bool = True
 
     @property
@@ -149,6 +153,7 @@ class Outline:
         self.turns: list[Turn] = []
         self.seqs = array("Q")
         self.last_seq = 0
+        """The last seq that was read."""
         self._start = Turn(seq=0, at=datetime.now(UTC), prompt="", hidden=False)
         """Messages before the first prompt."""
         self._kinds = bytearray()
@@ -340,6 +345,7 @@ class OutlineQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of a part of the outline. Without a position, the end of the outline is returned."""
 
     at: Seq = 0
+    """Seq of a message."""
     turn: Seq = 0
     """Number of a turn, from 1."""
     date: Annotated[str, Meta(max_length=40)] = ""

@@ -153,6 +153,7 @@ HIDDEN_REASON_TEXTS: Final = {
     "truncated": "truncated",
     "hidden": "hidden from the model",
 }
+"""Texts for the reasons why messages are hidden."""
 _INTERRUPTION_TEXTS: Final = {
     "stopped": "You stopped this answer.",
     "given up": "The agent gave up before it finished.",

@@ -30,8 +30,10 @@ from stenolog.stores.disk import (
 from stenolog.stores.file_names import LOG_SUFFIX
 
 TRASH: Final = "trash"
+"""Folder of deleted logs, next to the live logs."""
 
 _RECORD_START: Final = b'{"kind":"'
+"""Start of every line of a log."""
 
 LOW_DISK_BYTES: Final = 64 * 1024 * 1024
 """Bytes of free disk space below which a warning is reported, before writes fail."""

@@ -66,6 +66,7 @@ from stenolog.stores.jsonl.scan import (
 )
 
 STATE_EVERY_LINES: Final = 256
+"""Maximum number of lines between two state records."""
 
 _FIRST_CHUNK_BYTES: Final = 64 * 1024
 _MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024

@@ -47,6 +47,7 @@ class OpenLogCache:
         self._mutex = threading.Lock()
         self._open_logs: OrderedDict[str, Log] = OrderedDict()
         self.get_open_log = self._open_logs.get
+        """Function that returns the open log of a key, or None."""
         self._existing_logs: weakref.WeakSet[Log] = weakref.WeakSet()
         self._locked_logs: dict[str, Log] = {}
         self.synced_entries: OrderedDict[str, tuple[int, int]] = OrderedDict()

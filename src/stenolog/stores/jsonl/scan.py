@@ -52,11 +52,13 @@ class Tail(Struct, frozen=True):
     bytes: int
     """Number of bytes after `ScanResult.consumed` that belong to no record."""
     ends_line: bool
+    """Whether the file ends with a newline."""
     next_seq: int
     """Next seq, higher than every seq that may have been acknowledged."""
     seqs: list[Span]
     """Seqs of the messages to mark as void."""
     lost: list[Span]
+    """Seqs to mark as lost."""
     changes: list[int]
     """Numbers of the changes to mark as void."""
     has_damaged_lines: bool
@@ -86,6 +88,7 @@ class ScanResult(Struct, frozen=True):
     consumed: int
     """Number of completely parsed bytes; the bytes after them may still become a record."""
     ends_line: bool
+    """Whether the consumed bytes end with a newline."""
     next_seq: int
     lost: list[Span] = []
     damaged: list[DamagedBytes] = []

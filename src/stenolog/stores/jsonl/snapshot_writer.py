@@ -402,6 +402,7 @@ class _MessageStream:
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
         self.next_message = next(self._messages, None)
+        """Next message; None at the end."""
 
     def take_upto(self, seq: int) -> Iterator[Message]:
         """Yield the messages up to this seq, and remove them from the stream."""

@@ -48,6 +48,7 @@ class SnapshotCache:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
         """Change stamp and mark of each live log, by file name; None if it holds no session."""
         self.synced_stamps: set[str] = set()
+        """Change stamps of synced logs."""
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:

@@ -72,6 +72,7 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWri
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 _FOLLOW_POLL_SECONDS: Final = 0.02
+"""Seconds between two checks of a followed log."""
 
 _stores: "weakref.WeakSet[JSONLStore]" = weakref.WeakSet()
 

@@ -72,6 +72,7 @@ class Waiter:
         """Whether a thread has started to write this append."""
         self.done = False
         self.first_seq = 0
+        """Seq of the first message of this append."""
         self.error: BaseException | None = None
         self._wakeup = threading.Lock()
         self._wakeup.acquire()

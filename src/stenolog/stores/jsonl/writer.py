@@ -171,6 +171,7 @@ class Outcome(Struct, frozen=True):
 
 
 STORED: Final = Outcome(sys.maxsize)
+"""Outcome of a write that succeeded completely."""
 
 
 def write_and_sync(log: Log, offset: int, text: bytes) -> Outcome:

@@ -13,6 +13,7 @@ _BACKTICKS: Final = re.compile(r"`+")
 MAX_COLOURED: Final = 2_000
 """Maximum number of characters of one code block that is coloured."""
 MAX_COLOURED_IN_MESSAGE: Final = 20_000
+"""Maximum number of characters of code that are coloured in one message."""
 LANGUAGES: Final = {
     **dict.fromkeys(("bash", "sh", "shell", "zsh"), "bash"),
     "css": "css",

@@ -35,7 +35,9 @@ _MAX_LONG_LINES: Final = 1_000_000
 _MAX_CHANGES: Final = 60
 """Maximum number of changed lines for which the shortest diff is searched."""
 _MAX_ITEMS: Final = 200
+"""Maximum number of items of a checklist."""
 _MAX_BLOCKS: Final = 50
+"""Maximum number of blocks of one call."""
 _CONTEXT_LINES: Final = 3
 """Number of unchanged lines that are shown around a change."""
 _MAX_LINE_CHARS: Final = 120
@@ -136,6 +138,7 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
     text: str = ""
     """Text of the block, for all kinds except diff and checklist."""
     language: str = ""
+    """Name of the language of code, as in a Markdown fence."""
     lines: tuple[DiffLine, ...] = ()
     items: tuple[ChecklistItem, ...] = ()
     omitted: int = 0

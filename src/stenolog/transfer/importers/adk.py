@@ -28,6 +28,7 @@ from stenolog.transfer.importers.chat_format import (
 )
 
 EXTRA_FIELD: Final = "adk"
+"""Field of a message with the data that the chat format does not have."""
 
 
 class Event(Struct, frozen=True):

@@ -34,6 +34,7 @@ Part = dict[str, Any]
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
 MAX_PROBLEM_LENGTH: Final = 400
+"""Maximum number of characters of a reported problem."""
 
 
 class NotAMessage(ValueError):
@@ -311,6 +312,7 @@ CHAT_FIELDS: Final = frozenset(
 )
 """Fields of a message in the format of chat APIs."""
 TIME_FIELDS: Final = ("created_at", "timestamp", "at", "time")
+"""Fields that may contain the time of a message."""
 ROLE_ALIASES: Final = {"human": "user", "ai": "assistant", "bot": "assistant", "model": "assistant"}
 """Roles of other programs, with the role of the chat format."""
 CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
@@ -431,6 +433,7 @@ def _parse_any_time(value: Any) -> datetime | None:
 # The key of the session is the name of the file and the number of the line.
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
+"""Maximum number of bytes of a line."""
 
 
 class ConversationLines:

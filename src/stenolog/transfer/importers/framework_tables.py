@@ -96,6 +96,7 @@ class AgentTables(Struct, frozen=True):
     layout: ClassVar[Layout] = "openai-agents"
     messages_table: str
     times_table: str | None
+    """Name of the table with the times of the sessions."""
     has_branches: bool
     """Whether AdvancedSQLiteSession assigned the items to branches."""
 
@@ -219,6 +220,7 @@ class AdkTables(Struct, frozen=True):
 
     layout: ClassVar[Layout] = "adk"
     event_columns: list[str]
+    """Columns of the table of events."""
     tables: Set[str]
 
     def sessions(self, query: Query) -> list[SessionIdentifier]:
@@ -323,6 +325,7 @@ def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
 # --- all known tables ------------------------------------------------------------------------
 
 Tables = AgentTables | LangChainTable | AdkTables
+"""A set of tables that contain sessions."""
 
 
 def find_tables(columns_by_table: TableColumns) -> list[Tables]:
@@ -432,6 +435,7 @@ DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
 """Suffixes of databases in a folder. A file that the user names may have any suffix."""
 
 _NANOBOT_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
+"""Name of a workspace folder of nanobot."""
 
 
 def find_sources(

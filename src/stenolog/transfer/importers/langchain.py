@@ -25,6 +25,7 @@ from stenolog.transfer.importers.chat_format import (
 from stenolog.transfer.importers.legacy_session import LegacySession
 
 EXTRA_FIELD: Final = "langchain"
+"""Field of a message with the data that the chat format does not have."""
 ROLES: Final = {
     **{"human": "user", "ai": "assistant", "system": "system"},
     **dict.fromkeys(("tool", "function"), "tool"),

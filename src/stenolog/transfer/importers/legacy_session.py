@@ -29,6 +29,7 @@ MIGRATED_SUFFIX: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
 """Maximum size in bytes of the state that another program stored with a session."""
 IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
+"""Pattern for the end of the name of an imported file."""
 
 
 class LegacySession(Struct, frozen=True, kw_only=True):
@@ -149,6 +150,7 @@ class Source(Struct, frozen=True, kw_only=True):
     body: str | None
     """Current name of the file with the messages; None if there is only a meta file."""
     meta: str | None = None
+    """Current name of the `.meta.json` file."""
     identifier: tuple[str, ...] = ()
     """Identifier of the session in a file with several sessions."""
     bytes: int = 0

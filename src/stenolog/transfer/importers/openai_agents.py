@@ -21,6 +21,7 @@ from stenolog.transfer.importers.chat_format import (
 )
 
 EXTRA_FIELD: Final = "openai_agents"
+"""Field of a message with the data that the chat format does not have."""
 
 
 _TEXT_TYPES: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")

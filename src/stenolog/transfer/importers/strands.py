@@ -35,6 +35,7 @@ from stenolog.transfer.importers.chat_format import (
 from stenolog.transfer.importers.legacy_session import Source, SourceContent, time_of_nanoseconds
 
 EXTRA_FIELD: Final = "strands"
+"""Field of a message with the data that the chat format does not have."""
 
 SESSION_PREFIX: Final = "session_"
 AGENT_PREFIX: Final = "agent_"

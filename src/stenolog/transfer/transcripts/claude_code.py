@@ -221,6 +221,7 @@ class _RecordTree:
         self.usage_owners: dict[str, str] = {}
         """Uuid of the last record of each response. The message of that record gets the usage."""
         self._last_compaction: tuple[int, dict[str, Any]] | None = None
+        """Index and record of the last compaction."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""

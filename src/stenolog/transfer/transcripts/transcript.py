@@ -57,6 +57,7 @@ class TranscriptMessage(Struct, kw_only=True):
     identity: str
     """Identifier of the message in its session; unchanged if the file is rewritten."""
     body: dict[str, Any]
+    """The message in the chat format."""
     at: datetime | None = None
     hidden: bool = False
     """Whether the model no longer sees the message: abandoned, or replaced by a summary."""
@@ -400,7 +401,9 @@ class _KnownValues:
         self._text_indexes = {
             value: index for index, value in enumerate(self._values) if isinstance(value, str)
         }
+        """Index of each text in the values."""
         self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
+        """Names of the arguments of each tool call."""
         self._characters_left = _MAX_SEARCH_PASSES * sum(map(len, self._text_indexes))
         """Number of characters that may still be searched or compared."""
 

@@ -40,9 +40,12 @@ _CONTENT_FIELDS: Final = (
     "tool_call_id",
     "name",
 )
+"""Fields with the content of a message."""
 MAX_BATCH_MESSAGES: Final = 500
+"""Maximum number of messages in one append."""
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH_SESSIONS: Final = 64
+"""Maximum number of new sessions that are stored together."""
 
 
 class TranscriptReport(Struct, kw_only=True):
@@ -50,6 +53,7 @@ class TranscriptReport(Struct, kw_only=True):
 
     key: str
     messages: int = 0
+    """Number of messages in the transcript."""
     added: int = 0
     changed: int = 0
     """Number of messages whose content the program changed since they were imported."""
