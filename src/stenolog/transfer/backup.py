@@ -43,6 +43,7 @@ _TEMPORARY_FILES: Final = (_LOCK_FILE, f".{MANIFEST}.new")
 """Files that a first backup leaves if it is killed before it writes the manifest."""
 _MANIFEST_FORMAT: Final = 1
 _LOCK_TIMEOUT: Final = 5.0
+"""Seconds to wait for another backup into the same folder."""
 
 
 class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +68,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Digest of the source's address. The address is not stored: it may contain a password."""
     begun: str
     finished: str | None = None
-    """Time at which the backup ended; None if the backup was interrupted.
+    """Time at which the backup ended; None while it runs and after an interruption.
 
     After an interruption, sessions in the folder may be newer than their entries in the manifest.
     """
@@ -118,8 +119,8 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
         _read_or_make_manifest(Path(folder), where)
     with _hold_lock(Path(folder)):
         old_manifest = _read_or_make_manifest(Path(folder), where)
-        namespaces = list_namespaces(where)
-        _write_manifest(Path(folder), replace(old_manifest, begun=_now(), finished=None))
+        namespaces, begun = list_namespaces(where), _now()
+        _write_manifest(Path(folder), replace(old_manifest, begun=begun, finished=None))
         entries = dict(old_manifest.namespaces)
         copied_totals, failed_totals = copy_namespaces(
             where,
@@ -132,7 +133,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
             old_entries = entries.get(name, {})
             entries[name] = old_entries | _make_entries(totals, old_entries)
         _write_manifest(
-            Path(folder), replace(old_manifest, begun=_now(), finished=_now(), namespaces=entries)
+            Path(folder), replace(old_manifest, begun=begun, finished=_now(), namespaces=entries)
         )
     problems = [
         (name, problem) for name, totals in copied_totals.items() for problem in totals.problems

@@ -66,6 +66,16 @@ def test_a_backup_is_a_workspace_of_plain_text(place: Path, where: str) -> None:
     assert (found.findings, found.sessions) == ((), taken.sessions + taken.deleted)
 
 
+def test_manifest_has_the_times_of_the_start_and_the_end(
+    place: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(f"2026-01-01T00:00:0{second}Z" for second in range(9))
+    monkeypatch.setattr(backup, "_now", lambda: next(times))
+    back_up(where, str(place / "backup"))
+    manifest = json.loads((place / "backup" / MANIFEST).read_text())
+    assert manifest["begun"] < manifest["finished"]
+
+
 def test_files_of_a_backup_are_private(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     modes = {oct(path.stat().st_mode & 0o777) for path in (place / "b", *(place / "b").rglob("*"))}
