@@ -1,9 +1,9 @@
 """Lossless encoding of messages as JSON, and of records as lines of a log.
 
 The fast codec (msgspec) changes some values silently: NaN becomes null, bytes become text, numeric
-keys become text, equal keys are merged. The encoded payload is therefore decoded again and compared
-with the input. If they differ, each field is checked, and the error names the field that cannot be
-stored.
+keys become text, and keys that are then equal are merged. The encoded payload is therefore decoded
+again and compared with the input. If they differ, each field is checked, and the error names the
+field that cannot be stored.
 """
 
 import math
@@ -31,9 +31,13 @@ from stenolog.records import (
 )
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of a message as JSON."""
 MAX_DEPTH: Final = 200
+"""Maximum nesting depth of a message."""
 MAX_KEY_BYTES: Final = 1024
+"""Maximum size of a session key in UTF-8."""
 MAX_TOKEN_BYTES: Final = 256
+"""Maximum size of an idempotency key (`once`) in UTF-8."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -237,9 +241,8 @@ _CRC_FIELD: Final = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
 
 _record_decoder = msgspec.json.Decoder(Message | StateRecord | ChangeRecord | VoidRecord)
 _decode_record = _record_decoder.decode
-# `decode_lines` decodes a buffer of intact lines.
-# `decode_lines` raises a msgspec error if a line has an unknown kind or a lone surrogate.
-# If `decode_lines` fails, the caller parses the lines one by one.
+# Decodes a buffer of intact lines. Raises a msgspec error if a line has an unknown kind or a lone
+# surrogate; the caller then parses the lines one by one.
 decode_lines = _record_decoder.decode_lines
 
 
@@ -378,7 +381,7 @@ def correct_checksum(line: bytes) -> bytes | None:
 
 
 def plain_message(line: bytes) -> bytes | None:
-    """Return the payload of a line that is a message as plain JSON; None for any other line."""
+    """Return the payload of a line that is a message without an envelope; None for other lines."""
     try:
         fields = _decode(line)
         if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
@@ -389,7 +392,7 @@ def plain_message(line: bytes) -> bytes | None:
 
 
 def _parse_escaped(line: bytes) -> Record | None:
-    """Parse a line with a lone surrogate, which the fast decoder rejects.
+    """Parse a line that the fast decoder rejects, usually because of a lone surrogate.
 
     The payload is located by its position; `json` decodes the fields around the payload.
     """

@@ -78,7 +78,7 @@ class UsageError(StenologError):
 
 
 class InvalidKey(UsageError):
-    """The key is empty, not a string, or longer than 1,024 bytes of UTF-8."""
+    """The key is empty, not valid text, or longer than 1,024 bytes of UTF-8."""
 
 
 class RefusedMessage(UsageError):

@@ -3,7 +3,7 @@
 The supported formats are chat messages and Responses items of OpenAI, content blocks of Anthropic,
 and plain text. `read_message` and `read_content` yield typed parts. A part of an unknown format
 becomes an `UnknownPart` with the original value, so that no content is lost. Functions of this
-module accept any value and never raise.
+module accept messages with any fields and values, and never raise.
 """
 
 import json
@@ -212,7 +212,7 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the media type and the encoded data of a part's file; empty strings without a file."""
+    """Return the media type and the longest encoded data in a part; empty strings if none."""
     longest = "", ""
     for holder in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
@@ -250,7 +250,7 @@ def _read_item(body: Mapping[str, Any]) -> Part | None:
 
 
 def _with_result(part: Part) -> Iterator[Part]:
-    """Yield a part, then the result of its call if the Responses item also contains the result."""
+    """Yield a part, then the result of its call if the same Responses item contains it."""
     yield part
     if isinstance(part, ToolCall) and part.in_content:
         for name in _RESULT_FIELDS:
@@ -339,7 +339,10 @@ def _read_tool_use(part: Mapping[str, Any]) -> ToolCall:
 
 
 def _read_call_item(part: Mapping[str, Any]) -> ToolCall:
-    """Return a Responses item as a tool call. A call of a built-in tool may have any fields."""
+    """Return a Responses item as a tool call.
+
+    A call to a built-in tool may have no argument field: its other fields are the arguments.
+    """
     field = next((name for name in _ARGUMENT_FIELDS if name in part), None)
     kind = part["type"].removesuffix("_call")
     default_name = UNNAMED if kind in ("function", "custom_tool") else kind
@@ -398,13 +401,13 @@ def seq_of(message: Message | Mapping[str, Any]) -> int | None:
 
 
 def role_of(body: Mapping[str, Any]) -> str:
-    """Return the role of a message; empty if no provider's API has that role."""
+    """Return the role of a message; empty if the role is not in `ROLES`."""
     role = body.get("role")
     return role if isinstance(role, str) and role in ROLES else ""
 
 
 def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
-    """Return the tool calls of an assistant message, in order."""
+    """Return the tool calls of an assistant message, in order; none for other messages."""
     if body.get("role") != "assistant":
         return []
     if isinstance(body.get("content"), str) and not body.get("tool_calls"):
@@ -426,7 +429,7 @@ def results_of(body: Mapping[str, Any]) -> list[ToolResult]:
 
 
 def has_text(body: Mapping[str, Any]) -> bool:
-    """Return whether a message is a user message with content other than tool results."""
+    """Return whether a message is a user message that does not consist only of tool results."""
     if body.get("role") != "user":
         return False
     content = body.get("content")

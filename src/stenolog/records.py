@@ -344,6 +344,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     last_seq: int
     """Seq of the newest message; 0 for an empty session."""
     floor: int
+    """Seq up to which all messages are hidden."""
     visible: int
     """Number of visible messages."""
     count: int
@@ -357,6 +358,7 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     archived: int
     """Seq of the last archived message; 0 if no message is archived."""
     generation: int
+    """Grows when messages are moved or destroyed, for example by `compact` or `purge(before=)`."""
     bytes: int
     """Size of the live log, in bytes."""
     undoable: int

@@ -44,7 +44,7 @@ TOOLS_TOKENS: Final = 12
 TOOL_TOKENS: Final = 4
 """Tokens that every tool costs in addition to its definition."""
 IMAGE_TOKENS: Final = 1_445
-"""Maximum tokens of an image, counted in tiles of 512 pixels."""
+"""Tokens counted for any other image: the maximum, for tiles of 512 pixels."""
 LOW_IMAGE_TOKENS: Final = 85
 """Tokens of an image with `detail: low`."""
 AUDIO_CHARACTERS_PER_TOKEN: Final = 1_000
@@ -71,8 +71,8 @@ def message_tokens(
 ) -> int:
     """Return the estimated tokens of a message in a request.
 
-    All fields count; unknown fields count as JSON. Fields that are not sent must be removed first,
-    as `prepare_messages` does.
+    All fields except `_SKIP_FIELDS` count; unknown fields count as JSON. The caller must first
+    remove fields that are not sent, as `prepare_messages` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
     total = MESSAGE_TOKENS
@@ -103,8 +103,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """Return the calibration after one more report.
 
         `estimated`: the estimate without calibration. A report without tokens is ignored. One
-        report moves the ratio to at most twice and at least half of its value. A single wrong
-        report changes little, and a few reports are enough to adjust to another model.
+        report at most doubles or halves the ratio, which limits the effect of a wrong report. A
+        few reports are enough to adjust to another model.
         """
         if estimated <= 0 or reported <= 0:
             return self
@@ -184,6 +184,7 @@ _ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED_LETTERS}]")
 _LONG_WORD: Final = lazy_pattern("[A-Za-z]{5,24}")
 
 _MAX_ESTIMATES: Final = 65_536
+"""Maximum number of cached estimates; a full cache is cleared."""
 _estimates: dict[tuple[int, int], int] = {}
 
 
@@ -237,7 +238,7 @@ def _word_tokens(word: str) -> float:
 
 
 def _punctuation_tokens(signs: str) -> float:
-    """Estimate the tokens of punctuation: about one token for three ASCII characters."""
+    """Estimate the tokens of punctuation; repetitions of one character cost less."""
     if len(signs) > 3 and signs.count(signs[0]) == len(signs) and signs[0] < "\u2600":
         return 1.0 + len(signs) / (64 if signs.isascii() else 16)
     if signs.isascii():
@@ -291,7 +292,7 @@ _SCRIPT_STARTS: Final = [start for start, _, _ in _SCRIPT_TOKENS]
 
 
 def _other_script_tokens(piece: str) -> float:
-    """Estimate the tokens of a word in a non-Latin script, or of non-ASCII punctuation."""
+    """Estimate the tokens of a word in a non-Latin script."""
     _, per_word, per_letter = _SCRIPT_TOKENS[bisect_right(_SCRIPT_STARTS, piece[-1]) - 1]
     return max(1.0, per_word + per_letter * _count_letters(piece))
 
@@ -306,7 +307,9 @@ _TEXT_FIELDS: Final = frozenset(
 """Message fields of which only the value is counted, not the field name."""
 _COUNTED_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
 _COUNTED_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
+"""Fields of a call or result that are counted separately or not at all."""
 _MAX_CONTENT_DEPTH: Final = 8
+"""Maximum nesting depth of parts; deeper content counts as JSON."""
 
 
 def _field_tokens(name: str, value: Any, count: Callable[[str], int]) -> int:
@@ -397,7 +400,7 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
 
 
 def _attachment_tokens(part: Mapping[str, Any], kind: str) -> int:
-    """Return the tokens of a part's encoded data, based on its size; 0 without encoded data."""
+    """Return the tokens of a part's encoded data, based on its size; 0 for short data or none."""
     media_type, data = encoded_data(part)
     if len(data) < _MIN_ENCODED_LENGTH:
         return 0

@@ -1,8 +1,9 @@
 """Background consolidation: writes the notes of one session at a time.
 
-Consolidation waits for a pause between answers, so that a model on this machine does not answer
-more slowly. The memory records which turns have notes, so the next start finds the turns without
-notes. After a failure, a timer starts the next attempt, even if no new message arrives.
+Consolidation waits for a pause between answers, so that it does not slow down the answers of a
+local model. The memory records which turns have notes, so the next start finds the turns without
+notes. If the model or the store fails, a timer starts the next attempt, even if no new message
+arrives.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ _MAX_WAIT_SECONDS: Final = 30.0
 """Maximum wait in seconds for a pause between answers; after that, notes are written anyway."""
 
 _STORE_RETRY_SECONDS: Final = 60.0
+"""Delay in seconds before the next attempt after an error of the store."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -40,14 +42,14 @@ class BackgroundNotes:
         self._task = asyncio.create_task(self._write_queued_notes())
 
     def add_session(self, key: str) -> None:
-        """Queue a session with new messages."""
+        """Queue a session now, and cancel its timer."""
         self._cancel_timer(key)
         self._queued_keys[key] = None
         self._queue_empty.clear()
         self._session_added.set()
 
     def pause(self) -> None:
-        """Register an answer in progress, so that no new consolidation starts."""
+        """Register an answer in progress, so that the next consolidation waits."""
         self._answers_in_progress += 1
         self._answers_done.clear()
 
@@ -58,7 +60,7 @@ class BackgroundNotes:
             self._answers_done.set()
 
     async def wait_until_queue_empty(self) -> None:
-        """Wait until the queue is empty."""
+        """Wait until all queued sessions are processed; sessions with a timer are not queued."""
         await self._queue_empty.wait()
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Chat commands: messages that start with `/`, the same in every front end.
 
-A command that changes a session needs the session's lease. While any process writes an answer in
-the session, a command that needs the lease is rejected with a hint to /stop.
+A command that changes or copies the messages of a session needs the session's lease. While any
+process writes an answer in the session, such a command is rejected with a hint to /stop.
 """
 
 import re
@@ -28,9 +28,11 @@ from stenolog.sessions.session_store import SessionStore, undo_last
 from stenolog.stores.base import find_info
 
 _MAX_LISTED_ITEMS: Final = 15
+"""Maximum number of sessions or notes in a reply."""
 _MAX_SEARCHED_SESSIONS: Final = 2_000
-"""Maximum number of sessions to search for the sessions of one user."""
+"""Number of sessions of the user after which no further sessions are read from the catalog."""
 _USAGE_BAR_LENGTH: Final = 40
+"""Length of the bar that /context shows, in characters."""
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class Command(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     help: str
     needs_lease: bool = False
-    """Whether the command changes the session, which only the lease holder may do."""
+    """Whether the command changes or copies messages, which only the lease holder may do."""
 
 
 COMMANDS: Final = {
@@ -84,7 +86,7 @@ def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand |
 
 
 def new_key(channel: str = "cli", sender: str = "default") -> str:
-    """Return the key for a new session of a user. All sessions of a user share one memory."""
+    """Return the key for a new session of a user."""
     timestamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return join_key(KeyParts(channel, sender, f"{timestamp}-{secrets.token_hex(2)}"))
 
@@ -131,7 +133,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         return self.scheduler.threads.run
 
     async def run(self, on_event: EventHandler) -> Answer:
-        """Run the command and return its result in Markdown, even if the store fails."""
+        """Run the command and return its result, or its error, in Markdown."""
         name = self.name
         definition = COMMANDS.get(name)
         if definition is None:
@@ -268,8 +270,8 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     def _make_fork_thread(self) -> str:
         """Return the thread part of the copy's key, made from the name that the user gave.
 
-        Without a verified sender, the name gets a random suffix, because the copy could otherwise
-        get the key of another user's session.
+        If the key of this session has a thread part and the sender is not verified, the name gets a
+        random suffix, because the copy could otherwise get the key of another user's session.
         """
         name, parts = self.argument, split_key(self.key)
         has_thread = parts is not None and parts.thread is not None

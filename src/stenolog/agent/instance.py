@@ -42,6 +42,7 @@ ModelOpener = Callable[[str], ChatModel]
 CHOSEN_MODEL_FIELD: Final = "chat_model"
 """Meta field of a session that holds the name of the model chosen by the user."""
 _MAX_OPEN_MODELS: Final = 32
+"""Maximum number of open models besides the default model; further models are rejected."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -163,7 +164,7 @@ class AgentInstance:
         return key, view
 
     def resolve_key(self, key: str) -> str:
-        """Return the key of the session that `key` names; another key only if `key` is an alias."""
+        """Return the key of the session that `key` names: `key` itself unless it is an alias."""
         try:
             return self._aliases.resolve_key(key)
         except StoreUnavailable:
@@ -196,7 +197,8 @@ class AgentInstance:
     ) -> ChatModel:
         """Return the model that the meta of a session names, otherwise the agent's model.
 
-        If the named model cannot be opened, `notify` receives the reason.
+        If the named model cannot be opened, `notify` receives the reason, and the agent's model is
+        returned.
         """
         model_name = meta.get(CHOSEN_MODEL_FIELD)
         if not isinstance(model_name, str) or not model_name:
@@ -422,7 +424,7 @@ class AgentRegistry:
     def __init__(self, agents: Sequence[AgentInstance]) -> None:
         """Create a registry; the first agent is the default.
 
-        Raises UsageError without an agent, and for duplicate ids.
+        Raises UsageError if `agents` is empty or two agents have the same id.
         """
         if not agents:
             raise UsageError("a registry needs at least one agent")
@@ -469,7 +471,7 @@ class AgentRegistry:
         await self.close()
 
 
-# --- model calls of threads -----------------------------------------------------------------------
+# --- model calls from threads ---------------------------------------------------------------------
 # The threads that write summaries and notes need blocking calls to an async model.
 
 
@@ -508,7 +510,7 @@ class BlockingModel:
         """Return the model's answer.
 
         If `model` is None, use the model of `use_model` in this thread, else the default model.
-        Raises the errors of the model, and ModelClosing after `close`.
+        Raises the errors of the model, and ModelClosing before `bind` and after `close`.
         """
         if model is None:
             model = getattr(self._thread, "model", self._model)

@@ -30,7 +30,7 @@ from stenolog.stores.base import SessionView
 T = TypeVar("T")
 
 _MAX_COMMAND_IDS: Final = 10_000
-"""Maximum number of command ids that are remembered, so that no command runs twice."""
+"""Number of newest command ids that are remembered; a remembered command does not run again."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -84,8 +84,8 @@ class AgentLoop:
         `message.key`, if the caller has read it. `prepare`: a function that reads the view, in the
         thread that stores the message. If `prepare` fails, its error is raised and nothing is
         stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
-        or a message that can never be stored. Errors of the model's server and of the store are in
-        the returned Answer.
+        or a message that can never be stored, StoreUnavailable if too many messages are unsaved.
+        Other errors of the store and of the model's server are in the returned Answer.
         """
         self._scheduler.check_open()
         instance = self._registry.agent(agent)
@@ -143,9 +143,9 @@ class AgentLoop:
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
 
-        If `change` returns an Answer, return that Answer. `view`: view of the session `key`, if the
-        caller has read it. With `view`, `key` must not be an alias. Errors of the store and of the
-        model's server are in the returned Answer. Raises UsageError for wrong arguments.
+        If `change` returns an Answer, only return that Answer. `view`: view of the session `key`,
+        if the caller has read it. With `view`, `key` must not be an alias. Errors of the store and
+        of the model's server are in the returned Answer. Raises UsageError for wrong arguments.
         """
         if view is None:
             instance, session_key = await self._find_session(key, agent)
@@ -257,8 +257,8 @@ class AgentLoop:
     async def close(self, *, patience: float = 10.0) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
 
-        Cancelled turns stay in the log and resume at the next start. A second call returns the same
-        result.
+        The messages of cancelled turns stay in the log, and the next start resumes the turns. A
+        second call closes nothing again, and returns a new report.
         """
         report = await self._scheduler.close(patience=patience)
         if self._closing is None:

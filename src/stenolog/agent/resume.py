@@ -27,12 +27,14 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease, SessionView, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
+"""Maximum number of turns of one agent that are resumed at the same time."""
 FIRST_DELAY_SECONDS: Final = 10.0
 """Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
 _TAIL_MESSAGES: Final = 50
 """Number of newest messages to read first, which usually include the last user message."""
 _MAX_CACHED_SESSIONS: Final = 100_000
+"""Maximum number of sessions in a ForeignTurnCache."""
 _MAX_REMEMBERED_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
 _TIME_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
@@ -158,9 +160,9 @@ class Resumer:
 class ResumeBackoff:
     """Delays before a failed resume is tried again, per session.
 
-    A refused request is not repeated until a new message arrives. If the lease cannot be acquired,
-    the delay is always 10 seconds. After other errors, for example if the model is unreachable, the
-    delay doubles from 10 seconds up to an hour.
+    After ModelRefused or ContextTooSmall, the turn is not resumed until a new message arrives. If
+    the lease cannot be acquired, the delay is always 10 seconds. After other errors, for example if
+    the model is unreachable, the delay doubles from 10 seconds up to an hour.
     """
 
     def __init__(self) -> None:

@@ -119,6 +119,7 @@ class ActiveSession(Struct, eq=False):
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that a turn or a session change holds while it runs or waits for the lease."""
     seq_lists: list[list[int]] = []
+    """The lists of all `collect_new_seqs` blocks in progress."""
 
     @property
     def is_idle(self) -> bool:
@@ -178,7 +179,7 @@ class ActiveSession(Struct, eq=False):
         )
 
     def unsaved_answer(self, once: str, outcome: Outcome = "elsewhere") -> Answer | None:
-        """Return the unsaved answer to an unsaved message; None if the message has no answer."""
+        """Return the unsaved answer to the message with this idempotency key, or None."""
         text = self.unsaved.find_answer_text(once)
         if text is None:
             return None
@@ -263,8 +264,8 @@ class TurnScheduler:
         """Store a message, and run a turn that answers all unanswered messages.
 
         If `message.prepare` fails, its error is raised and nothing is stored. Raises UsageError for
-        a message that can never be stored. Errors of the model's server and of the store are in the
-        returned Answer.
+        a message that can never be stored, StoreUnavailable if too many messages are unsaved. Other
+        errors of the store and of the model's server are in the returned Answer.
         """
         self._unsaved -= {unsaved for unsaved in self._unsaved if not unsaved.bodies}
         if sum(unsaved.size for unsaved in self._unsaved) > _MAX_UNSAVED_BYTES:
@@ -344,8 +345,9 @@ class TurnScheduler:
         """Run `change` while holding the lease. Raises SessionBusy if another turn runs.
 
         If `change` returns None, answer the unanswered messages. `wait`: wait for the lease instead
-        of raising SessionBusy. `view`: an earlier view of the session, so that the turn reads only
-        newer messages.
+        of raising SessionBusy, and create a missing session. Without `wait`, `change` runs without
+        a lease if the session is missing. `view`: an earlier view of the session, so that the turn
+        reads only newer messages.
         """
         with self.use_session(instance, key) as session:
             if session.lock.locked() and not wait:
@@ -368,7 +370,7 @@ class TurnScheduler:
                     if change_answer is not None:
                         return change_answer
                     if lease is None:
-                        # Another process created the session in the meantime.
+                        # `change` found messages, so another process has created the session.
                         raise SessionBusy
                     turn = self.new_turn(session, sessions, on_event, options=options, view=view)
                     answer = await self.run_turn(session, turn)
@@ -380,8 +382,8 @@ class TurnScheduler:
     ) -> Lease | Answer | None:
         """Wait for the lease, and create the session if it does not exist.
 
-        Raises the errors of `Store.lease`, and NoSuchSession if the session of `known_view` is
-        gone.
+        Returns an Answer if `stop` ends the wait. Raises the errors of `Store.lease`, and
+        NoSuchSession if the session of `known_view` is gone.
         """
         store = session.instance.store
         try:
@@ -398,7 +400,10 @@ class TurnScheduler:
         return lease
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
-        """Stop the answer in progress and store its text; return False if there is no answer."""
+        """Stop the answer in progress and store its text, or end the wait for the lease.
+
+        Returns False if there is neither an answer in progress nor a wait.
+        """
         session = self._active.get((instance.id, key))
         if session is None:
             return False
@@ -577,8 +582,10 @@ class TurnScheduler:
     ) -> Lease | Answer | None:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
-        Returns None if the session does not exist because its first message is unsaved. Raises
-        NotLeased after other errors of the store.
+        Returns the lease, that answer, or an interrupted Answer if `stop` ends the wait. Returns
+        None if the session does not exist because its first message is unsaved. Raises
+        NoSuchSession if the message at `seq` was purged, StoreClosed if the scheduler closes, and
+        NotLeased for other errors of the store.
         """
         session.waits_for_lease, is_notified = True, False
         try:

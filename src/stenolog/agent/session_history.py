@@ -125,8 +125,8 @@ def read_fork_seq(sessions: SessionStore, key: str) -> int:
 def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
     """Hide a message that a turn stored after its user message was hidden. This call blocks.
 
-    The turn hides the message when it ends, unless the process is killed first. Returns whether a
-    message was hidden. Only the lease holder may call this function.
+    At its end, the turn itself hides the message, unless the process is killed first. Returns
+    whether a message was hidden. Only the lease holder may call this function.
     """
     seq = find_late_seq(sessions, view)
     if seq is None:

@@ -48,7 +48,9 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     consolidation: bool = True
     """Whether notes are written about conversations."""
     recall_tokens: int = 1_500
+    """Maximum number of tokens of recalled notes and messages in a request."""
     half_life_days: float = 30.0
+    """Age in days at which recall applies half of the maximum reduction by age."""
     zone: str = ""
     """Time zone of the users, such as `Europe/Berlin`; if empty, the zone of this machine."""
     resume_within: float = 86_400.0

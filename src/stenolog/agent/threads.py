@@ -206,7 +206,7 @@ class Threads:
             raise
 
     def run_lease(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
-        """Run a function that acquires, renews or releases a lease."""
+        """Run a function that acquires, renews or releases a lease; return a future."""
         return self._submit("lease", function, *args, **kwargs)
 
     def close(self) -> None:

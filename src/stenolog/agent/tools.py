@@ -51,7 +51,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     call: Callable[[Mapping[str, Any], ToolContext], Any]
-    """Function that checks the arguments and calls the tool. Raises ValidationError."""
+    """Function that calls the tool. Raises ValidationError for wrong arguments."""
     is_async: bool = False
     repeatable: bool = False
     """Whether an interrupted call may run again, because a repeated call is harmless."""
@@ -98,7 +98,7 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Create a tool from a function. Without a function, return a decorator.
 
-    Raises UsageError if a type hint is missing or has no JSON schema.
+    Raises UsageError if the name is invalid, or a type hint is missing or has no JSON schema.
     """
 
     def make_tool(function: Callable[..., Any]) -> Tool:
@@ -173,7 +173,7 @@ def result_as_text(result: object, *, limit: int) -> str:
 
 
 def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[list[Any], str]:
-    """Return the parameters for the model, and the name of the ToolContext parameter."""
+    """Return the parameters for the model, and the name of the ToolContext parameter, if any."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)

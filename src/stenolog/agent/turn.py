@@ -69,9 +69,13 @@ _MAX_SAME_ROUNDS: Final = 3
 _MAX_MESSAGES_FOR_RECALL: Final = 50
 """Number of newest messages that are searched for the user's newest text."""
 _MAX_CHECKED_MESSAGES: Final = 8
-"""Number of newest messages that are checked for the final answer."""
+"""Number of newest messages in which an interrupted turn looks for its stored final answer."""
 _MAX_MEMORY_SEARCHES: Final = 3
-"""Maximum number of memory searches; after that, the turn continues without memories."""
+"""Maximum number of searches for one text.
+
+A search is repeated if a session that it found is gone. If the last search has the same problem,
+the turn continues without memories.
+"""
 TRIES_FIELD: Final = "tries"
 """Meta field of a session that counts how often tool calls without a result were run again."""
 _MAX_CALL_TRIES: Final = 3
@@ -131,9 +135,11 @@ class Turn(Struct, eq=False):
     final_seq: int | None = None
     """Seq of the final answer; set when the answer is stored and the lease is released."""
     last_recall: tuple[str, RecallResult] = ("", RecallResult())
+    """User text of the last memory search, and the result."""
     source_sessions: dict[str, tuple[str, int] | None] = {}
     """Sessions that contain the recalled messages, as returned by `_find_source_sessions`."""
     result_texts: dict[str, str] = {}
+    """Tool results of the current round, by call id."""
     asked_seqs: frozenset[int] = frozenset()
     """Seqs of the user messages that this turn answers."""
     unstored_usage: tuple[Attempt, int | None] | None = None
@@ -147,8 +153,9 @@ class Turn(Struct, eq=False):
     async def run(self) -> Answer:
         """Run until the model has answered. Raises the errors of the model and the store.
 
-        If the user stops the turn, store and return the text so far with the mark "[interrupted]".
-        If `cancel_reason` is not empty, an error is raised and the log stays unchanged.
+        If the user stops the turn, or the model fails in the middle of its text, store and return
+        the text so far with the mark "[interrupted]". If the turn is cancelled with a
+        `cancel_reason`, an error is raised and the log stays unchanged.
         """
         try:
             return await self._answer_messages()
@@ -218,7 +225,8 @@ class Turn(Struct, eq=False):
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the calls that the agent runs, and the calls that the client runs.
 
-        If the answer was cut off, its last call is incomplete, so the client gets no calls.
+        If the answer was cut off, its last call is incomplete, so the client gets no calls,
+        and the agent handles all calls.
         """
         client_names = self.options.client_tool_names
         client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
@@ -333,9 +341,10 @@ class Turn(Struct, eq=False):
     def _recall(
         self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
     ) -> RecallResult:
-        """Search the memory for the user's newest text; search again only if the text changes.
+        """Search the memory for the user's newest text, or return the last result.
 
-        The search is also repeated if a session with recalled messages is deleted or purged.
+        The search is repeated if the text changes, or if a session with recalled messages is
+        deleted or purged.
         """
         history = () if view is None else view.messages[-_MAX_MESSAGES_FOR_RECALL:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
@@ -474,7 +483,7 @@ class Turn(Struct, eq=False):
         """Store results for the tool calls that a killed process left without a result.
 
         With `repeat`, repeatable calls run again. For other calls, the stored result says that
-        the effect is unknown.
+        the effect is unknown, or that the user went on without it.
         """
         calls_to_repeat = []
         for call in state.open_calls:
@@ -489,7 +498,7 @@ class Turn(Struct, eq=False):
             await self._run_calls(calls_to_repeat)
 
     def _may_repeat_calls(self, state: TurnState) -> bool:
-        """Return whether tool calls without a result may run again.
+        """Return whether tool calls without a result may run again, and count this attempt.
 
         The number of repeats is limited, because a tool may kill the program each time. Calls that
         another program stored, or that a fork copied, must not run here.
@@ -616,7 +625,7 @@ class Turn(Struct, eq=False):
         """Append a message if the session still needs the message. This call blocks.
 
         After the final message, release the lease. Raises NoSuchSession if the session is gone,
-        _HistoryChanged if the user messages are hidden.
+        _HistoryChanged if the message is no longer needed (see `_is_needed`).
         """
         old_view = self.view
         if old_view is not None:

@@ -13,7 +13,7 @@ from stenolog.providers.chat_model import Usage
 class TurnOptions(Struct, frozen=True, kw_only=True):
     """Options of one turn, given by a client. The defaults leave the agent's behaviour unchanged.
 
-    A call of a client tool ends the turn. The turn resumes when the client stores the result.
+    A turn stops at a call to a client tool, and resumes after the client has stored the result.
     """
 
     system: str | None = None
@@ -23,7 +23,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     own_tools: bool = True
     """Whether to offer the agent's tools, too, except those with the name of a client tool."""
     model: str = ""
-    """Name of the agent's model to use. An empty name means the session's current model."""
+    """Name of one of the agent's models. An empty name means the session's current model."""
     schema: Mapping[str, Any] | None = None
     """JSON schema for the answer."""
     max_tokens: int | None = None
@@ -63,7 +63,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     content: str | Sequence[Mapping[str, Any]]
     """Text, or content parts in OpenAI's chat format."""
     id: str = ""
-    """Id from the source of the message. A second message with this id is ignored."""
+    """Id from the source of the message. A second message with this id is not stored."""
     origin: Mapping[str, Any] | None = None
     """Address for the answer, in the format of the channel; stored with the message."""
     request_digest: str = ""
@@ -184,11 +184,12 @@ Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewh
 class Answer(Struct, frozen=True, kw_only=True):
     """The answer to a message or command.
 
-    The outcome `answered` means that the answer is in the log. `calls` means that the client has to
-    run tools first. `interrupted` means that the answer was stopped, and its text so far is kept.
-    `failed` means that the user's message stays unanswered, and the text tells the reason. `again`
-    means that the message was answered before. `elsewhere` means that another process, or another
-    turn of this process, answered the message. `command` means that the message was a command.
+    The outcome `answered` means that the turn has ended with this text, which is in the log if
+    `seq` is set. `calls` means that the client has to run tools first. `interrupted` means that the
+    answer was stopped, and its text so far is kept. `failed` means that the user's message stays
+    unanswered, and the text tells the reason. `again` means that the message was answered before.
+    `elsewhere` means that another process, or another turn of this process, answered the message.
+    `command` means that the message was a command.
     """
 
     key: str
@@ -202,7 +203,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls that the client has to run, in OpenAI's chat format."""
     error: StenologError | None = None
-    """The error, if the turn failed."""
+    """The error, if the turn or command failed; None for a mistake in a command."""
     finish: str = ""
     """The model's finish reason; `length` if the answer was cut off at the model's limit."""
 

@@ -40,6 +40,7 @@ AppendFunction = Callable[..., int | None]
 """Function that stores a message with the idempotency key `once=` and returns the seq or None."""
 
 _MAX_REMEMBERED_SEQS: Final = 1_000
+"""Maximum number of seqs that `UnsavedMessages.seq_of` knows; the oldest are dropped."""
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class _UnsavedMessage(Struct, frozen=True, kw_only=True):
     """Messages that the answer is based on; None for a message that is not an answer."""
 
     size: int = 0
+    """Size of the encoded message in bytes."""
 
     @property
     def belongs_to_turn(self) -> bool:
@@ -317,7 +319,7 @@ def _retry_write(
     except Exception as error:
         if isinstance(error, UsageError) and not isinstance(error, ReadOnly | StoreClosed):
             raise
-        return None  # the facade has counted and logged the error; the write is retried
+        return None  # the SessionStore has logged the first error; the write is retried later
 
 
 def _read_stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ class BackgroundCatalog(Catalog):
         self._fulfilled_request = 0
         """Number of the newest request that was fulfilled."""
         self._is_listed = False
-        """Whether the newest sessions that existed at the start have a row."""
+        """Whether a list can be shown: the catalog has old rows, or rows of the newest sessions."""
         self._is_refreshing = False
         self._is_closing = False
         self._progress: tuple[int, int] | None = None
@@ -90,7 +90,7 @@ class BackgroundCatalog(Catalog):
         return super()._read(work, progress)
 
     def _refresh(self, refresher: Refresher, progress: Progress | None) -> int | None:
-        """Return the id of the catalog. Only the catalog's own thread adds messages."""
+        """Return the id of the catalog. In the catalog's own thread, add new messages first."""
         if self._is_refreshing and threading.current_thread() is self._thread:
             return super()._refresh(refresher, progress)
         with refresher.database.read_transaction() as transaction:
@@ -142,7 +142,7 @@ class BackgroundCatalog(Catalog):
             self._condition.notify_all()
 
     def _store_progress(self, _done: int, total: int) -> None:
-        """Store the progress of the refresh. Raises StoreClosed if the catalog is being closed."""
+        """Record the progress of the refresh. Raises StoreClosed if the catalog is being closed."""
         if self._is_closing:
             raise StoreClosed("the catalog is closed")
         is_count_due = time.monotonic() - self._counted_at > _COUNT_INTERVAL_SECONDS

@@ -50,7 +50,7 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 # A catalog of another version is discarded and built again.
 VERSION: Final = "10"
-"""Version of the catalog, increased by each change of its tables, tokens, stems, texts or sums."""
+"""Version of the catalog. Increase it if tables, tokens, stems, texts or sums change."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of messages per block. The table catalog_block has each block's oldest and newest time."""

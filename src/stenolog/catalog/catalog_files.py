@@ -1,9 +1,9 @@
 """The catalog in a file next to its store (stores/catalog_file.py), or in memory.
 
-A process that finds the file missing, outdated or damaged builds it again. SQLite has no checksums:
-a lock file records the identity, size and time of the database after the last write. A catalog that
-any other program changed is not used. During a write, the lock file contains the word `writing`. If
-a writer dies, SQLite's journal restores the database.
+A process that finds the file missing, outdated or damaged builds it again. SQLite has no checksums,
+so a lock file records the identity, size and time of the database after the last write. A catalog
+that any other program changed is not used. During a write, the lock file contains the word
+`writing`. If a writer dies, SQLite's journal restores the database.
 
 A writer holds the flock of the lock file. Only the writer creates, removes or recovers the
 database. SQLite finds a journal by its name alone, and must never apply the journal to another
@@ -634,7 +634,7 @@ class MemoryDatabase:
 _CACHE_KB: Final = 2 * 1024
 """Page cache size in KiB; small, because the operating system caches the file, too."""
 _WRITE_CACHE_KB: Final = 64 * 1024
-"""Page cache size during a write in KiB. While it suffices, readers wait only for the commit."""
+"""Page cache size in KiB during a write. While it suffices, readers wait only for the commit."""
 
 _UNUSABLE_ERROR_CODES: Final = {
     sqlite3.SQLITE_FULL,

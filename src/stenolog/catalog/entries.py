@@ -10,8 +10,8 @@ State = Literal["idle", "running", "interrupted"]
 """State of a session. running: a turn is in progress. interrupted: the last turn has no answer."""
 
 
-# `changed` sorts by the last change, also of tags. `newest` and `oldest` sort by the time of the
-# last message. `length` is the number of messages. Every order except `oldest` starts with the
+# `changed` sorts by the last change, even of tags only. `newest` and `oldest` sort by the time of
+# the last message. `length` is the number of messages. Every order except `oldest` starts with the
 # highest value.
 Sort = Literal["changed", "newest", "oldest", "cost", "tokens", "length"]
 """Order of a list of sessions."""
@@ -45,7 +45,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     lost: int
     """Number of messages lost by damage, as far as known."""
     damaged: int
-    """Number of damaged lines, as far as known."""
+    """Number of damaged lines or message rows, as far as known."""
     problem: str | None
     """Why the session cannot be read, or None. If set, all numbers are 0 and all times None."""
     sender: str = ""

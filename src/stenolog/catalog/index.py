@@ -70,7 +70,9 @@ Progress = Callable[[int, int], None]
 _MAX_REFRESH_ROUNDS: Final = 20
 _MAX_READ_ATTEMPTS: Final = 12
 _MAX_REBUILDS: Final = 8
+"""Number of attempts after which a damaged catalog is replaced by one in memory."""
 _MAX_BUSY_RETRIES: Final = 3
+"""Number of retries after which a busy catalog is replaced by one in memory."""
 _MAX_CANDIDATES: Final = 10_000
 _LAZY_MODULES: Final = (
     "stenolog.catalog.answer_prices",
@@ -286,7 +288,7 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Hits:
-        """Return messages with all words of a query, including hidden and archived ones.
+        """Return the messages, even hidden and archived ones, that have all words of a query.
 
         `"in quotes"`: words in this order; `-word`: excluded; `wor*`: a prefix. The best matches
         come first, or with `newest` the newest. If thousands of messages match, only the newest are
@@ -474,7 +476,10 @@ class Catalog:
         return leased_keys(self._store, [key for key, _ in rows])
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
-        """Refresh the catalog and return the result of `work`. Rebuild a damaged catalog first."""
+        """Refresh the catalog and return the result of `work`.
+
+        If the catalog is damaged, rebuild it and try again.
+        """
         for attempt in range(_MAX_READ_ATTEMPTS):
             self._check_open()
             refresher = self._active

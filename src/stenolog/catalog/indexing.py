@@ -29,7 +29,7 @@ from stenolog.stores.jsonl import JSONLStore, session_list
 
 _MAX_READ_ATTEMPTS: Final = 20
 _FIRST_TAIL_LENGTH: Final = 32
-"""Number of messages in the first read of a session's end, which shows the state of a turn."""
+"""Number of last messages that are read first to find the state of the last turn."""
 
 
 class NotIndexable(Exception):
@@ -134,7 +134,7 @@ class SessionReader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.has_log_stamps = isinstance(store, JSONLStore)
-        """Whether stamps show the growth of a log. Other stamps only show that it changed."""
+        """Whether stamps show that a log has grown. Others only show that a session changed."""
         self._price = LazyPrices()
 
     def steps_to_current(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
@@ -293,7 +293,7 @@ class CatalogWriter:
                 # The catalog was built again, so the versions in the steps are not comparable.
                 self.missed_keys.update(step.key for step in collected_steps)
             for step in collected_steps:
-                # If a step of a session was not applied, its following steps are skipped.
+                # If a step was not applied, the following steps of the same session are skipped.
                 if step.key not in self.missed_keys and not self._apply_step(transaction, step):
                     self.missed_keys.add(step.key)
             transaction.run("count_write")

@@ -274,15 +274,15 @@ def _metadata(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Ownership(Struct, frozen=True):
-    """The owner of a session, which its user messages decide (docs/decisions/0012).
+    """The owner of a session, as determined by its user messages (docs/decisions/0012).
 
     The key does not prove who owns a session, because clients of the gateway and importers choose
-    keys. A session has no owner if a user message has no sender, or if two messages have different
-    senders. A session without an owner has its own memory scope.
+    keys. `sender` is empty if a user message has no sender, or if two messages have different
+    senders. A session with an empty `sender` has its own memory scope.
     """
 
     owner: str = ""
-    """The sender of the first user message; empty without a sender or without user messages."""
+    """Sender of the first user message; empty if it has none, or if there is no user message."""
     mixed: bool = False
     """Whether a user message has no sender, or another sender than the first message."""
 

@@ -37,7 +37,7 @@ MAX_RANKED: Final = 1_000
 """Maximum number of matches that are ranked; of more matches, only the newest are ranked."""
 
 _MAX_SESSION_MARKS: Final = 64
-"""Maximum number of sessions in a full-text query. If more are selected, Python filters them."""
+"""Maximum number of sessions in a full-text query. With more, Python filters the matches."""
 
 _MAX_BLOCKS_PER_QUERY: Final = 32
 """Maximum number of blocks that one SQL statement reads."""

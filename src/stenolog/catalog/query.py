@@ -36,7 +36,7 @@ class Term(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """A parsed query. A query without terms finds nothing."""
+    """A parsed query. A query without a required term finds nothing."""
 
     terms: Sequence[Term]
 
@@ -85,7 +85,7 @@ def parse_query(text: str) -> Query:
 def term_forms(term: Term) -> list[list[TokenRun]]:
     """Return the forms of a term: as written and, if different, with each word as one token.
 
-    A form is a list of token runs. A message matches a term if it has all runs of one of its forms.
+    A form is a list of token runs. A message matches a term if it has all runs of one form.
     """
     written_tokens = [part for word in term.words for part in word.parts]
     joined_tokens = [part for word in term.words for part in word.joined_tokens or word.parts]
@@ -239,12 +239,12 @@ _POSITION_LISTS: Final = [
 _MAX_POSITION_BYTES: Final = 2 * _MAX_OCCURRENCES + 4
 
 _LEADING_MARK_COUNT: Final = 4
-"""Number of marks before the stems: block, session, owner and role."""
+"""Maximum number of marks before the stems: block, session, owner (if any) and role."""
 
 _MAX_QUERY_TOKENS: Final = 16
 """Maximum number of tokens of a term in a tsquery; the rest is checked in column `lines`."""
 _MAX_LEXEME: Final = 500
-"""Maximum length of a token in characters. PostgreSQL accepts at most 2,046 bytes."""
+"""Maximum number of characters of a token in a tsquery. PostgreSQL accepts at most 2,046 bytes."""
 
 
 class TSQuery:

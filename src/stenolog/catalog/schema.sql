@@ -14,10 +14,10 @@ CREATE TABLE catalog_about (
 -- next version. `sight`: ranges of visible seqs, as JSON. `withdrawn`: ranges in which a hidden
 -- message counts as withdrawn. `listed` is 0 for a row that is not a session (yet). `owner`: the
 -- sender of the first user message. `mixed` is 1 if another user message has no sender or a
--- different one (message_metadata.py). `last_message`: time of the newest message. `answers` have
--- token counts of their provider, summed in `input_tokens` and `output_tokens`; `unpriced` of them
--- have no known price. `cost` is in nanodollars. `priced`: version of the price list. `failed`:
--- number of failed tool calls.
+-- different one (message_metadata.py). `last_message`: time of the newest message. `answers`:
+-- number of answers with token counts of the provider, which are summed in `input_tokens` and
+-- `output_tokens`. `unpriced`: number of these answers without a known price. `cost` is in
+-- nanodollars. `priced`: version of the price list. `failed`: number of failed tool calls.
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,

@@ -26,12 +26,13 @@ from stenolog.records import Message
 LONGEST_TEXT: Final = 64 * 1024
 """Maximum number of characters that are indexed per message."""
 
-LONGEST_PROMPT: Final = 500
-LONGEST_TITLE: Final = 80
+LONGEST_PROMPT: Final = 500  # characters
+LONGEST_TITLE: Final = 80  # characters
 LONGEST_NAME: Final = 500
 """Maximum number of characters in the name of a program, project or model."""
 
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
+"""Maximum number of characters of a text that is parsed as JSON."""
 _EMPTY_JSON: Final = {"{}", "[]"}
 """JSON texts of arguments or results that have no content."""
 _LONGEST_WORD: Final = 200

@@ -1,19 +1,21 @@
 """Split texts and queries into tokens, and stem the tokens. Pure.
 
-A *word* is a text between spaces. A word is split into *parts* of letters, digits, marks and
-pictographs. `getUserName`, `get_user_name` and `get-user-name` become get, user, name;
-`HTTPServer2` becomes http, server, 2. Scripts without spaces (Chinese, Japanese, Korean, Thai …)
-are split into overlapping pairs of characters. Case, width and the accents of Latin and Greek
-letters are ignored; other accents are not, because they make another letter.
+A *word* is a text between spaces. Signs such as `-` split a word into *names*. A name is split into
+*parts* of letters, digits, combining marks and pictographs. `getUserName`, `get_user_name` and
+`get-user-name` become get, user, name; `HTTPServer2` becomes http, server, 2. Scripts without
+spaces (Chinese, Japanese, Korean, Thai …) are split into overlapping pairs of characters. Case,
+width and the accents of Latin and Greek letters are ignored; other accents are not, because they
+make another letter.
 
 Each message has two lines of tokens. The first line has the parts in order, so that a compound word
-(`a.b/c-d`, 東京都) is found as a run of parts. The second line has additional tokens: each word
-with its parts joined, so that `getusername` finds `getUserName`, and each single character of a
-script without spaces.
+(`a.b/c-d`, 東京都) is found as a run of parts. The second line has extra tokens: names with
+their parts joined, so that `getusername` finds `getUserName`, and each single character of a script
+without spaces.
 
-Tokens consist of letters, digits and marks only. Additional tokens of the catalog, such as the
-session of a message, start with `=`, which no word contains. The catalog stores tokens and stems:
-if a change gives any text other tokens or stems, change `catalog_database.VERSION`.
+Tokens consist of letters, digits, combining marks and pictographs only. Tokens that the catalog
+adds, for example for the session of a message, start with `=`, which no token of a text contains.
+The catalog stores tokens and stems: if a change of this module gives any text other tokens or
+stems, increase `catalog_database.VERSION`.
 """
 
 import re
@@ -29,13 +31,15 @@ from stenolog.lazy_loading import lazy_pattern
 T = TypeVar("T")
 
 MAX_TOKEN_LENGTH: Final = 64
-"""Maximum number of characters of a token; longer words are truncated."""
+"""Maximum number of characters of a token; longer tokens are truncated."""
 
 _MAX_PARTS: Final = 12
+"""A name with more parts is regarded as encoded data and not split."""
 _MAX_DIGIT_RUNS: Final = 4
-"""A name with more parts or more runs of digits is regarded as encoded data and not split."""
+"""A name with more runs of digits and of non-digits between underscores is not split at digits."""
 
 _MAX_NAME_LENGTH: Final = 256
+"""Maximum number of characters of a name; the rest is ignored."""
 
 _CACHE_SIZE: Final = 100_000
 _MAX_CACHED_LENGTH: Final = 32
@@ -55,12 +59,12 @@ _LONG_MARKS: Final = lazy_pattern("[\\W\uff9e\uff9f]{32,}+")
 
 
 class Word(Struct, frozen=True):
-    """The tokens of one word."""
+    """The tokens of a word or of a name."""
 
     parts: tuple[str, ...]
     """Tokens of the word, in order."""
     joined_tokens: tuple[str, ...]
-    """Tokens of the word in lower case and without underscores; empty if equal to `parts`."""
+    """Tokens of the word after lowering case and removing `_`; empty if equal to `parts`."""
     chars: tuple[str, ...]
     """The single characters of scripts without spaces."""
     line: str
@@ -79,7 +83,7 @@ class TokenLines(Struct, frozen=True):
 
 
 class _CharacterReplacements(dict[int, str]):
-    """Cache of each character's replacement: a tab for a sign, a space, or the same character."""
+    """Cache of replacements: a space for white space, a tab for a sign, else the same character."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -151,7 +155,7 @@ def split_names(text: str) -> list[str]:
 
 
 def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
-    """Yield start, end and content of each word of a text.
+    """Yield start, end and tokens of each name in a text.
 
     Runs of characters of a script without spaces are yielded separately.
     """
@@ -163,7 +167,7 @@ def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
 
 
 def _tokenize_word(text: str) -> Word:
-    """Split a word into its tokens (see the module docstring)."""
+    """Split a name into its tokens (see the module docstring)."""
     if text.isascii() and text.isalpha() and text.islower():
         return _make_word([text[:MAX_TOKEN_LENGTH]], [], [])
     parts: list[str] = []
@@ -278,7 +282,7 @@ def _sort_marks(match: re.Match[str]) -> str:
 
 
 def _is_word_char(char: str) -> bool:
-    """Return whether a character can be part of a word: a letter, digit, mark or pictograph."""
+    """Return whether a character can be part of a token: a letter, digit, mark or pictograph."""
     if "\ufe00" <= char <= "\ufe0f":  # variation selectors
         return False
     category = unicodedata.category(char)
@@ -286,10 +290,10 @@ def _is_word_char(char: str) -> bool:
 
 
 # --- stems -----------------------------------------------------------------------------------
-# With stems, `deploying` finds `deployed`. English suffixes and common irregular forms are handled;
-# words of other languages stay unchanged. As in Porter's stemmer, a suffix is removed only if
-# enough of the word is left. A stem need not be a word; it only has to be the same for all forms of
-# a word.
+# With stems, `deploying` finds `deployed`. English suffixes and common irregular forms are handled.
+# Tokens with other characters than ASCII letters stay unchanged. As in Porter's stemmer, a suffix
+# is removed only if enough of the word is left. A stem need not be a word; it only has to be the
+# same for all forms of a word.
 
 
 _STOP_WORD_LIST: Final = """
@@ -442,7 +446,7 @@ def _restore_base(head: str) -> str:
 
 
 def _normalize_ending(word: str) -> str:
-    """Remove `-er` of agent nouns, `-ate`, a mute e and a double l; replace y by i."""
+    """Remove `-er` of agent nouns, `-ate` and a mute e; replace ll by l, and y by i."""
     if len(word) > 6 and _AGENT_NOUN_ENDING.search(word):
         word = _restore_base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):

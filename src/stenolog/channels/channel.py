@@ -63,7 +63,7 @@ class Channel(Protocol):
         """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
 
     def allows(self, origin: Destination) -> bool:
-        """Return whether the allow list of the channel contains an origin."""
+        """Return whether the allow list contains the id of the sender in an origin."""
 
     async def show_typing(self, origin: Destination) -> None:
         """Show for a few seconds that an answer is being written. Raises nothing."""
@@ -77,7 +77,7 @@ class NotSent(Exception):
 
     def __init__(self, message: str, *, pause: float = 0.0) -> None:
         self.pause = pause
-        """Seconds to wait before the next attempt, as the app asked."""
+        """Seconds to wait before the next attempt, as the app asked; 0 if it did not ask."""
         super().__init__(message)
 
 
@@ -95,7 +95,7 @@ def uses_tls(url: str) -> bool:
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL points to this machine, for which no proxy is used."""
+    """Return whether a URL points to this machine, and is therefore requested without a proxy."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)
@@ -128,7 +128,7 @@ class AllowList:
         return sender_id in self._ids
 
     def allows(self, id: str, name: str = "") -> bool:
-        """Return whether the list allows this sender. A rejected sender is logged once."""
+        """Return whether the list allows this sender. A rejected sender is logged at most once."""
         if id in self._ids or (name and name.casefold() in self._names):  # guard: empty-allow-list
             return True
         if id not in self._rejected and len(self._rejected) < _MAX_LOGGED_REJECTIONS:

@@ -36,9 +36,10 @@ class Channels:
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
-        """Create the channels. An event loop must be running. Raises UsageError without a secret.
+        """Create the channels. An event loop must be running.
 
-        `pause`: seconds before failed work is tried again.
+        `pause`: as in `Telegram`. Raises UsageError if a secret is missing or too short, or if the
+        Telegram library is not installed.
         """
         self._loop = loop
         self._settings = settings
@@ -71,10 +72,10 @@ class Channels:
         self._tasks += [asyncio.create_task(_run_channel(*setup)) for setup in self._channels]
 
     async def deliver(self, answer: Answer) -> None:
-        """Deliver the answer to a message of these channels. Raises nothing.
+        """Deliver this answer, and all other unsent answers in its session. Raises nothing.
 
-        The destination of the answer is read from the log. An answer that a killed process had
-        started to send is not sent again.
+        The destinations are read from the log. An answer that a killed process had started to send
+        is not sent again.
         """
         for instance, delivery in product(self._loop.registry, self._deliveries):
             try:
@@ -157,9 +158,9 @@ def _read_webhook_secret(settings: Settings, name: str) -> str:
 
 
 def _read_secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
-    """Return the secret, or else the value of the environment variable that the setting names.
+    """Return the secret, or else the value of the environment variable, or else empty text.
 
-    Raises UsageError if the variable is empty.
+    `setting` is the setting that names the variable. Raises UsageError if the variable is not set.
     """
     if secret or not variable:
         return secret

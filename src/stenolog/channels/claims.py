@@ -1,4 +1,4 @@
-"""Claims: only one gateway at a time polls an app, or delivers in a conversation.
+"""Claims: only one gateway at a time polls an app, or delivers the answers of a session.
 
 Each claim is a session in a separate store, in the namespace `channels` of the workspace. The
 process that holds the lease of the session holds the claim. The meta of the session keeps data for
@@ -23,7 +23,7 @@ _POLL_SECONDS: Final = 0.1
 
 
 class Claims:
-    """The claims of all gateways on exclusive work, with their store and its threads."""
+    """Claims on exclusive work. Gateways that use the same store share the claims."""
 
     def __init__(self, store: Store | None = None, *, ttl: float = 20.0) -> None:
         """Create the claims. An event loop must be running.

@@ -3,9 +3,9 @@
 The log contains every answer exactly once, but an app cannot guarantee the same: a message that was
 sent just before a crash may or may not have arrived. An answer is sent in pieces. A mark in the
 session's meta is set to `sending` before the first piece and to `sent` after the last piece. A
-process that finds `sending` notifies the user and does not send the answer again. An answer without
-a mark was never sent, and is delivered at the next start. An answer that was certainly not sent is
-recorded as owed, and is still sent after newer answers.
+process that finds `sending` notifies the user and does not send the answer again. An answer newer
+than the mark was never sent, and is delivered at the next start. If sending an answer fails and the
+answer certainly did not arrive, it is recorded as owed, and is sent even after newer answers.
 """
 
 import asyncio
@@ -117,10 +117,11 @@ UNSURE_NOTICE: Final = (
     "Send /retry to get your last message answered again."
 )
 _MAX_MESSAGE_AGE: Final = timedelta(days=1)
-"""Maximum age of a message whose answer is still delivered."""
+"""Maximum age of a message whose unsent answer is still delivered later."""
 _MAX_RETRY_SECONDS: Final = 120.0
-"""Maximum total seconds between retries of a message; delays set by the app do not count."""
+"""Maximum total seconds of waiting between retries of a piece, without delays set by the app."""
 _MAX_ATTEMPTS: Final = 5
+"""Maximum number of attempts to deliver an answer while the store is unavailable."""
 _CATALOG_PAGE_SIZE: Final = 200
 
 _logger = logging.getLogger("stenolog")
@@ -174,7 +175,7 @@ class Delivery:
                 )
 
     async def stop_sending(self) -> None:
-        """Stop sending answers before the stores are closed; the next start continues."""
+        """Stop sending; the next start continues. Call this while the stores are still open."""
         self._stopped_sending = True
         self._stopping.set()
         if await cancel_and_wait(self._sending_tasks):
@@ -192,7 +193,7 @@ class Delivery:
     async def recover_answers(self) -> None:
         """Deliver the answers that a killed process left unsent, in all sessions. Raises nothing.
 
-        Answers that no process started to send are sent. If it is unknown whether an answer
+        Answers that were certainly not sent are sent. If it is unknown whether an answer
         arrived, the user is notified once. If another process holds the claim of a session, the
         session is checked again later, because a killed process keeps its claim until the claim
         expires.
@@ -241,7 +242,10 @@ class Delivery:
         self._stopping.set()
 
     async def send_due(self, instance: AgentInstance, key: str, *, only_owed: bool = False) -> None:
-        """Deliver the answers of a session that are owed, or that no process started to send."""
+        """Deliver the answers of a session that are owed, or that no process started to send.
+
+        With `only_owed`, deliver only the owed answers.
+        """
         mark = await self._read_mark(instance, key)
         if only_owed and (mark is None or not mark.owed):
             return

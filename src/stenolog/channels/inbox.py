@@ -243,6 +243,7 @@ _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
 }
 _INTERNAL_ERROR_TEXT: Final = "Your message could not be answered because of an internal error."
 _MAX_CRASHES: Final = 3
+"""Number of crashes after which a message is not processed again, and its sender is notified."""
 _MAX_REMEMBERED_IDS: Final = 1_000
 _TYPING_SECONDS: Final = 4.0
 """Seconds between typing indicators, which apps show for about this long."""

@@ -108,6 +108,7 @@ _TEXT_ONLY_NOTICE: Final = "I can only read text messages."
 _LONG_POLL_SECONDS: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _MAX_PAUSE_SECONDS: Final = 60.0
+"""Maximum seconds between two attempts of a failing request, unless Telegram asks for more."""
 _OFFSET_VALID_SECONDS: Final = 86_400.0
 """Seconds for which a stored offset is valid. Telegram may renumber updates after a week."""
 _URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
@@ -312,7 +313,7 @@ class Telegram:
             raise MaybeSent(self._error_text(error)) from None
 
     def allows(self, origin: Destination) -> bool:
-        """Return whether the user of this private chat is on the allow list."""
+        """Return whether this is a private chat with a user whose id is on the allow list."""
         return self._allowed.contains_id(str(origin.get("chat")))
 
     async def show_typing(self, origin: Destination) -> None:

@@ -54,7 +54,7 @@ def make_signature(secret: str, body: bytes, *, signed_at: int) -> str:
 
 
 def is_recent_signature(header: str, *, now: float) -> bool:
-    """Return whether the header has the format of a signature, with a recent time."""
+    """Return whether the header looks like a recent signature. Does not verify the signature."""
     match = _SIGNATURE_PATTERN.fullmatch(header)
     return match is not None and abs(now - int(match[1])) <= MAX_SIGNATURE_AGE_SECONDS
 
@@ -80,7 +80,7 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_BODY_SECONDS: Final = 5.0
 """Maximum seconds for receiving the body of a message."""
 MAX_PENDING_BODIES: Final = 32
-"""Maximum number of messages that are received at once, before the signature check."""
+"""Maximum number of bodies that are received at once. The next body replaces the oldest."""
 _SEND_TIMEOUT_SECONDS: Final = 10.0
 _MAX_MESSAGE_LENGTH: Final = 1_000_000
 _CHAT_PREFIX: Final = "#"
@@ -100,7 +100,7 @@ class WebhookMessage(Struct, frozen=True, kw_only=True):
     chat: ShortText | None = None
     """A group whose senders share one session."""
     thread: ShortText | None = None
-    """A thread of a sender. Each thread is a separate session."""
+    """A thread of a sender. Each thread is a separate session, unless `chat` is set."""
 
 
 class Webhook:
@@ -164,7 +164,7 @@ class Webhook:
             await self._client.aclose()
 
     def to_incoming(self, message: WebhookMessage) -> IncomingMessage:
-        """Convert a received message to an IncomingMessage. Raises UsageError."""
+        """Convert a received message. Raises UsageError if the sender starts with `#`."""
         if message.sender.startswith(_CHAT_PREFIX):
             raise UsageError(f"sender must not start with {_CHAT_PREFIX}")
         scope: Scope = "group" if message.chat else "thread" if message.thread else "sender"

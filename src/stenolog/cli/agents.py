@@ -46,7 +46,7 @@ SHUTDOWN_SECONDS: Final = 10.0
 _NOTICE_SECONDS: Final = 0.7
 """Seconds after which the user is told that the program waits for running turns."""
 _CANCEL_SECONDS: Final = 3.0
-"""Maximum seconds to wait after all running turns were cancelled."""
+"""Seconds to wait for cancelled turns to end. Then the process exits without them."""
 EXIT_NOT_SAVED: Final = 3
 """Exit code if messages could not be saved in any store."""
 
@@ -66,7 +66,7 @@ class OpenAgent(Struct, frozen=True, kw_only=True):
         *,
         all_sessions: bool = True,
     ) -> Answer:
-        """Handle a text of the user. With `all_sessions`, commands may use all sessions."""
+        """Handle a text from the user. With `all_sessions`, commands may use all sessions."""
         inbound = InboundMessage(key=key, content=text, sender=cli_sender(key))
         return await self.loop.handle(
             inbound, on_event=on_event, agent=self.agent.id, all_sessions=all_sessions
@@ -88,7 +88,7 @@ class _MissingModel:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> AsyncGenerator[Delta, None]:
-        """Always raises ModelRefused, because there is no model."""
+        """Raise ModelRefused, because there is no model."""
         del messages, options
         raise ModelRefused("no model was found; choose one for this session with /model NAME")
 
@@ -171,7 +171,10 @@ def open_viewer(spec: AgentSpec, store: Store, *, heads: ReadHeads) -> AgentInst
 
 
 def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list[AgentInstance]:
-    """Open the sessions of all agents of the settings read-only. Raises StenologError."""
+    """Open the sessions of all configured agents read-only. Raises StenologError, OSError.
+
+    `cache`: folder for the search indexes.
+    """
 
     def open_from_spec(spec: AgentSpec) -> AgentInstance:
         place = locate_sessions(options.workspace or spec.sessions, spec.id)
@@ -343,7 +346,7 @@ async def close_agent(
     """Let running turns finish, close everything and return the exit code.
 
     `print_notice` prints texts about unfinished turns and unsaved messages. Another signal cancels
-    the turns at once. A turn that does not end is abandoned.
+    the turns at once. If a cancelled turn does not end, the process exits immediately.
     """
     loop = opened_agent.loop
     signals.watch(signal.SIGINT)

@@ -201,7 +201,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
             print_notice(text)
 
     async def stream_answer() -> "Answer":
-        """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
+        """Stream the answer to stdout and return it. Raises UsageError, OSError if stdout fails."""
         loop.add_signal_handler(signal.SIGINT, stop)
         try:
             answer = await opened_agent.handle(

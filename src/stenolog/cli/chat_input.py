@@ -109,7 +109,7 @@ class InputLine:
         self._app.ttimeoutlen = 0.05
 
     async def run(self) -> str | None:
-        """Read input until the user chooses another session; return the text to search for.
+        """Read input until the user enters /resume; return the text to search sessions for.
 
         Return None if the user leaves the chat.
         """
@@ -324,7 +324,7 @@ class CommandCompleter(Completer):
 
 
 _MAX_HISTORY_BYTES: Final = 1 << 20
-"""Maximum size of the input history file in bytes. The older half of a larger file is removed."""
+"""Maximum size of the input history file. Of a larger file, the last half of this size is kept."""
 
 
 def history_file() -> Path:

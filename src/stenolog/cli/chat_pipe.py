@@ -151,7 +151,7 @@ class TurnPrinter:
                 pass
 
     def finish(self, answer: Answer) -> None:
-        """End the answer and report an outcome other than success. Raises OSError of stdout."""
+        """End the answer and report any outcome but success. Raises OSError if stdout fails."""
         self._print_text(self._output_filter.end())
         if not self._last_output and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
@@ -208,7 +208,10 @@ class TurnPrinter:
 
 
 async def read_messages() -> AsyncIterator[str]:
-    """Yield the messages on stdin, one per line. A backslash joins a line with the next line."""
+    """Yield the messages on stdin, one per line.
+
+    After a backslash at the end of a line, the message continues on the next line.
+    """
     text = ""
     async for line in _read_lines():
         text += line
@@ -272,7 +275,7 @@ class PipeChat:
     def __init__(self, opened_agent: OpenAgent, key: str) -> None:
         self.key = key
         self.exit_code = 0
-        """Exit code of the first message that failed, otherwise 0."""
+        """Exit code of the first message that failed; EXIT_CTRL_C if Ctrl-C ended the chat."""
         self._opened_agent = opened_agent
         self._status = StatusLine(opened_agent.agent.model_of(key).name)
         self._answer_task: asyncio.Task[None] | None = None
@@ -286,7 +289,7 @@ class PipeChat:
             print_notice(start.description)
 
     async def run(self, signals: Signals) -> None:
-        """Run until the input ends or a signal arrives. Raises OSError of stdout."""
+        """Run until the input ends or a signal arrives. Raises OSError if stdout fails."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt, signals)
         shows_prompt = sys.stdin is not None and sys.stdin.isatty()
@@ -309,7 +312,7 @@ class PipeChat:
         return await anext(self._messages, None)
 
     async def wait_for_turns(self) -> None:
-        """Wait for the last answer. Raises OSError of stdout."""
+        """Wait for the last answer. Raises OSError if stdout fails."""
         if self._answer_task is not None:
             await asyncio.wait({self._answer_task})
             self._answer_task.result()

@@ -178,10 +178,12 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
 
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_SECONDS: Final = 0.1
+"""Seconds for which each character of the spinner is shown."""
 _THINKING_STYLE: Final = "dim italic"
 _WARNING_STYLE: Final = "yellow"
 _ERROR_STYLE: Final = "bold red"
 _NEARLY_FULL_PERCENT: Final = 80
+"""Percentage of the context budget from which the context counts as nearly full."""
 
 
 class StatusLine:

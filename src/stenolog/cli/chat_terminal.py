@@ -163,7 +163,7 @@ class TerminalChat:
         )
 
     async def run(self, signals: Signals) -> None:
-        """Talk until the user leaves or a signal arrives."""
+        """Run the chat until the user leaves or a signal arrives."""
         try:
             run = signals.run_until_signal
             while (search_text := await run(self.line.run())) is not None:
@@ -178,7 +178,7 @@ class TerminalChat:
                 self.show_notice(f"Resume with: {session_command('chat', self.key)}")
 
     async def wait_for_turns(self) -> None:
-        """Wait for all turns and show the last lines. The agent loop must be closed."""
+        """Wait for all turns and show the last lines. Close the agent loop first."""
         tasks = [user_input.task for user_input in self._inputs if user_input.task is not None]
         if self._resume_task is not None:
             tasks.append(self._resume_task)
@@ -250,7 +250,10 @@ class TerminalChat:
     # --- interface for the input line --------------------------------------------------------
 
     def send(self, text: str) -> None:
-        """Send a message or a command. `/quit`, `/exit` and `/resume` end the input line."""
+        """Send a message or a command, or end the input line.
+
+        `/quit` and `/exit` end the input line, and so does `/resume` if no turn is in progress.
+        """
         words = text.split()
         if words[0] in QUIT_COMMANDS:
             self.line.end()
@@ -280,7 +283,7 @@ class TerminalChat:
         return shown_input.screen.live_lines(max_rows) if shown_input is not None else ()
 
     def waiting_messages(self) -> Sequence[str]:
-        """Return the messages that the user entered during the current turn."""
+        """Return the messages and commands that wait for the current turn to end."""
         return [user_input.text for user_input in self._inputs if not user_input.is_shown]
 
     # --- turns -------------------------------------------------------------------------------

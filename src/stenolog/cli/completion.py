@@ -42,7 +42,7 @@ def complete_session_key(
 ) -> list[CompletionItem[str]]:
     """Return the keys of sessions, or of deleted sessions, with this prefix.
 
-    Return an empty list if the sessions cannot be read.
+    Keys that need quoting are left out. Return an empty list if the sessions cannot be read.
     """
     del param
     # Errors must not print anything into the line that the user is typing.

@@ -41,7 +41,7 @@ def read_settings(
     """Read the settings of a command; warnings go to stderr.
 
     `flags` are the command's options by the dotted name of the setting, such as `gateway.port`; an
-    omitted option is None. Raises ClickException that lists all wrong settings.
+    omitted option is None. Raises a ClickException that lists all wrong settings.
     """
     return _load_settings(config, flags).settings
 

@@ -294,7 +294,10 @@ def _export_all(
 
 
 def _prepare_folder(folder: Path, export_format: ExportFormat, *, force: bool) -> None:
-    """Create the folder. Raises ClickException if its index.html is from another program."""
+    """Create the folder. Raises ClickException if this fails.
+
+    Without `force`, also if the export would overwrite an index.html of another program.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         index = folder / _INDEX_NAME

@@ -206,7 +206,10 @@ def _decode_settings(content: bytes | None, path: Path) -> str:
 
 
 def _write_settings(path: Path, old_content: bytes | None, new_text: str, *, dry_run: bool) -> bool:
-    """Write the new settings; with `dry_run`, print the difference. Return whether they differ."""
+    """Write the new settings; with `dry_run`, print the difference.
+
+    Return whether old and new settings differ.
+    """
     if new_text.encode() == old_content:
         return False
     if dry_run:

@@ -78,6 +78,7 @@ NEEDED_PATHS: Final = {
 }
 """Kind of path that the user must give, by program. Other programs have a usual place."""
 _MAX_ECHOED_CHARACTERS: Final = 200
+"""Maximum number of characters of SOURCE in the error for a missing file."""
 
 
 class _SourceType(click.Path):
@@ -318,7 +319,7 @@ def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
-    """Return the program and path of the transcripts; None if SOURCE has other sessions."""
+    """Return the program and path of the transcripts; None if SOURCE has sessions of PROGRAMS."""
     if program in PROGRAMS:
         return None
     # This import loads the readers of all programs.
@@ -360,7 +361,7 @@ def _import_transcripts(
 
     has_files = watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()
     open_location = _open_read_only if dry_run else _open_writable
-    # Use a store in memory, so that no workspace is created without transcripts.
+    # If there are no transcripts, use a store in memory, so that no workspace is created.
     with open_location(location) if has_files else InMemoryStore() as store:
         command = TranscriptsCommand(program, path, store)
         exit_code = command.run(dry_run=dry_run)
@@ -518,6 +519,7 @@ def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:
 
 
 def _is_searched_folder(folder: Path) -> bool:
+    """Return whether an import of the parent folder also reads this folder."""
     # This import loads SQLite, which is only needed here.
     from stenolog.transfer.importers.framework_tables import is_source_folder
 

@@ -51,7 +51,7 @@ class TranscriptsCommand:
         self._problems: list[str] = []
 
     def find_files(self) -> list[TranscriptFile]:
-        """Return the transcripts that were found."""
+        """Find the transcripts. An error ends the search and is recorded as a problem."""
         files: list[TranscriptFile] = []
         try:
             # Add files one by one, so that the files found before an error are imported.

@@ -58,7 +58,7 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
     def open(self, *, writable: bool = False, create: bool = False) -> Iterator[Notes]:
         """Open the notes, read-only unless `writable` is set.
 
-        If there is no store of notes, use an empty store, or create it if `create` is set.
+        If there is no store of notes, use an empty one in memory, or create one if `create` is set.
         """
         check_store_exists(self.workspace)
         if create:
@@ -146,7 +146,7 @@ def note_label(note: Note) -> str:
 
 
 def print_notes(notes: Sequence[Note]) -> None:
-    """Print notes to stdout: as tables in a terminal, otherwise as JSON or tab-separated lines."""
+    """Print notes to stdout: as JSON with `--json`, as tables in a terminal, else as lines."""
     print_rows(notes, fields=_note_fields, cells=_note_cells, table=_print_note_tables)
 
 
@@ -355,7 +355,7 @@ def _undo_command_text(scope: Scope) -> str:
 
 
 def _confirm_purge(notes: Sequence[Note]) -> None:
-    """Ask for confirmation. Raises Abort, and UsageError if there is no terminal."""
+    """Ask for confirmation. Raises Abort if declined, UsageError if there is no terminal."""
     require_terminal("--purge deletes permanently")
     print_notice(*map(note_label, notes))
     notes_phrase = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
@@ -473,7 +473,7 @@ def import_command(file: TextIO, dry_run: bool, selection: NoteSelection) -> int
 
 
 def _target_scope(markdown: str, selection: NoteSelection) -> Scope | None:
-    """Return the scope of edited notes, or None if the Markdown header names the scope."""
+    """Return the scope that the options select, or None to use the scope in the Markdown header."""
     who = selection.who
     if selection.agent is not None and who is None:
         exported_scope = parse_page(markdown).scope

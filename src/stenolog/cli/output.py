@@ -27,9 +27,9 @@ EXIT_PARTIAL: Final = 3
 EXIT_CTRL_C: Final = 128 + 2
 """Exit code of a program that was ended with Ctrl-C."""
 JSON_OUTPUT: Final = "stenolog.json"
-"""Entry of click's `Context.meta` that is true if the command has the option `--json`."""
+"""Entry of click's `Context.meta` that is true if the user gave the option `--json`."""
 _MAX_CONFIRMED_LINES: Final = 20
-"""Maximum number of lines listed before the user is asked to confirm."""
+"""Maximum number of lines listed by a dry run, or before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
 """Minimum size of an import in bytes for which a progress bar is shown."""
 
@@ -99,12 +99,12 @@ def shorten(text: str, max_length: int) -> str:
 
 
 def wants_json() -> bool:
-    """Return whether the running command has the option `--json`."""
+    """Return whether the user gave the option `--json`."""
     return bool(click.get_current_context().meta.get(JSON_OUTPUT))
 
 
 def print_json(fields: Any, *, indent: int | None = None) -> bool:
-    """Print a value to stdout if the command has the option `--json`; return whether it has."""
+    """Print a value to stdout if the user gave the option `--json`; return whether it was given."""
     as_json = wants_json()
     if as_json:
         click.echo(json_text(fields, indent=indent))
@@ -160,7 +160,7 @@ def error_sentence(error: Exception | str) -> str:
 
 
 def format_time(time: datetime) -> str:
-    """Return a time in UTC, to the second."""
+    """Format a time, which must be in UTC, to the second."""
     # The C library of some systems does not pad the year 1 to 0001.
     return f"{time.year:04}{time:-%m-%dT%H:%M:%SZ}"
 
@@ -252,9 +252,9 @@ def uses_color() -> bool:
 
 
 def terminal_console(*, styled: bool | None = None) -> "Console":
-    """Return a console for stdout. Without `styled` it prints neither colours nor bold text.
+    """Return a console for stdout. If `styled` is False, it prints neither colours nor bold text.
 
-    By default, `styled` depends on whether the running command may print colours.
+    If `styled` is None, this depends on whether the running command may print colours.
     """
     # These imports are slow and only needed in a terminal.
     from rich.console import Console
@@ -309,7 +309,7 @@ def show_progress(
 ) -> Iterator[Callable[..., None]]:
     """Yield a function that advances a progress bar, by one or by the given amount.
 
-    The bar is shown if stderr is a terminal.
+    The bar is shown only if it is `enabled` and stderr is a terminal.
     """
     if not enabled or not sys.stderr.isatty():
         yield lambda _amount=1: None

@@ -54,7 +54,7 @@ class Choices:
         self.channel = channel
         self.all_channels = channel is None
         self.is_loaded = False
-        """Whether all sessions of the catalog were added."""
+        """Whether all sessions of the catalog were added, or loading them failed."""
         self.query = ""
         self.matches: list[Entry] = []
         self.selected_row = 0
@@ -64,7 +64,7 @@ class Choices:
         self._searched_texts: dict[str, str] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add sessions, in the order of the catalog."""
+        """Add the readable sessions that have messages, in the order of the catalog."""
         for entry in entries:
             if entry.problem is None and entry.count and entry.key not in self._entries:
                 self._entries[entry.key] = entry
@@ -173,7 +173,7 @@ def find_sessions(catalog: Catalog, search_text: str) -> Sequence[Entry]:
 
 
 def find_last_session(catalog: Catalog, *, channel: str) -> Entry | None:
-    """Return the last changed readable session of a channel, or None."""
+    """Return the channel's last changed session that is readable and has messages, or None."""
     entries = _iterate_entries(catalog, page_size=20, channel=channel)
     return next((entry for entry in entries if entry.problem is None and entry.count), None)
 
@@ -182,6 +182,7 @@ def find_last_session(catalog: Catalog, *, channel: str) -> Entry | None:
 
 
 _FIRST_PAGE_SIZE: Final = 50
+"""Number of sessions that are read before the list is shown."""
 _MAX_ROWS: Final = 15
 _RESERVED_ROWS: Final = 5
 """Number of rows of the terminal that are not used for the list."""
@@ -449,7 +450,7 @@ class ChatStart(Struct, frozen=True, kw_only=True):
 
     key: str
     description: str
-    """Description of the session in one line."""
+    """Description of the session in one line; may be empty."""
     resumes: bool
     """Whether the session already has messages."""
 

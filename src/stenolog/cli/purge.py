@@ -62,9 +62,9 @@ class _Target(Struct, frozen=True, kw_only=True):
     uid: str = ""
     """Uid of the live session, or of the session deleted last; empty if unknown."""
     uids: frozenset[str] = frozenset()
-    """Uids of the live session and of deleted sessions with this key."""
+    """Uids of the live, deleted and partly purged sessions with this key."""
     messages: int = 0
-    """Number of messages of the live session."""
+    """Number of messages of the live session that are purged."""
     deleted_sessions: int = 0
     """Number of sessions with this key in the trash."""
     deleted_messages: int = 0
@@ -403,7 +403,7 @@ def _read_trash(store: Store, key: str | None = None) -> Iterator[SnapshotReadin
 def _open_namespace(
     location: Location, namespace: str | None, *, writable: bool = False
 ) -> Iterator[Store]:
-    """Open the store of a namespace; without a namespace, the store that the options select."""
+    """Open the store of a namespace; if it is None, the store that the options select."""
     if namespace is None:
         with location.open(writable=writable) as store:
             yield store

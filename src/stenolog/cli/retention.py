@@ -128,7 +128,7 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
 
 
 def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
-    """Ask for confirmation. Raises UsageError, Abort."""
+    """Ask for confirmation. Raises Abort if declined, UsageError if there is no terminal."""
     require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
     print_notice(*("\t".join(map(one_line, _result_row(result))) for result in planned_results))
     click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)

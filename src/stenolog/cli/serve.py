@@ -160,7 +160,10 @@ async def _start_daemon(
     *,
     read_only: bool,
 ) -> "tuple[Gateway, Daemon, Signals]":
-    """Start the gateway of these agents. If it started, `cleanup` has nothing more to close."""
+    """Start the gateway of these agents.
+
+    After a successful start, `cleanup` is empty, and the daemon closes everything.
+    """
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
     from stenolog.cli.agents import Signals
@@ -232,6 +235,7 @@ _MIN_SESSIONS_FOR_HELPERS: Final = 200
 """Minimum number of sessions left to index for which helper processes are started."""
 _MAX_HELPERS: Final = 3
 _POLL_SECONDS: Final = 0.2
+"""Seconds between two progress checks."""
 _MAX_POLLS: Final = 50
 """Number of progress checks after which no helpers are started."""
 _NOTHING_FOUND_TEXT: Final = """\
@@ -362,7 +366,10 @@ async def _view(
 
 
 async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") -> None:
-    """Start helper processes if the first index takes long; end them if this task is cancelled."""
+    """Start helper processes if many sessions are left to index.
+
+    If this task is cancelled, the processes are ended.
+    """
     for _ in range(_MAX_POLLS):
         await asyncio.sleep(_POLL_SECONDS)
         indexed_count, session_count = gateway.indexing or (0, 0)

@@ -311,7 +311,7 @@ def _format_interruption(text: str, cause: str) -> str:
 
 
 def _part_texts(content: Any) -> Iterator[str]:
-    """Yield each part of the content: text unchanged, other parts as JSON."""
+    """Yield the text of each part of the content; see `_part_text`."""
     if content is None:
         return
     for value in content if isinstance(content, list) else [content]:
@@ -442,7 +442,7 @@ class MessageRenderer:
         return render_lines(self._console, header)
 
     def _content_lines(self, text: str) -> list[str]:
-        # Parts that are not text, such as images, are JSON and may be long.
+        # A JSON object is not Markdown, and it may be long.
         if text[:1] == "{" and text[-1:] == "}":
             return self._render_styled(self._shorten(text), "dim")
         return self._markdown_lines(text)

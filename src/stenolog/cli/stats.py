@@ -170,7 +170,10 @@ def _all_keys(store: Store, location: Location, prefix: str) -> list[str]:
 
 
 def _open_notes_progress(stack: ExitStack, location: Location) -> "ConsolidationProgress | None":
-    """Open the progress of consolidation, which counts the model calls that made notes."""
+    """Open the progress of consolidation, which counts the model calls that made notes.
+
+    Return None if the notes cannot be read.
+    """
     # These imports are slow and only needed here.
     from stenolog.memory.consolidation import ConsolidationProgress
     from stenolog.memory.facade import DEFAULT_AGENT
@@ -403,7 +406,10 @@ def _draw_table(
 
 
 def format_dollars(counts: Counts) -> str:
-    """Return the cost with two decimals, or four below a dollar; empty if no price is known."""
+    """Return the cost with two decimals, or four below a dollar; empty if no price is known.
+
+    A `+` at the end means that some answers have no known price.
+    """
     if not counts.priced:
         return ""
     plus_sign = "+" if counts.priced < counts.answers else ""

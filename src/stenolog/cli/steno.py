@@ -124,7 +124,7 @@ class Steno(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command. Raises UsageError with a suggestion for a similar name."""
+        """Return the command. The UsageError for an unknown name suggests a similar name."""
         name = args[0]
         if name not in COMMANDS and name not in _COMMAND_ALIASES and not ctx.resilient_parsing:
             # This import is only needed for an unknown command.
@@ -151,7 +151,7 @@ class Steno(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and exit with the code that it returns.
 
-        Raises ClickException for errors of a store.
+        Raises ClickException for errors of a store, and for each OSError except a broken pipe.
         """
         try:
             exit_code = super().invoke(ctx)

@@ -27,7 +27,7 @@ _NESTING_TOKENS: Final = ("blockquote_open", "list_item_open")
 _LIST_MARKER: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _ITEM_NUMBER: Final = re.compile(r"( *)\d+")
 _EARLY_CODE_LINES: Final = 40
-"""Minimum number of lines of an unfinished code block for which its start is printed."""
+"""Number of lines from which the start of an unfinished code block is printed."""
 _MAX_BLOCK_LINES: Final = 200
 """Maximum number of lines of a block. A longer block is split at a line end."""
 _REPARSE_DIVISOR: Final = 8
@@ -53,7 +53,7 @@ class Block(Struct, frozen=True, kw_only=True):
     """Line of the text at which the block starts."""
     item_number: int | None = None
     closing_fence: str | None = None
-    """The closing fence of a code block that is still open."""
+    """The missing closing fence of an unfinished code block; None for other blocks."""
     kind: str = ""
     """Token type of the Markdown parser."""
 
@@ -187,6 +187,7 @@ def _split_list(
 
 
 def _unclosed_fence(token: "Token", lines: Sequence[str]) -> str | None:
+    """Return the fence that would close this code block; None if nothing is unclosed."""
     if token.type != "fence" or token.map is None:
         return None
     (start, end), fence = token.map, token.markup
@@ -255,7 +256,7 @@ def render_block(
 ) -> list[str]:
     """Return the lines of a block for this console, with the empty lines before the block.
 
-    All blocks of one message share one `colour_budget`.
+    Pass the same `colour_budget` for all blocks of a message.
     """
     from rich.markdown import Markdown
     from rich.text import Text

@@ -211,7 +211,7 @@ class Location(Struct, frozen=True, kw_only=True):
     def open(self, *, writable: bool = False) -> Store:
         """Open the store, read-only unless `writable` is set.
 
-        Raises UsageError if the workspace is missing, StoreUnavailable.
+        Raises UsageError if the workspace is missing, StoreUnavailable if it cannot be opened.
         """
         (check_store_exists if writable else check_workspace_exists)(self.workspace)
         return self.open_existing(writable=writable)
@@ -238,7 +238,7 @@ location_options: Final = options_as_struct(
 
 
 def display_name(workspace: str) -> str:
-    """Return a workspace in printable form, without the password of a URL."""
+    """Return the address of a workspace with masked secrets, to show it to the user."""
     if "://" not in workspace and "password" not in workspace:
         return workspace
     # This import is only needed for databases.
@@ -248,7 +248,10 @@ def display_name(workspace: str) -> str:
 
 
 def check_workspace_exists(workspace: str) -> None:
-    """Raise UsageError if there is no such workspace, StoreUnavailable if it is inaccessible."""
+    """Raise UsageError if there is no such folder, StoreUnavailable if it is inaccessible.
+
+    Databases are not checked.
+    """
     address = parse_address(workspace)
     if address.engine != "jsonl":
         return
@@ -283,7 +286,7 @@ def transcripts_hint(folder: str | os.PathLike[str]) -> str:
 
 
 def check_store_exists(workspace: str) -> None:
-    """Raise UsageError if there is no store, because a typing error must not create a store."""
+    """Raise UsageError if the folder or SQLite file is missing: a typo must not create a store."""
     check_workspace_exists(workspace)
     address = parse_address(workspace)
     if address.engine == "sqlite" and not Path(address.path).is_file():
@@ -324,8 +327,9 @@ def find_session(store: Store, name: str) -> "SessionInfo":
 def find_session_to_read(store: Store, name: str) -> "SessionInfo":
     """Return the session with this key or alias, or the only session whose key matches in part.
 
-    Only for commands that change nothing. A script must give the whole key, because it would not
-    notice that a partly matching key selects another session. Raises ClickException.
+    Only for commands that change nothing. If stderr is not a terminal, the whole key is required,
+    because a script would not notice that a partly matching key selects another session. Raises
+    ClickException.
     """
     session = find_session_or_none(store, name)
     if session is None:

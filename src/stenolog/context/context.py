@@ -42,7 +42,7 @@ _MODEL_SIGNATURE: Final = "model is called as model(messages)"
 MAX_RETRIES: Final = 2
 """Maximum number of retries with a shorter request after a request was too long."""
 _SHORTEN_FACTOR: Final = 0.6
-"""Share of the rejected request's tokens for the next request, if no limit is stated."""
+"""Share of the rejected request's tokens for the next request, if no smaller limit is stated."""
 _STATED_LIMIT_SHARE: Final = 0.9
 """Share of a provider's stated limit that is used, because our token counts are estimates."""
 
@@ -124,7 +124,7 @@ class Context:
         Summarizes first if a summary is due. If the provider rejects the request as too long,
         summarizes and retries, at most twice. `usage` is called with the answer and returns the
         request tokens that the provider counted; its errors are logged. Raises UsageError for an
-        async model, ContextTooSmall, and all other errors of the model.
+        async model, ContextTooSmall if no request fits, and all other errors of the model.
         """
         check_not_async(model, _MODEL_SIGNATURE)
         attempt = self.start_request(key, memory=memory, unsaved=unsaved)
@@ -148,7 +148,8 @@ class Context:
     ) -> "Attempt":
         """Start a request for a caller that calls the model itself.
 
-        Raises ContextTooSmall. `view`: view of the session, if the caller has just read it.
+        Summarizes first if a summary is due. Raises ContextTooSmall. `view`: view of the session,
+        if the caller has just read it.
         """
         limits = self.limits
         view = view or find_view(self.store, key)
@@ -197,7 +198,7 @@ class Context:
         return self._summarize(key, find_view(self.store, key), "manual", self.limits, "")
 
     def record_usage(self, *, estimated: int, reported: int) -> Calibration:
-        """Update the calibration with a provider's token count for a window, and return it."""
+        """Update the calibration with a provider's token count for a window; return the result."""
         with self._calibration_mutex:
             update_calibration = self.calibration.after
             if self._catalog is not None:

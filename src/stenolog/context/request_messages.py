@@ -37,6 +37,7 @@ NO_RESULT: Final = "[interrupted]"
 NO_TEXT: Final = "[no text]"
 """Content sent for an empty user message or tool result, because providers require content."""
 FIRST_USER_CONTENT: Final = "[the conversation goes on]"
+"""Content of the user message that is inserted for a provider with `user_first`."""
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
 _CALL_TYPES: Final = frozenset({"tool_use", "tool_result"})

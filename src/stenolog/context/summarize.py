@@ -166,8 +166,9 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     count: int
     """Number of hidden messages."""
     tokens_before: int
-    """Estimated tokens of the next request without the summary."""
+    """Estimated tokens of the next request if no summary had been made."""
     tokens_after: int
+    """Estimated tokens of the next request with the new summary."""
     fallback: str = ""
     """Reason why the summary, or a part of it, was written without a model; empty otherwise."""
     dropped_lines: int = 0

@@ -1,7 +1,8 @@
 """The summary of a conversation as a value: six sections, rendered as Markdown and parsed back.
 
 The summary is never rewritten as a whole. A model returns new lines and the labels of outdated
-lines. All other lines stay, so no line is lost because a model forgot to repeat it.
+lines. All other lines stay, so no line is lost because a model forgot to repeat it. Lines are
+dropped only if the summary is too long.
 """
 
 import re
@@ -107,7 +108,7 @@ def render_summary(summary: Summary, *, labelled: bool = False) -> str:
 
 
 def parse_summary(text: str) -> Summary:
-    """Parse a summary. Lines under no known heading become facts."""
+    """Parse a summary. Lines before the first known heading become facts."""
     name_by_title = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
     sections: dict[str, list[str]] = {name: [] for name in name_by_title.values()}
     section = "facts"
@@ -125,7 +126,10 @@ def parse_summary(text: str) -> Summary:
 
 
 def update_summary(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
-    """Return the summary with a model's answer merged in, or None if the answer is empty."""
+    """Return the summary with a model's answer merged in.
+
+    Returns None if the answer has neither new lines nor a last state.
+    """
     new_lines = {name: _parse_lines(answer.get(name)) for name in SECTIONS}
     raw_state = answer.get("last_state")
     last_state = _clean_line(raw_state) if isinstance(raw_state, str) else ""
@@ -175,7 +179,7 @@ def _drop_line(sections: Mapping[str, list[str]]) -> str:
 
 
 def _find_outdated_lines(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
-    """Return the lines to remove; empty if a model asks to remove more than half of all lines."""
+    """Return the lines to remove; none if a model names more than two and more than half of all."""
     line_by_label = summary.labels()
     outdated_lines = {
         line_by_label[label] for raw in labels if (label := raw.strip("[] ")) in line_by_label
@@ -222,7 +226,7 @@ MAX_MODEL_CALLS: Final = 20
 If the calls are not enough, the oldest messages are only quoted.
 """
 _MIN_PROMPT_TOKENS: Final = 256
-"""Minimum tokens of a prompt. A model that rejects a prompt of this size is not asked again."""
+"""Limit of prompt tokens that is not halved again; after a rejection, the model is given up."""
 
 
 class SummaryWriter:
@@ -246,7 +250,7 @@ class SummaryWriter:
         """Reason why some lines were written without the model; empty otherwise."""
 
     def write_summary(self, messages: Sequence[Message], old_summary: str) -> str:
-        """Return the summary of `old_summary` and these messages. Never raises an error."""
+        """Return the summary of `old_summary` and these messages. Raises no errors of the model."""
         summary = parse_summary(old_summary)
         quoted_count = self._count_quoted_messages(messages) if self._complete is not None else 0
         if quoted_count:
@@ -310,7 +314,7 @@ class SummaryWriter:
         return len(texts), prompt
 
     def _ask_model(self, prompt: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """Return the model's answer, or None without a readable answer. Raises _PromptTooLong."""
+        """Return the model's answer; None if there is no readable answer. Raises _PromptTooLong."""
         if self._complete is None:
             return None
         try:

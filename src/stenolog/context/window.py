@@ -90,6 +90,7 @@ SUMMARY_ENDS: Final = "[End of the summary]"
 _SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _MAX_ATTEMPTS: Final = 4
+"""Maximum number of selections to try for each combination of summary and memory."""
 
 _Messages = Sequence[Message | Mapping[str, Any]]
 
@@ -184,7 +185,8 @@ class _Request(Struct, frozen=True):
     def _summary_and_memory_choices(self) -> list[tuple[str, str]]:
         """Return the combinations of summary and memory to try, best first.
 
-        Memory and summary are left out before any message is left out.
+        A combination is used if the newest turn fits, even if older turns do not. Memory and
+        summary are left out only if the newest turn, although shortened, does not fit beside them.
         """
         max_tokens = self.limits.summary()
         summary = self.summary
@@ -199,7 +201,10 @@ class _Request(Struct, frozen=True):
     def _try_selection(
         self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
     ) -> tuple[list[Body], Selection, int] | None:
-        """Return the messages, the chosen part of the history, and the tokens of the messages."""
+        """Return the messages, the chosen part of the history, and the tokens of the messages.
+
+        Returns None if the newest turn does not fit, even shortened.
+        """
         complete_selection = Selection(entries=list(entries))
         messages = self._make_messages(summary, memory, complete_selection)
         token_count = self._count_tokens(messages)
@@ -296,7 +301,7 @@ class _Request(Struct, frozen=True):
 
 # --- shortening -----------------------------------------------------------------------------------
 # A turn that is too long is shortened: old tool results first, the newest messages last.
-# No text is lost: a pointer to the seq in the log replaces each elided text.
+# A pointer to the seq in the log replaces each elided text, except thinking.
 
 
 def shorten_turn(
@@ -365,7 +370,10 @@ class _TurnShortener:
                 self._replace_body(index, shorten(self.entries[index]))
 
     def _cut_results(self, indexes: Sequence[int], budget: int, *, min_tokens: int) -> None:
-        """Cut tool results to equal shares of the tokens that the other messages leave."""
+        """Cut tool results to equal shares of the tokens that the other messages leave.
+
+        The shares together have at least `min_tokens` tokens.
+        """
         result_indexes = [index for index in indexes if _has_results(self.entries[index])]
         other_tokens = sum(self.token_counts) - sum(self.token_counts[i] for i in result_indexes)
         tokens_left = max(budget - other_tokens, min_tokens)
@@ -384,7 +392,11 @@ class _TurnShortener:
                 return
 
     def _leave_out_calls(self, budget: int) -> None:
-        """Leave out calls with their results, oldest first; the turn's first message goes last."""
+        """Leave out messages, oldest first, and calls only together with their results.
+
+        A user message at the start of the turn goes last. The newest user message and the end of
+        the turn stay.
+        """
         first_index = 1 if self.entries and _is_user_message(self.entries[0]) else 0
         groups = _group_calls_with_results(self.entries, first_index)
         for group in [*groups, [0]] if first_index else groups:
@@ -421,7 +433,7 @@ def _is_user_message(entry: RequestMessage) -> bool:
 def _last_call_index(entries: Sequence[RequestMessage]) -> int:
     """Return the index of the newest message with tool calls.
 
-    If other messages than results follow it, return the number of entries.
+    If there is none, or messages other than results follow it, return the number of entries.
     """
     for index in range(len(entries) - 1, -1, -1):
         if calls_of(entries[index].body):

@@ -60,7 +60,7 @@ def token_path(setting: str) -> Path:
 
 
 def read_token(file: Path) -> Token:
-    """Read the token. Raises WrongSettings if the file is invalid or readable by others."""
+    """Read the token. Raises WrongSettings if the file is missing, invalid or open to others."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
         # guard: token-file-no-symlink

@@ -68,7 +68,10 @@ async def _readiness_problems(gateway: Gateway) -> list[str]:
 
 
 async def indexing_progress(request: Request) -> Response:
-    """Return the number of indexed sessions and of all sessions, for an open page."""
+    """Return the numbers of indexed and of all sessions, for an open page.
+
+    The response is null if all sessions are indexed.
+    """
     counts = gateway_of(request).indexing
     return JSONResponse(None if counts is None else {"indexed": counts[0], "sessions": counts[1]})
 

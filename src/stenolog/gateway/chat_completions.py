@@ -64,9 +64,10 @@ from stenolog.messages import calls_of, text_of
 
 MAIN_AGENT: Final = "main"
 _EARLY_FAILURE_SECONDS: Final = 5.0
-"""Maximum seconds before a streamed response starts. Earlier failures get an error status."""
+"""Maximum seconds until a streamed response starts. A failure before that gets an error status."""
 _HEADER_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_IGNORED_FIELDS: Final = 20
+"""Maximum number of ignored fields that a response header names."""
 _RETRY_HEADER: Final = "x-stainless-retry-count"
 MAX_CHAT_MESSAGES: Final = 10_000
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -98,7 +99,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, kw_only=True):
-    """Token counts of the provider, summed over all requests of a turn."""
+    """Token counts that the provider reported, summed over all model calls of a turn."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -214,7 +215,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client received this answer, so that its next request is no retry."""
+    """Store that the client received this answer: its next request is then not a retry."""
     if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(store_receipt, chat.agent.sessions, answer.key, answer.seq)
 

@@ -195,7 +195,7 @@ _PreparedRequest = tuple[str, SessionView | None, Match | Answer]
 
 
 class _NotPlainRequest(Exception):
-    """The request does more than add one plain message to an existing session."""
+    """The request does not simply add one plain message to an existing session."""
 
     def __init__(self, prepared: _PreparedRequest) -> None:
         self.prepared = prepared

@@ -1,8 +1,8 @@
 """The gateway process: it listens, resumes interrupted turns, and shuts down.
 
 The order of the shutdown prevents losses: first new requests are rejected, then answers in progress
-end, then chat apps stop, and last the stores close. Cancelled turns stay in the log, and the next
-start resumes them.
+end, then sending to chat apps stops, and last the stores close. Cancelled turns stay in the log,
+and the next start resumes them.
 """
 
 import asyncio
@@ -31,14 +31,15 @@ _BACKLOG: Final = 1_024
 _MAX_PORT_ATTEMPTS: Final = 20
 """Maximum number of attempts to find a port that is free at both loopback addresses."""
 _NO_ADDRESS_ERRORS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME)
-"""Errors of `bind` on a machine that does not have the address."""
+"""Error numbers which show that this machine does not have the address."""
 _SPARE_CONNECTIONS: Final = 512
 """Connections in addition to those of turns and streams, for responses that reject requests."""
 _SEARCHES_PER_TAKEOVER: Final = 4
-"""Number of searches for interrupted turns within the seconds of the setting `takeover`."""
+"""Number of searches for interrupted turns per `takeover` seconds (a setting)."""
 _MAX_PARALLEL_SEARCHES: Final = 4
 """Maximum number of parallel searches for interrupted turns. A search also resumes found turns."""
 _FIRST_RETENTION_SECONDS: Final = 60.0
+"""Seconds from the start until the first run of the retention rules."""
 _RETENTION_SECONDS: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
 _SEND_SECONDS: Final = 3.0
@@ -67,7 +68,7 @@ class ChannelService(Protocol):
         """Stop sending answers. The stores, which record sent answers, must still be open."""
 
     async def close(self) -> None:
-        """Release all resources. The stores must be closed."""
+        """Release all resources. Call this after the stores are closed."""
 
 
 class NoChannels:
@@ -95,7 +96,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at this address. Raises UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
-    listens at both addresses. If the gateway listened at only one address, a program of another
+    listens at both addresses if possible. If it listened at only one address, a program of another
     user could listen at the other address and get the token.
     """
     if host not in LOOPBACK_HOSTS:
@@ -206,7 +207,7 @@ class Daemon:
         start_task(self._apply_retention(), self._background_tasks)
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
-        """Stop the gateway. Work in progress may take `shutdown_timeout` seconds.
+        """Stop the gateway. Work in progress may take up to `shutdown_timeout` seconds.
 
         As soon as `hurry` is set, the work is cancelled.
         """

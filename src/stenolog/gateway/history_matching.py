@@ -131,10 +131,10 @@ def match_history(
 
 
 def _start_of_last_seen(history: Sequence[Message], count: int) -> int:
-    """Return an index so that the client has seen `count` messages of `history[index:]`, or 0.
+    """Return an index such that the client has seen at least `count` messages from there; else 0.
 
-    An index above 0 points to a user message after all tool results, because earlier calls
-    determine whether the client has seen a tool result.
+    From an index above 0 there are no tool results, because the calls before a tool result
+    determine whether the client has seen the result.
     """
     for index in range(len(history) - 1, -1, -1):
         body = history[index].to_dict()
@@ -179,8 +179,9 @@ def _match_new_messages(
 ) -> Match:
     """Match a request of a client that sends only new messages.
 
-    If the log ends with the same unanswered messages, an earlier request has stored these messages.
-    All other messages of the request are new.
+    If the log ends with the first messages of the request, an earlier request has stored them, and
+    only the other messages are new. If the log ends with all messages of the request and an answer,
+    the match also names the answer.
     """
     overlap = _count_overlap(visible, messages)
     match = Match(kept_count=count, new_messages=tuple(bodies[overlap:]))

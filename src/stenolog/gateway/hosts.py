@@ -2,7 +2,7 @@
 
 A web page can make its own host name resolve to this machine (DNS rebinding), so that the browser
 treats this gateway as the server of that page. But the browser sends that name in `Host`, and the
-page's origin in `Origin`.
+page's origin in `Origin`, so the gateway rejects names and origins that it does not know.
 """
 
 import re
@@ -71,7 +71,7 @@ def login_host(address: str, hosts: Iterable[str], own_host: str) -> str:
     """Return the host for a login link of a gateway that was reached at this address.
 
     For a loopback address, the result is the first loopback name in `hosts`, for browsers that do
-    not resolve names below `localhost`. Without a loopback name, the result is `own_host`.
+    not resolve names below `localhost`, or else `own_host`. Other addresses are returned unchanged.
     """
     if address not in LOOPBACK_HOSTS:
         return address
@@ -123,7 +123,7 @@ def is_allowed_origin(origin: str, known_hosts: KnownHosts) -> bool:
 
 @lru_cache(maxsize=_MAX_CACHED_RESULTS)
 def is_loopback(host: str) -> bool:
-    """Return whether this host, a name or an address, is reachable only from this machine."""
+    """Return whether this host is `localhost` or a loopback address."""
     address = _parse_address(host)
     host = host.lower()
     # guard: loopback-name-exact

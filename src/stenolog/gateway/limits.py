@@ -45,7 +45,7 @@ class BodyLimit:
         async def receive_limited() -> Message:
             nonlocal bytes_left, seconds_left, is_body_complete, is_rejected
             if is_rejected:
-                # The client has a response already. To the application, it looks disconnected.
+                # The client already has a response. The application sees a disconnected client.
                 return {"type": "http.disconnect"}
             if is_body_complete:
                 return await receive()
@@ -81,7 +81,7 @@ class BodyLimit:
             # A disconnected client is not an error, so nothing is logged.
             return
         except Exception:
-            # After a rejection the application's errors are irrelevant.
+            # If the client got the rejection, the application's errors are irrelevant.
             if not is_rejected or has_started:
                 raise
 

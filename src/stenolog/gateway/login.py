@@ -223,7 +223,7 @@ class Cookies:
                 with self._open_store() as store:
                     self._read_logouts(store)
             except StoreUnavailable:
-                # If the store is unreadable, the pages show an error instead of sessions.
+                # Use the logouts read last: without the store, pages show an error anyway.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
         return parsed_value[1] not in self._logged_out_ids  # guard: cookie-ended
 
@@ -264,8 +264,8 @@ class Cookies:
 
 def _may_come_from_page(request: Request) -> bool:
     """Return whether another page, such as the file of `steno open`, may have opened this URL."""
-    # If another page opened the URL, a browser does not send the new cookie after a redirect.
-    # A browser sends the cookie only with requests of pages of this gateway.
+    # The cookie is SameSite=Strict, so a browser sends it only if a page of this gateway makes the
+    # request. If another page opened the URL, the browser does not send it after a redirect.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
@@ -279,7 +279,7 @@ def cookie_values(headers: Headers) -> list[str]:
 
 
 def _link_origin(request: Request, known_hosts: KnownHosts, own_host: str) -> str:
-    """Return the origin of a link that logs a browser in, at a host name that accepts cookies."""
+    """Return the origin for a login link: scheme, a host that accepts cookies, and port."""
     authority = parse_authority(request.headers["host"])
     host, port = own_host, ""
     if authority is not None:
@@ -289,7 +289,7 @@ def _link_origin(request: Request, known_hosts: KnownHosts, own_host: str) -> st
 
 
 async def _read_form_token(request: Request) -> bytes:
-    """Return the field `token` of a form; empty if it is missing, or if the form is too long."""
+    """Return the field `token` of a form; empty if the form is invalid, too long or lacks it."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -305,7 +305,7 @@ async def _read_form_token(request: Request) -> bytes:
 def login_routes(
     links: LoginLinks, cookies: Cookies, known_hosts: KnownHosts, own_host: str
 ) -> list[Route]:
-    """Return the routes that create a login link, log a browser in with a link, or log it out.
+    """Return the routes that create login links, and that log browsers in and out.
 
     `own_host` is the host name at which browsers of this machine log in.
     """
@@ -376,6 +376,6 @@ def login_routes(
 
 
 def open_command(scope: Scope) -> str:
-    """Return the `steno open` command that signs a browser in at this gateway, with its port."""
+    """Return the `steno open` command, with this gateway's port, that signs a browser in."""
     server = scope.get("server")
     return f"steno open --port {server[1]}" if server else "steno open"

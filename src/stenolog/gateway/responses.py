@@ -61,9 +61,9 @@ _STABLE_CODES: Final[Mapping[int, str]] = {
     416: "requested_range_not_satisfiable",
     422: "unprocessable_entity",
 }
-"""Error codes of statuses that Python 3.13 renamed, so that codes do not depend on Python."""
+"""Codes of the statuses that Python 3.13 renamed: they must not depend on Python's version."""
 _MIN_SECRET_LENGTH: Final = 8
-"""Minimum length of a secret: shorter values may occur in ordinary text."""
+"""Shorter secrets are not replaced in texts, because they may occur in ordinary text."""
 _NOT_SECRET_KEYS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
 """Names in the setting `keys` whose values are not secret and may appear in error texts."""
 # The scheme has a maximum length, so that searching a long word takes linear time.

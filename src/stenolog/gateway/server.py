@@ -1,9 +1,9 @@
 """The uvicorn server, with time limits for slow clients and a limit for connections.
 
-uvicorn waits without limit for the head of a request, for the rest of a body that is no longer
-read, and for a client that does not read its response. This server has a time limit for each of
-these waits. At its connection limit uvicorn rejects every request, even if other connections are
-idle. This server closes an idle connection instead.
+uvicorn waits without limit for the head of a request, for the rest of a body that the application
+no longer reads, and for a client that does not read its response. This server has a time limit for
+each of these waits. At its connection limit uvicorn rejects every request, even if other
+connections are idle. This server closes an idle connection instead.
 """
 
 import asyncio
@@ -35,16 +35,20 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
     head_seconds: float = 10.0
-    """Seconds from the first byte, or from connecting, until the head of a request is complete."""
+    """Maximum seconds for the head of a request: from connecting, or later from its first byte."""
     rest_seconds: float = 2.0
-    """Seconds to wait for the rest of a body. Closing at once could lose the response."""
+    """Seconds to wait, after the response is sent, for a client that still sends its body.
+
+    The connection is then closed. Closing it at once could lose the response.
+    """
     unread_seconds: float = 30.0
-    """Seconds that a client may read nothing of its response."""
+    """Seconds after which a client that does not read its response is disconnected."""
     head_bytes: int = MAX_HEAD_BYTES
     rest_bytes: int = 1_048_576
+    """Maximum bytes of a body that a client may still send after the response."""
     # The server needs far longer to parse a tiny chunk than a client needs to send it.
     framing_bytes: int = 65_536
-    """Maximum framing bytes of a chunked body, in addition to a quarter of the content's size."""
+    """Maximum bytes of a chunked body besides its content, plus a quarter of the content's size."""
 
 
 class ConnectionLimit:
@@ -92,14 +96,14 @@ def server_config(
         # The daemon configures logging. Lower levels would log headers.
         log_config=None,
         log_level="warning",
-        # URLs are not logged, because they contain codes of login links.
+        # URLs are not logged, because they may contain codes of login links.
         access_log=False,
         server_header=False,
         proxy_headers=True,
         # uvicorn would otherwise read the next two values from the environment.
         forwarded_allow_ips=_TRUSTED_PROXIES,
         workers=1,
-        # uvicorn's limit would reject and log every request. _Connection has its own limit.
+        # At its limit, uvicorn would reject and log every request. _Connection has its own limit.
         limit_concurrency=None,
         h11_max_incomplete_event_size=limits.head_bytes,
         timeout_keep_alive=idle_seconds,
@@ -117,7 +121,7 @@ class Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if its client exceeds a time limit."""
+    """A connection that is closed if its client exceeds a time or size limit."""
 
     def __init__(
         self, *args: Any, limits: ClientLimits, connection_limit: ConnectionLimit, **extra: Any
@@ -177,7 +181,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request. Wait only briefly for the rest of the current request."""
+        """Wait for the next request, or briefly for the rest of the current request's body."""
         super().on_response_complete()
         self._update_awaited_part()
 

@@ -1,8 +1,8 @@
 """The sessions API: list, search, change, delete and talk to sessions.
 
-A request that changes a session needs the lease of the session, like a chat command. Only titles
-and tags can be changed without the lease. Handlers that are not coroutine functions run in a thread
-of the agent loop, because they block.
+A request that changes a session needs the lease of the session, like a chat command. Only changing
+titles or tags and restoring a deleted session need no lease. Handlers that are not coroutine
+functions run in a thread of the agent loop, because they block.
 """
 
 from collections import defaultdict
@@ -41,7 +41,7 @@ _MAX_COUNTED_SESSIONS: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
 _FIRST_STATE_MESSAGES: Final = 32
-"""Number of last messages that are read first to find the state of a session."""
+"""Number of newest messages in the first read that looks for the state of a session."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
 
 # --- queries ----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
 def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
     """List the messages of a session, sorted by seq."""
     store, query = call.agent.store, call.query
-    # `_find_existing_key` raises NoSuchSession; `get_history` returns an empty list.
+    # For an unknown key, `get_history` would return an empty list instead of raising an error.
     history = store.get_history(
         _find_existing_key(call.agent, call.key),
         last=value_or_none(query.last),
@@ -382,7 +382,7 @@ def _read_state(store: Store, key: str) -> State:
 
 
 def _limit_page(history: list[Message], limit: int) -> list[Message]:
-    """Return the messages of one page. A page has at least one message."""
+    """Return the messages of the first page: at least one, however large, if there is any."""
     sizes = accumulate(len(message.to_json()) for message in history[:limit])
     count = next((count for count, size in enumerate(sizes, 1) if size > _PAGE_BYTES), limit)
     return history[:count]
@@ -509,7 +509,7 @@ async def summarize_session(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResp
 
 
 async def _change_with_lease(call: ApiCall[Any, Any], change: Callable[[Store, str], T]) -> T:
-    """Run a change of the store while holding the lease. Raises SessionBusy."""
+    """Run a change of the store while holding the session's lease. Raises SessionBusy."""
     loop = call.gateway.loop
     key = await loop.run(_find_existing_key, call.agent, call.key)
 

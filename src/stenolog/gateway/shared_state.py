@@ -27,7 +27,7 @@ from stenolog.stores.base import Store, find_info
 
 
 _MAX_BUFFERED_MESSAGES: Final = 256
-"""Maximum number of buffered messages per listener. Further messages are read from the store."""
+"""Maximum number of messages buffered per listener. A slower listener reads the store instead."""
 
 
 class _Listener:
@@ -170,7 +170,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def agent(self, name: str | None) -> AgentInstance:
-        """Return the agent with this name, or the first for `main` or None. Raises UsageError."""
+        """Return the named agent, or the first one for `main`, empty or None. Raises UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
     @property

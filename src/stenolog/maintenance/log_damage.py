@@ -333,7 +333,7 @@ class _BadLine:
     edited_seqs: list[Span]
     """Seq of the message in an edited line."""
     is_in_batch: bool
-    """Whether the line is an edited record of a batch. Incomplete batches are invalid."""
+    """Whether the line is an edited record of a batch, which is invalid without the line."""
     low_seq: int
     high_seq: int
     """The seqs from `low_seq` to `high_seq` may be missing between the records around the line."""

@@ -1,4 +1,4 @@
-"""Repairs of the doctor. No data is deleted: bytes are marked as void, or files are moved.
+"""The doctor's repairs. No data is deleted: bytes are marked as void, or files are moved.
 
 Every repair checks its finding again under the lock of the log. Another process may have repaired
 the log, or the finding may have been a write in progress.
@@ -170,7 +170,7 @@ def _move_trashed_file(folder: _LogFolder, name: str) -> str:
 def _mark_tail_void(directory: Directory, key: str) -> str:
     """Mark invalid bytes at the end of the log as void.
 
-    The store's writer does this, as before each append.
+    The store's writer does this before each append; here, it appends nothing.
     """
     with _lock_open_log(directory, key) as log:
         if log is None:
@@ -312,7 +312,8 @@ def _find_next_seqs(records: Sequence[Record | None]) -> list[int | None]:
 def _to_record(line: bytes, seq: int, next_seq: int | None, time_text: str) -> bytes | None:
     """Return the record of a message in plain JSON.
 
-    Return None if the line is not a message, or if its seq is taken.
+    Return None if the line is not a message, if its seq is taken, or if no record precedes it from
+    which the time can be taken.
     """
     payload = plain_message(line)
     if payload is None or not time_text or (next_seq is not None and seq >= next_seq):

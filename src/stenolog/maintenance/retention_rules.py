@@ -2,9 +2,10 @@
 
 The age of a session is the time since its last stored change; file times do not count. Rules do not
 apply to a session with a running turn. If a user restores a session that a rule deleted, the
-deletion counts as the last change, so that the rule does not delete the session again at once. An
-imported session is no older than its import. Purge rules apply only to sessions in the trash.
-`exclude_tag` also protects sessions in the trash. The next purge completes an interrupted purge.
+deletion counts as the last change, so that the rule does not delete the session again at once; a
+rule without `older_than` never deletes it again. An imported session is no older than its import.
+Purge rules apply only to sessions in the trash, and also complete interrupted purges. `exclude_tag`
+also protects sessions in the trash.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +44,11 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     @property
     def has_condition(self) -> bool:
-        """Whether the rule has conditions; a rule without conditions applies to no session."""
+        """Whether the rule has the conditions it needs; if not, it applies to no session.
+
+        A purge rule needs `older_than` and no uncheckable condition. For other rules, `prefix` and
+        `exclude_tag` alone are not enough.
+        """
         if self.action == "purge":
             return self.older_than is not None and not self.has_uncheckable_condition
         return bool(self.older_than or self.keep_newest or self.larger_than or self.tag)

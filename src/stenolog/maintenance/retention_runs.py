@@ -33,6 +33,7 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 LOG_NAME: Final = "retention.log"
 """Log file in a workspace: one line per action, with tab-separated columns."""
 _LEASE_SECONDS: Final = 60.0
+"""Lifetime of the lease that is held while a session is archived or deleted."""
 
 # The outcome `begins` occurs only in the log.
 # If `begins` is the last outcome of a session, the run was interrupted at that step.
@@ -48,7 +49,7 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
     namespace: str
     outcome: Outcome
     words: str = ""
-    """Reason for a failure, or number of processed messages, as text."""
+    """What was done, or the reason why the step was skipped or failed."""
 
 
 def execute_step(
@@ -56,8 +57,8 @@ def execute_step(
 ) -> tuple[Outcome, str]:
     """Execute a step if the session is unchanged since the plan was made.
 
-    Return the outcome, and a text with the reason or the number of messages. `on_start` is called
-    immediately before data is deleted.
+    Return the outcome, and a text for `RetentionResult.words`. `on_start` is called immediately
+    before data is deleted.
     """
     try:
         if step.action == "purge":
@@ -131,8 +132,8 @@ def apply_rules(
 ) -> list[RetentionResult]:
     """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run` nothing is changed, and the planned steps are returned. Without `dry_run`,
-    `confirm` is called first. Actions are logged in retention.log in the workspace, or in the
+    With `dry_run`, or if `confirm` rejects the plan, nothing is changed, and the planned steps are
+    returned. Actions are logged in retention.log in the workspace, or in the
     program's log if the workspace is not a folder. `should_stop` is called before each step; True
     stops the run. Raises UsageError, StoreUnavailable.
     """

@@ -50,6 +50,7 @@ _CATALOG_FILES: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 TEMP_NAME: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """Pattern for names of temporary files that an interrupted write left."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
+"""Maximum time that the doctor waits for the lock of a log or an archive folder."""
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
@@ -98,7 +99,10 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 
 def load_sqlite_checks() -> ModuleType:
-    """Return the module that examines SQLite files. Raises UsageError without the driver."""
+    """Return the module that examines SQLite files.
+
+    Raises UsageError if the driver is not installed.
+    """
     # The driver is optional and slow to import.
     from stenolog.stores.sqlite.store import missing_driver_error
 
@@ -147,7 +151,7 @@ class FolderReport:
 def examine_folder(workspace: Path, folder: str) -> FolderReport:
     """Examine one folder of logs, given as a path below the workspace.
 
-    Raises StoreUnavailable, DamagedStore if the folder `sessions` itself cannot be read.
+    Raises StoreUnavailable or DamagedStore if the folder `sessions` itself cannot be read.
     """
     report = FolderReport(namespace=folder)
     try:
@@ -235,7 +239,7 @@ def _check_log(
 def examine_log_file(
     directory: Directory, namespace: str, name: str, *, deleted: bool = False
 ) -> LogReport | None:
-    """Examine a log; None if it is missing. A log that looks incomplete is read again, locked."""
+    """Examine a log; None if it is missing. A log that may be growing is locked and read again."""
     descriptor = directory.open_log(name)
     if descriptor is None:
         return None
@@ -342,7 +346,8 @@ def unreferenced_archives(
 ) -> list[str]:
     """Return the archive files to which the session with this key does not refer.
 
-    The result is empty if the session cannot be read. The folder must be locked.
+    If `key` is None, no session owns the folder, and all its files are returned. The result is
+    empty if the session or one of its archives cannot be read. The caller must lock the folder.
     """
     referenced_names: set[str] = set()
     if key is not None:

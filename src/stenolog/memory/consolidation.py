@@ -3,7 +3,8 @@
 Each session has a progress mark: every finished turn up to the seq of the mark is in the notes. A
 run reads the turns after the progress mark, asks a model about these turns, and writes two batches
 per turn to the notes of the session's scope. The first batch is the daily entry; the second batch
-contains the facts that the user's own words support. At the end, the run moves the progress mark.
+contains the facts that the user's own words support. After each group of turns, the run moves
+the progress mark.
 
 No turn is skipped. The progress mark moves only past turns whose notes are durable. Messages are
 synced before they are read, so that a power failure cannot remove messages and reuse their seqs.
@@ -71,10 +72,12 @@ MAX_TURNS_PER_CALL: Final = 20
 MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
 MAX_ATTEMPTS: Final = 8
-"""Number of failed model calls after which a turn gets its notes without the model."""
+"""Number of failed model calls after which a turn gets only a daily entry, without the model."""
 _MIN_DELAY: Final = timedelta(minutes=1)
 _MAX_DELAY: Final = timedelta(hours=6)
+"""Maximum delay before the next attempt; the delay doubles from `_MIN_DELAY` with each failure."""
 _LOCK_COUNT: Final = 64
+"""Number of locks; each session uses one of them, chosen by its key."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -88,7 +91,7 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     core: int = 0
     """Number of `core` facts that the turns produced; `daily` is the number of daily entries."""
     rejected: int = 0
-    """Number of facts that the user's words do not support."""
+    """Number of facts that are malformed or that the user's words do not support."""
     redacted: int = 0
     """Number of secrets that were redacted."""
     waiting: int = 0
@@ -178,7 +181,8 @@ class Consolidator(Struct, eq=False):
 
     Without a model every turn still gets its daily entry, but no facts. `store`: the store of the
     sessions. `scope_of` returns the scope for the notes of a session; None means the session's own
-    scope. `budget`: tokens per model call. `tokens`: the token counter of the model.
+    scope. `budget`: maximum tokens of the turns per model call. `tokens`: the token counter of the
+    model.
     """
 
     store: Store
@@ -245,7 +249,10 @@ class Consolidator(Struct, eq=False):
     def _read_turns(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_Run | None":
-        """Return the next turns to consolidate, or None if the session does not exist."""
+        """Return the next turns to consolidate, or None if the session does not exist.
+
+        `limit`: maximum number of turns. `upto`: last seq to read.
+        """
         try:
             info_before = self.store.info(key)
             mark = self.progress.read_mark(info_before.uid)

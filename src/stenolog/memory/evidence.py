@@ -10,8 +10,8 @@ after "is" and "to".
 A model that was misled by a web page or a tool result can attach anything to a true quote: an
 account number, an address to write to, a person to trust. Names, numbers and addresses make a false
 note harmful, so the user must have said each of them. Names are recognized by their capital
-letters. In scripts without capital letters, and for names in lower case, only `unsupported_values`
-finds some of these names.
+letters. Of names in lower case or in scripts without capital letters, `unsupported_values` finds
+some, and the others are not checked.
 """
 
 import re
@@ -31,7 +31,7 @@ def _word_set(words: str) -> frozenset[str]:
 
 
 MIN_WORD_LETTERS: Final = 3
-"""Minimum number of letters of a quote of one word: "no" and "ok" occur everywhere."""
+"""Minimum letters of a one-word quote ("no" occurs everywhere), and of a word with other forms."""
 
 _SAME_START_LETTERS: Final = 4
 """Number of first letters that two forms of a word share; a shorter form must match fully."""
@@ -49,7 +49,7 @@ _SENTENCE_END: Final = lazy_pattern(
 )
 _ELLIPSIS: Final = lazy_pattern(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
-# Function words exclude negations and past tenses, because "not" and "was" change the meaning.
+# Negations and past tenses are not in this list, because "not" and "was" change the meaning.
 _FUNCTION_WORDS: Final = _word_set(
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "

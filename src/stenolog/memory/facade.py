@@ -28,7 +28,9 @@ DEFAULT_AGENT: Final = "main"
 """Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
+"""Default age in days at which recall applies half of the maximum reduction by age."""
 RECALL_TOKENS: Final = 1_500
+"""Default maximum tokens of a recalled block."""
 
 
 class Memory:
@@ -57,8 +59,8 @@ class Memory:
         """Create a memory on two open stores, which `close` does not close.
 
         `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
-        such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
-        argument is not a store, model or time zone.
+        such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if a
+        store, the model or the time zone is invalid.
         """
         check_store(sessions, "sessions=")
         check_store(notes, "notes=")
@@ -198,7 +200,7 @@ class Memory:
         return self.notes.purge(owner, id) if purge else self.notes.forget(owner, id)
 
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
-        """Return the scope of a session, or the given scope. Raises UsageError without arguments.
+        """Return the scope of a session, or the given scope. Raises UsageError if both are None.
 
         If both are given, `scope` must be the scope of the session or of its sender.
         """

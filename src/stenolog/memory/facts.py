@@ -29,6 +29,7 @@ MAX_FACTS: Final = 8
 """Maximum number of facts per turn."""
 MAX_DAILY_CHARACTERS: Final = 600
 _MAX_SUBJECTS: Final = 40
+"""Maximum number of known subjects in a prompt."""
 _ANSWER_TOKENS_PER_TURN: Final = 400
 """Maximum number of answer tokens per turn."""
 MAX_TEXT_CHARACTERS: Final = 500

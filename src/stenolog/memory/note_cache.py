@@ -46,7 +46,7 @@ class WordIndex:
     def weigh(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
         """Return the total weight of the question's stems in each note, by note id.
 
-        Rare stems weigh more. The result may include notes from earlier calls.
+        Rare stems weigh more. The result may include notes from earlier calls, not only `notes`.
         """
         weights: dict[str, float] = {}
         with self._mutex:
@@ -84,7 +84,7 @@ MAX_NOTES: Final = 100_000
 
 
 class CachedNotes(Struct, frozen=True, kw_only=True):
-    """The notes of a scope, and the version and messages of the session that were read."""
+    """The notes of a scope, and what was read of the scope's session in the notes store."""
 
     state: NoteState
     word_index: WordIndex
@@ -157,7 +157,7 @@ class NoteCache:
 
         A current result is cached.
         """
-        # Read new messages first, then the session info, so that both are newer than the call.
+        # Read the info after the messages: `is_current` allows for messages that arrive in between.
         notes = cached.with_messages(self._store.get_history(key, after=cached.last_seq, full=True))
         try:
             is_current = notes.is_current(self._store.info(key))

@@ -50,7 +50,7 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class NoteChanges(Struct, frozen=True, kw_only=True):
-    """The changes of an edited page."""
+    """The changes that a person made to a page."""
 
     scope: Scope
     added: tuple[Draft, ...] = ()
@@ -190,7 +190,7 @@ _SUBJECT: Final = re.compile(r"\*\*(?P<about>(?:[^*\\]|\\.)+?):\*\*(?: (?P<text>
 
 
 def format_page(scope: Scope, notes: Iterable[Note], *, export_name: str) -> str:
-    """Return a page with these notes. `export_name`: name of the page, without spaces."""
+    """Return a page with these notes. `export_name`: name of the export, without spaces."""
     all_notes = list(notes)
     core_notes = [note for note in all_notes if note.kind == "core"]
     daily_notes = [note for note in all_notes if note.kind == "daily"]

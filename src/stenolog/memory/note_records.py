@@ -76,7 +76,7 @@ class Note(Struct, frozen=True, kw_only=True):
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether several sessions wrote to the scope (decision 0012). Mixed notes are not recalled."""
+    """Whether another session wrote this note or a later note of the scope (decision 0012)."""
 
     @property
     def in_force(self) -> bool:
@@ -309,7 +309,7 @@ class NoteState:
             if visible_notes:
                 return min(visible_notes, key=lambda note: (note.at, note.id))
             seen_ids.update(newer_ids)
-            # A successor of a forgotten note also supersedes the notes that this note replaced.
+            # A successor of a forgotten note also supersedes what the forgotten note replaced.
             newer_ids = [
                 newer
                 for forgotten_id in newer_ids

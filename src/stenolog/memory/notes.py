@@ -64,7 +64,7 @@ def matches_query(query: Query, text: str) -> bool:
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _LEASE_SECONDS: Final = 10.0
-"""Duration of a lease in seconds; on SQLite, the longest wait after a process was killed."""
+"""Lifetime of a lease in seconds; on SQLite, a killed process blocks the others this long."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):
@@ -124,11 +124,11 @@ class Notes:
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
         """Yield these notes with a lease that a purge of the scope invalidates.
 
-        Inside the `with` block, the caller checks that the session of the notes still exists. A
-        purge deletes the session first and its notes second. If a writer still sees the session, it
-        either writes before the notes are purged, or gets LeaseLost. A missing scope is created,
-        and `discard_empty` removes it again. Raises NoSuchSession if the scope is purged at the
-        same time, StoreBusy if another process writes to the scope for too long.
+        Inside the `with` block, the caller must check that the source session of the notes still
+        exists. A purge deletes the session first and its notes second. If a writer still sees the
+        session, it either writes before the notes are purged, or gets LeaseLost. A missing scope is
+        created, and `discard_empty` removes it again. Raises NoSuchSession if the scope is purged
+        at the same time, StoreBusy if another process writes to the scope for too long.
         """
         try:
             lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)

@@ -18,7 +18,7 @@ _MARK_LIKE_TEXT: Final = re.compile(r"<(?=[\s/]*stenolog\s*:)", re.IGNORECASE)
 """Pattern of the marks of a block, and of similar texts that a model may take for a mark."""
 
 _MAX_PASSES: Final = 8
-"""Maximum number of passes over a text; deeper nesting of marks is not accidental."""
+"""Maximum number of passes over a text; after that, the text is cut at the next opening mark."""
 
 
 def memory_block(lines: Sequence[str]) -> str:

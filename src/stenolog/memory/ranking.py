@@ -1,9 +1,9 @@
 """Rank notes and messages by relevance to a question. Pure.
 
-The score is BM25 over stems. A message is scored together with the two messages before and after
-it, because an answer often shares no word with its question. Age reduces a score by at most half,
-and not at all for core facts. If the question names a time, candidates of other times score much
-lower.
+The score is BM25 over stems. A message is scored together with up to two messages before it and two
+after it, because an answer often shares no word with its question. Age reduces the score by at most
+half; the score of a core fact does not depend on age. If the question names a time, candidates of
+other times score much lower, except core facts. A question with only a time excludes them all.
 """
 
 import math
@@ -106,7 +106,7 @@ def rank(
     half_life_days: float = 30.0,
     hits: Candidates = NO_HITS,
 ) -> list[Candidate]:
-    """Return the candidates that match the question with their scores, best first.
+    """Return the matching candidates with their scores, best first.
 
     `hits`: word frequencies in all messages that were searched, not only in the candidates.
     Candidates with equal scores are sorted by time, newest first, then by source.

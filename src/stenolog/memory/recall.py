@@ -29,6 +29,7 @@ _MIN_RELATIVE_SCORE: Final = 0.25
 """Minimum score of an entry, as a fraction of the best score."""
 
 _MAX_ENTRIES: Final = 50
+"""Maximum number of matching entries, and of recent facts."""
 
 MAX_TEXT_CHARACTERS: Final = 400
 """Maximum number of characters of a recalled text in a line."""
@@ -37,6 +38,7 @@ _CONTEXT_CHARACTERS: Final = 60
 """Maximum number of characters of a text before the first matching word."""
 _ELLIPSIS: Final = "…"
 _MAX_SCANNED_CHARACTERS: Final = 8_000
+"""Number of first characters of a text that are searched for matching words."""
 _MAX_MISSES: Final = 3
 """Number of entries that do not fit, after which no further entries are tried."""
 

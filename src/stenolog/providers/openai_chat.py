@@ -40,20 +40,25 @@ LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
 _MAX_EVENT_SIZE: Final = 16 * 2**20
 _MAX_ANSWER_SIZE: Final = 64 * 2**20
+"""Maximum size of an answer: characters of a stream, or bytes of a JSON body."""
 _EVENT_OVERHEAD: Final = 64
-"""Number of characters that are added to the size of each event's data."""
+"""Characters counted for each event besides its data, so that empty events are limited, too."""
 _MAX_ERROR_BYTES: Final = 64 * 2**10
+"""Number of bytes of an error body that are read."""
 _MIN_CHECKED_TOKENS: Final = 1_000
-"""Estimated tokens of a prompt above which the reported count is checked."""
+"""The reported prompt tokens are checked only if the estimate is above this number."""
 _MIN_SECRET_LENGTH: Final = 8
-"""Minimum length of a header value that counts as a secret.
+"""Length from which the value of any extra header counts as a secret.
 
-In error texts, a shorter key is replaced only where the key is a whole word.
+In error texts, a shorter secret is replaced only where it is a whole word.
 """
 _SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """Pattern of header names whose value is a secret of any length."""
 _END_WAIT_SECONDS: Final = 0.1
-"""Seconds to wait for the end of a response, so that its connection can be used again."""
+"""Seconds to wait, after a complete answer, for the end of the response.
+
+Only then can the connection be used again.
+"""
 _logger = logging.getLogger("stenolog")
 
 
@@ -62,8 +67,9 @@ class OpenAIChat:
 
     `timeout`: maximum seconds between two pieces of an answer; `first_byte_timeout`: maximum
     seconds until the first piece, which may take long for a long prompt on a small machine.
-    `extra`: more fields of each request (`temperature` …). `key_name`: the source of the key, named
-    in the error if the key is rejected. Raises UsageError for an invalid base_url or key.
+    `retries`, `backoff`, `longest_wait`: see RetryLimits. `extra`: more fields of each request
+    (`temperature` …). `key_name`: the source of the key, named in the error if the key is rejected.
+    Raises UsageError if base_url, the key or a header is invalid.
     """
 
     def __init__(
@@ -137,7 +143,7 @@ class OpenAIChat:
                         has_yielded = True
                         yield _without_implausible_usage(delta, sent_request)
             except Failure as error:
-                # A copy has no traceback, which would keep the request in memory.
+                # Copy the error, because its traceback would keep the request in memory.
                 failure = Failure(
                     error.description, error.status, error.retry_after, silent=error.silent
                 )
@@ -259,7 +265,7 @@ class OpenAIChat:
     async def _read_events(
         self, response: httpx2.Response, reader: ChunkReader, deadline: float
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of an event stream whose first event must arrive before `deadline`."""
+        """Yield the deltas of an event stream. The first delta must arrive before `deadline`."""
         events = aiter(httpx2.EventSource(response, max_event_size=_MAX_EVENT_SIZE))
         loop = asyncio.get_running_loop()
         timeout, size = self._first_byte_timeout, 0
@@ -277,7 +283,6 @@ class OpenAIChat:
                 description = _describe_error("broke off", error)
                 reason = _describe_silence(timeout) if is_silent else description
                 raise Failure(f"{reason}: the answer is incomplete", silent=is_silent) from error
-            # An event without data adds to the size, too.
             size += len(event.data) + _EVENT_OVERHEAD
             if size > _MAX_ANSWER_SIZE:
                 raise Failure("sent more data than an answer can have", 400)
@@ -341,7 +346,7 @@ def _make_headers(key: str, extra_headers: Mapping[str, str]) -> dict[str, str]:
     if key:
         headers["Authorization"] = f"Bearer {key}"
     for name, value in headers.items():
-        # Check the value here, because the error of the HTTP library would contain the value.
+        # Check the value here, because the HTTP library's error would contain the value.
         if not value.isascii() or not value.isprintable():
             subject = "the key" if value.endswith(key) and key else f"the header {name!r}"
             raise UsageError(f"{subject} contains characters that HTTP headers do not allow")
@@ -366,7 +371,7 @@ def _make_secret_pattern(key: str, headers: Mapping[str, str]) -> re.Pattern[str
 
 
 def _without_implausible_usage(delta: Delta, sent_request: Mapping[str, Any]) -> Delta:
-    """Return the delta without an implausible prompt count."""
+    """Return the delta with a prompt count of 0 if the reported count is implausible."""
     usage = delta.usage
     if usage is None or not usage.prompt:
         return delta

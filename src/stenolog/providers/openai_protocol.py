@@ -93,7 +93,8 @@ def _is_strict(schema: Any) -> bool:
 
 # --- quirks ---------------------------------------------------------------------------------------
 # Some servers reject fields that other servers require.
-# A request is changed after the server has rejected a request with a message that names the cause.
+# Once a server has rejected a request with a message that names the cause, all later requests are
+# changed.
 
 
 NO_TOOLS_NOTICE: Final = "this model does not support tools; it answers without them"
@@ -102,7 +103,7 @@ _SENT_CALL_FIELDS: Final = ("id", "type", "function", "custom")
 
 
 class ServerQuirks:
-    """The changes of requests that a server needs, learned from its errors."""
+    """The request changes that a server needs, learned from its errors."""
 
     def __init__(self) -> None:
         self._learned_quirks: dict[str, _Quirk] = {}
@@ -115,7 +116,7 @@ class ServerQuirks:
         return changed_body
 
     def learn_from(self, request: Mapping[str, Any], failure: Failure) -> str | None:
-        """Learn a change from a failure, and return its note for the user, which may be empty.
+        """Learn a change from a failure; return the note about it for the user, which may be empty.
 
         Return None if no known change matches the failure, or if the change would have no effect.
         """
@@ -144,7 +145,7 @@ def _without_field(name: str, body: Body) -> Body:
 
 
 def _with_newer_limit(body: Body) -> Body:
-    """Replace `max_tokens` by the field that newer models of OpenAI require."""
+    """Replace `max_tokens` with the field that OpenAI's newer models require."""
     if "max_tokens" not in body:
         return body
     return _without_field("max_tokens", body) | {"max_completion_tokens": body["max_tokens"]}
@@ -296,8 +297,8 @@ _PARSED_CALL_FIELDS: Final = ("index", "id", "type", "function")
 class ChunkReader:
     """The parser of one streamed answer.
 
-    `new_id` makes an id for each call without an id. Raises Failure for a malformed chunk, and
-    for an error that the server sends instead of a chunk.
+    `new_id` makes an id for each tool call without an id. The methods raise Failure for a malformed
+    chunk, and for an error that the server sends instead of a chunk.
     """
 
     def __init__(self, *, new_id: Callable[[], str]) -> None:
@@ -361,7 +362,7 @@ class ChunkReader:
         return delta if delta != _EMPTY_DELTA else None
 
     def _take_complete_characters(self, text: str) -> str:
-        """Return the text. Half a surrogate pair at its end is kept for the next piece."""
+        """Return the text, but keep half a surrogate pair at its end for the next piece."""
         if not text:
             return ""
         text = self._half_character + text
@@ -379,7 +380,7 @@ class _CallParser:
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self._ids: list[str] = []
-        """The server's id of each call, in the order of our indexes; empty without an id."""
+        """The server's id of each call, in the order of our indexes; empty if it sent none."""
         self._arguments: list[TextBuffer] = []
         self._index_by_id: dict[str, int] = {}
         """Our index by the server's id."""
@@ -420,7 +421,7 @@ class _CallParser:
     def _find_index(
         self, server_index: int | None, *, id: str, name: str, arguments: str
     ) -> int | None:
-        """Return the index of the call that a part belongs to, or None if it starts a new call."""
+        """Return our index of the call that a part belongs to; None if the part starts a call."""
         if server_index is None:
             if id:
                 return self._index_by_id.get(id)
@@ -455,7 +456,7 @@ def _make_malformed_error(source: str, data: str) -> Failure:
 
 
 def _check_type(value: Any, expected: type[_T], data: str) -> _T:
-    """Return a part of the chunk `data`. Raises Failure if the part has another type."""
+    """Return `value`, a part of the chunk `data`. Raises Failure if its type is wrong."""
     if not isinstance(value, expected):
         raise _make_malformed_error("chunk", data)
     return value
@@ -518,7 +519,7 @@ def _fix_surrogates(text: str) -> str:
 
 
 def _make_storable(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the value without parts that stores reject; empty if it cannot be encoded."""
+    """Replace NaN and lone surrogates, which stores reject; return {} if that is impossible."""
     try:
         encoded = json.dumps(value, ensure_ascii=False)
         decoded = json.loads(_fix_surrogates(encoded), parse_constant=lambda _: None)

@@ -16,11 +16,13 @@ from msgspec import Struct
 from stenolog.lazy_loading import lazy_pattern
 
 _MAX_MESSAGE_LENGTH: Final = 2_000
+"""Maximum number of characters of a server's message in an error."""
 _MAX_FIELD_DEPTH: Final = 4
+"""Maximum depth of the fields that an error shows."""
 _ECHO_FIELDS: Final = frozenset({"input", "body", "request", "messages", "prompt"})
 """Fields in which servers repeat the request; error texts leave these fields out."""
 _ECHOED_INPUT: Final = lazy_pattern(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
-"""Pattern of a repeated request inside the text of a Python list, which one server sends."""
+"""Pattern of the request that one server repeats, inside a Python list printed as text."""
 _RETRIED_STATUSES: Final = frozenset({408, 409, 425, 429})
 _NOT_RETRIED_STATUSES: Final = frozenset({501, 505})
 
@@ -35,7 +37,7 @@ class Failure(Exception):
         self.description = description
         """End of a sentence that starts with the server's name, such as `answered 500: busy`."""
         self.status = status
-        """HTTP status, or the status in an error inside of a stream; 0 without a status."""
+        """HTTP status, or the status in an error inside a stream; 0 if there is none."""
         self.retry_after = retry_after
         """Header `Retry-After` of the response."""
         self.silent = silent
@@ -51,7 +53,7 @@ class RetryLimits(Struct, frozen=True, kw_only=True):
     backoff: float = 0.5
     """Seconds before the first retry. Each later delay is twice as long."""
     max_delay: float = 60.0
-    """Maximum delay in seconds, even if the server asks for more."""
+    """Maximum delay in seconds. If the server asks for a longer delay, there is no retry."""
 
 
 def seconds_to_wait(
@@ -76,7 +78,7 @@ def seconds_to_wait(
 
 
 def is_temporary(failure: Failure) -> bool:
-    """Whether the same request may succeed later: the server was busy or broken, or broke off."""
+    """Whether the same request may succeed later: the server was busy, unreachable or broken."""
     if _PERMANENT_ERROR_PATTERN.search(failure.description):
         return False
     status = failure.status
@@ -87,8 +89,8 @@ def is_temporary(failure: Failure) -> bool:
     )
 
 
-# Some servers report with status 500, or inside of the stream, that a request is too long.
-# One server uses 429 for an empty account, or for a request above the limit per minute.
+# Some servers report with status 500, or inside the stream, that a request is too long.
+# One server uses 429 for an empty account, and for a single request above the limit per minute.
 # Retrying after one of these errors never helps.
 _PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
@@ -98,7 +100,7 @@ _PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
 
 
 def parse_retry_after(header: str, now: datetime) -> float | None:
-    """Return the seconds of a `Retry-After`, given as a number or a date, or None."""
+    """Convert `Retry-After`, a number or a date, to seconds from `now`; None if invalid."""
     text = header.strip()
     try:
         seconds = float(text)
@@ -195,7 +197,7 @@ def _shorten_message(text: str) -> str:
 
 
 def _find_status(error: Any) -> int:
-    """Return the status of an error, from a number or a common word; 0 without a status."""
+    """Return the status of an error, from a number or a common word; 0 if there is none."""
     if not isinstance(error, Mapping):
         return 0
     for name in ("code", "status", "status_code", "http_code"):
@@ -231,10 +233,10 @@ class ContextOverflow(Struct, frozen=True, kw_only=True):
     """Context size of the model in tokens, if the error contains it."""
 
 
-# Each pattern includes the words around the limit, if the server states the limit.
-# Some patterns are for OpenAI and compatible APIs (vLLM, OpenRouter, DeepSeek, Azure).
-# Other patterns are for Anthropic, llama.cpp, Ollama, Gemini, LM Studio, Mistral and SGLang.
-# Further patterns are for Text Generation Inference, xAI, Bedrock, Cohere, Moonshot and Copilot.
+# `#` stands for a number. The last number that matches is the limit.
+# The messages are from OpenAI and compatible APIs (vLLM, OpenRouter, DeepSeek, Azure), Anthropic,
+# llama.cpp, Ollama, Gemini, LM Studio, Mistral, SGLang, Text Generation Inference, xAI, Bedrock,
+# Cohere, Moonshot and Copilot.
 _OVERFLOW_PATTERNS: Final = [
     lazy_pattern(pattern.replace("#", _NUMBER_PATTERN), re.IGNORECASE)
     for pattern in (
@@ -278,6 +280,7 @@ _OVERFLOW_PATTERNS: Final = [
         r"context window exceeds limit",
     )
 ]
+# Errors that may match a pattern above but have another cause.
 _NO_OVERFLOW_PATTERNS: Final = [
     lazy_pattern(pattern, re.IGNORECASE)
     for pattern in (

@@ -187,7 +187,7 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
 
 
 def _find_value_spans(text: str, start: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of all texts in the value at a position, and the end of the value."""
+    """Return the spans of texts in the value at `start` that may be secret, and its end."""
     if text[start : start + 1] in ("[", "{"):
         return _find_nested_spans(text, start, kind) if kind.includes_nested else ([], start)
     quote = _QUOTE.match(text, start)
@@ -198,7 +198,7 @@ def _find_value_spans(text: str, start: int, kind: SecretKind) -> tuple[list[Spa
 
 
 def _find_nested_spans(text: str, position: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of all texts except names in a list or object, and the end of the value."""
+    """Return the spans of texts in a list or object that may be secret, and its end."""
     depth, name, has_schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, position)) is not None:
@@ -280,7 +280,7 @@ def _secret_pattern(
 def _key_pattern(
     name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
 ) -> SecretPattern:
-    """Return the pattern of a key that does not continue a longer word."""
+    """Return the pattern of a key; a match must not start inside a longer word."""
     return _secret_pattern(name, hints, rf"(?<![A-Za-z0-9_-])(?:{pattern})", check)
 
 
@@ -341,7 +341,7 @@ _KEY_PATTERNS: Final = (
     _key_pattern("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
     _key_pattern("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key_pattern("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
-    # GitLab tokens must look random, because `GLRT-` also occurs in texts on statistics.
+    # GitLab tokens must look random, because `glrt-` also occurs in texts on statistics.
     _key_pattern(
         "token",
         "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",

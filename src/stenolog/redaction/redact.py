@@ -26,11 +26,11 @@ from stenolog.redaction.patterns import (
 
 _NON_SPACES: Final = lazy_pattern(r"\S*")
 _SECRET_MARGIN: Final = 1_000
-"""Maximum length in characters of a secret that contains spaces, except private keys."""
+"""Characters beyond a cut that are searched, too, for a secret that the cut divides."""
 
 
 _MIN_SECRET_LENGTH: Final = 16
-"""Minimum length of a secret that is recognized by its form, in characters."""
+"""Minimum length of a field name that is searched for secrets, in characters."""
 _INVISIBLE_REGEX: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
@@ -66,8 +66,9 @@ class RedactedData(Struct, frozen=True):
 def redact(text: str) -> RedactedText:
     """Replace each secret by a stub, such as `[redacted: api key]`.
 
-    Returns the same text and count 0 if the text has no secret. Only secrets with a known form or
-    field name are found; a secret in plain words stays. Invisible characters do not hide a secret.
+    Returns the same text and count 0 if the text has no secret. Only secrets with a known
+    form, field name or introduction (such as `password is`) are found; any other secret stays.
+    Invisible characters do not hide a secret.
     """
     return _redact_with(text, SECRET_PATTERNS)
 
@@ -313,7 +314,7 @@ def redact_ends(text: str, *, max_end_length: int) -> RedactedText:
 
     The middle of a longer text is left out. A secret that the cut divides is removed.
     """
-    # Only a private key is so long that its end may be far from its recognizable start.
+    # A private key (PEM) is so long that its end may be far from its recognizable start.
     private_keys = _find_matches(text, PRIVATE_KEY)  # guard: private-key-redacted
     text = _replace_spans(text, private_keys)
     if len(text) <= 2 * max_end_length:

@@ -8,7 +8,7 @@ a session with exactly that key. A reader resolves a key if it finds no session 
 Each store has a change marker that changes whenever a session gets aliases. The marker is created
 before the first alias is stored, and changed after each alias. If the marker says that there are no
 aliases, resolving a key costs one read of the marker. If there are aliases, the first unknown key
-costs a read of all sessions, and each change of the marker a read of the changed sessions.
+costs a read of all sessions, and each change of the marker costs a read of the changed sessions.
 """
 
 from array import array
@@ -21,7 +21,7 @@ from stenolog.stores.base import ChangeMarkerStore, Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
-"""Maximum number of cached keys that are known not to be aliases."""
+"""Maximum number of keys in each cache. A full cache is emptied."""
 _MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
 """Marker of a store in which no session ever had an alias."""
@@ -39,7 +39,7 @@ class Aliases:
         """Keys of sessions that this process has read or written."""
         self._seen_marker: object = None
         self._stamp_hashes = array("q")
-        """Hash of the key and stamp of each session at the last scan, which saves memory."""
+        """Hash of the key and stamp of each session at the last scan. Hashes need less memory."""
         self._aliases_by_session: dict[str, tuple[str, ...]] = {}
         """Aliases of each session that has aliases, by the key of the session."""
         self._owners: Mapping[str, str] = {}
@@ -72,13 +72,14 @@ class Aliases:
         _remember_key(self._known_sessions, key)
 
     def forget_session(self, key: str) -> None:
-        """Make the next write resolve this key again, because its session was deleted."""
+        """Make the next write resolve this key again. Call this if the session may be gone."""
         self._known_sessions.discard(key)
 
     def resolve_for_read(self, key: str) -> str:
         """Resolve a key without reading the store if it resolved to itself before.
 
-        A caller that finds no session must use `resolve_key`, because the session may be deleted.
+        If no session has the returned key, the caller must call `resolve_key`: the session may have
+        been deleted since.
         """
         if key.__class__ is str and key in self._non_aliases:
             return key
@@ -88,7 +89,10 @@ class Aliases:
         return session_key
 
     def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
-        """Return the session key of each alias. Keys of existing sessions take precedence."""
+        """Return the session key of each alias, even if another session has the alias as its key.
+
+        `rescan`: read the sessions that changed, even if the change marker is unchanged.
+        """
         with self._mutex:
             marker = alias_mark(self._store)
             if marker == NO_ALIASES:
@@ -160,7 +164,10 @@ def alias_mark(store: Store) -> str | None:
 
 
 def prepare_alias_mark(store: Store) -> None:
-    """Create the change marker before the first alias is stored. Raises StoreUnavailable."""
+    """Create the change marker if it is missing. Call this before an alias is stored.
+
+    Raises StoreUnavailable.
+    """
     if alias_mark(store) == NO_ALIASES:
         change_alias_mark(store)
 

@@ -74,7 +74,7 @@ def agent_namespace(agent: str) -> str:
 
 
 def agent_in_namespace(namespace: str) -> str | None:
-    """Return the agent whose sessions a database has in this namespace; None if there is none."""
+    """Return the agent of a namespace in a database; None if it is not an agent's namespace."""
     agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
     return agent if agent is not None and agent_namespace(agent) == namespace else None
 
@@ -122,7 +122,10 @@ def _legacy_folder(folder: Path, agent: str | None) -> Path:
 
 
 def check_workspace(place: Path) -> None:
-    """Raise UsageError if `place` is not a workspace, StoreUnavailable if it cannot be read."""
+    """Raise UsageError if `place` cannot be a workspace, StoreUnavailable if it cannot be read.
+
+    A folder without `.jsonl` files may be a new workspace.
+    """
     with system_errors(f"looking into {place}"):
         if not place.is_dir():
             check_no_file(place)
@@ -153,7 +156,7 @@ def check_stenolog_folder(place: Path) -> None:
 
 
 def log_folders(workspace: Path) -> list[str]:
-    """Return every folder of logs as a path below the workspace. Raises StoreUnavailable."""
+    """Return every folder of logs, relative to the workspace. Raises StoreUnavailable."""
     try:
         folders = list(_log_folder_names(workspace))
         agents = workspace / AGENTS
@@ -166,7 +169,7 @@ def log_folders(workspace: Path) -> list[str]:
 
 
 def other_namespaces(where: str | os.PathLike[str]) -> OtherNamespaces:
-    """Return the agents and namespaces that have sessions. Raises the errors of open_store."""
+    """Return the named agents and other namespaces with sessions. Raises errors of open_store."""
     address = parse_address(where)
     match address.engine:
         case "jsonl":

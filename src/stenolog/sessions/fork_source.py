@@ -13,7 +13,7 @@ from stenolog.stores.base import Store, fork_seq_of
 from stenolog.stores.snapshots import iterate_messages
 
 _MAX_SEARCHED_MESSAGES: Final = 20_000
-"""Maximum number of messages of a source session that is searched for the last copied message."""
+"""A source session with more messages is not searched for the last copied message."""
 
 
 class ForkSource(Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class ForkSource(Struct, frozen=True, kw_only=True):
     seq: int
     """Seq of the last copied message in the source session; 0 if unknown."""
     has_copies: bool
-    """Whether the fork has copies of the messages. Forks of other programs have none."""
+    """Whether the fork has copies of the messages. Imported forks of other programs have none."""
 
     def __str__(self) -> str:
         verb = "forked from" if self.has_copies else "continues"
@@ -39,10 +39,10 @@ def fork_source(info: SessionInfo) -> ForkSource | None:
 
 
 def find_fork_source(store: Store, info: SessionInfo) -> ForkSource | None:
-    """Return the source, and search the source session for the last copied message.
+    """Return the source. If its seq is unknown, search the source session for the message.
 
-    If another program made the fork, the meta has an identity of the last copied message instead of
-    its seq, because the seqs may differ.
+    If another program made the fork, the meta has the identity of the last copied message instead
+    of its seq, because the seqs may differ.
     """
     source, identity = fork_source(info), last_copied_from(info.meta)
     if source is None or source.seq or not identity:

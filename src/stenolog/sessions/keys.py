@@ -71,8 +71,8 @@ def _to_text(name: str, part: object) -> str:
 def owner_in_key(key: str) -> str:
     """Return the user or chat that a key names: `telegram:1` for `telegram:9:1`.
 
-    A client can choose any key, so the result is only a candidate. `steno purge --scope` asks the
-    user to confirm the result.
+    A key that `join_key` did not make is returned as it is. A client can choose any key, so the
+    result is only a candidate. `steno purge --scope` asks the user to confirm the result.
     """
     parts = split_key(key)
     return key if parts is None else join_key(KeyParts(parts.channel, parts.who))

@@ -45,6 +45,7 @@ from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import Snapshot, token_of
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
+"""Seconds that a write waits for the lock of the folder."""
 _POLL_SECONDS: Final = 0.2
 """Seconds between two checks for messages of other processes."""
 
@@ -163,7 +164,7 @@ class JSONFileStore:
         self._closed = Event()
         self._lease: InMemoryLease | None = None
         self._local = InMemoryStore()
-        """Meta, markers and leases of this process, by the key of the session."""
+        """Meta, markers and leases, which are not stored in files."""
         self._sessions: dict[str, _KnownSession] = {}
         self._known_files: dict[str, _KnownFile] = {}
         """The files of the folder by name, and the files of the old folder by path."""
@@ -287,10 +288,10 @@ class JSONFileStore:
         self._known_files[name] = _KnownFile(version, key, is_ours=True)
 
     def _keep_foreign_file(self, folder: int, name: str, key: str) -> None:
-        """Copy a file of picoclaw to another name before our file replaces the file of picoclaw.
+        """Copy a file of picoclaw to another name. Call this before our file replaces it.
 
-        If both files have the same session, our file contains the whole session. If picoclaw uses
-        the same name for another session, the copy still counts as a session file.
+        If both files have the same session, our file contains the whole session, and the copy, with
+        the ending `.original`, is never read. A copy of another session counts as a session file.
         """
         known_file = self._known_files.get(name)
         is_same_session = known_file is None or known_file.key == key
@@ -547,7 +548,7 @@ class JSONFileStore:
                         self._load_changed_file(folder, name, old)
 
     def _load_changed_file(self, folder: int, name: str, old: Path | None = None) -> None:
-        """Load a file that changed. `old`: path of the folder, if it is the old folder.
+        """Load a file if it is new or changed. `old`: path of the folder, if it is the old folder.
 
         If two files have the same key, the file with stenolog's name for that key counts. A file of
         the old folder is not loaded if stenolog wrote it for another store.
@@ -678,7 +679,7 @@ def _file_version(folder: int, name: str) -> _FileVersion | None:
 
 
 def _copy_to_unused_name(folder: int, name: str, suffix: str) -> None:
-    """Copy a file, before it is replaced, to an unused name with this suffix. Raises OSError.
+    """Copy a file to an unused name with this suffix. Raises OSError.
 
     If `suffix` is the suffix of session files, the copy counts as a session file, too.
     """
@@ -689,7 +690,7 @@ def _copy_to_unused_name(folder: int, name: str, suffix: str) -> None:
             return
         with suppress(OSError):
             if _read_file(folder, copy_name) == content:
-                return  # a process made this copy and was killed before it replaced the file
+                return  # a process made this copy and was then killed
 
 
 def _generate_copy_names(name: str, suffix: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The SessionStore facade of an agent loop: a failed write returns None or False.
+"""The SessionStore facade for agent loops: a failed write returns None or False.
 
 An agent loop must continue after a failure. Therefore failures are logged, counted and reported by
-`health()`, not raised. `undo_last` undoes the newest change of the underlying store.
+`health()`, not raised. `undo_last` undoes the newest change of a session.
 """
 
 import logging
@@ -21,7 +21,7 @@ from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 MIN_COMPACT_BYTES: Final = 64 * 1024
-"""Size in bytes from which `save` archives hidden messages of a live log."""
+"""Minimum size of a live log, in bytes, for `save` to archive its hidden messages."""
 
 _logger = logging.getLogger("stenolog")
 _Result = TypeVar("_Result")
@@ -41,7 +41,7 @@ class SessionHealth(Struct, frozen=True, kw_only=True):
     failed_reads: int
     """Number of reads that failed, and returned nothing, since the store was opened."""
     last_error: str | None
-    """Text of the newest failure; None without a failure."""
+    """Text of the newest failure; None if nothing has failed."""
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class SessionStore(Protocol):
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """Return the visible messages with seq greater than `after`, at most the `last` ones.
+        """Return the visible messages with seq greater than `after`, at most the newest `last`.
 
         `full`: hidden messages too. Returns an empty list on failure.
         """
@@ -131,7 +131,7 @@ class SessionStore(Protocol):
         """Return the store's health and the failures so far. A failed check becomes a problem."""
 
     def close(self) -> SessionHealth:
-        """Close the store and return its health before closing, also from a second call.
+        """Close the store and return its health before closing. A second call returns the same.
 
         `failed_writes` of the result counts the writes that were not stored. If closing fails, the
         store's error is raised and the next call tries again; every acknowledged write is stored
@@ -371,8 +371,8 @@ def _log_failure(call: str, key: str | None, error: Exception, effect_text: str 
 def undo_last(store: Store, key: str) -> UndoResult:
     """Undo the newest change of a session. Raises NothingToUndo.
 
-    If the change replaced messages, the answer to the new messages is hidden too. Otherwise the
-    answer would follow the restored messages.
+    If the change replaced messages, the answer to the new messages is hidden too, so that it
+    does not follow the restored messages.
     """
     last_step = _read_last_step(store, key)
     if last_step is None or last_step.op != "replace":
@@ -389,7 +389,7 @@ def _read_last_step(store: Store, key: str) -> Undo | None:
         with store.read_snapshot(mark) as reading:
             return reading.snapshot.undo[-1] if reading.snapshot.undo else None
     except StenologError:
-        return None  # the store reports the error
+        return None  # `Store.undo` raises the error
 
 
 def _find_answer_span(history: Sequence[Message], step: Undo) -> Span | None:

@@ -158,7 +158,7 @@ class Totals:
 
 
 _Estimate = tuple[list[Counts], int]
-"""Sums to which a message that no provider counted belongs, and its estimated tokens."""
+"""The sums that include a message without token counts, and the message's estimated tokens."""
 
 
 def _count_estimates(uncounted: list[_Estimate]) -> None:
@@ -199,7 +199,8 @@ def cost_of(models: Mapping[str, Counts]) -> Cost:
 # Token counts of model calls outside of turns: calls that write notes and summaries.
 #
 # The counts are one field of meta, which is written together with the result of the calls.
-# For summaries, the field is in the session; for notes, in the progress (memory/consolidation.py).
+# For summaries, the field is in the meta of the session.
+# For notes, it is in the meta of the progress mark (memory/consolidation.py).
 # If a process is killed between a model call and the write, the counts of the call are lost.
 
 
@@ -207,7 +208,7 @@ SIDE_USAGE_FIELD: Final = "side_usage"
 """Meta field with the counts by model, and the uid of the session they belong to."""
 _COUNT_NAMES: Final = ("calls", "prompt", "answer", "cached")
 _MAX_MODELS: Final = 64
-"""Maximum number of models in one field. Calls of more models count under an empty name."""
+"""Maximum number of models in one field. Calls to further models count under an empty name."""
 
 SideUsage = dict[str, dict[str, int]]
 """Number of calls and their token counts, by name of the model."""
@@ -238,7 +239,7 @@ def updated_side_usage(meta: Mapping[str, Any], uid: str, added_usage: SideUsage
 
 
 def read_side_usage(meta: Mapping[str, Any], uid: str) -> SideUsage:
-    """Return the stored counts; empty for a fork, whose field belongs to another session."""
+    """Return the stored counts; empty for a fork, whose field is a copy from its source."""
     field = meta.get(SIDE_USAGE_FIELD)
     if not isinstance(field, Mapping) or field.get("uid") != uid:
         return {}
@@ -257,7 +258,7 @@ def _valid_count(stored: Any) -> int:
 
 
 def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
-    """Return the counts by model. Each call costs as much as an average call of its model."""
+    """Return the counts by model. Each call is priced as an average one: only sums are known."""
     counts: dict[str, Counts] = {}
     for name, sums in usage.items():
         calls = max(sums["calls"], 1)

@@ -33,8 +33,8 @@ _BYTES_PER_MEGABYTE: Final = 1_000_000
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
     """Return the spec of the agent `[agent]` or `[agents.NAME]`.
 
-    Raises UsageError for an unknown name. `channel`: the channel for which the agent is opened. If
-    channels are not persistent, their sessions are in memory.
+    Raises UsageError for an unknown name. `channel`: the channel for which the agent is opened.
+    Unless `channels.session_persistence` is set, only terminal sessions are stored.
     """
     name = None if name == MAIN_AGENT else name
     if name is not None and name not in settings.agents:
@@ -68,7 +68,10 @@ def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
 
 
 def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
-    """Return the model of this name, or find a model if the name is empty. Raises UsageError."""
+    """Return the model of this name, or find a model if the name is empty.
+
+    Raises UsageError if the model is unknown or cannot be opened.
+    """
     if has_user(name):
         # The address would become the name of the model, which is shown and stored with messages.
         raise UsageError("the address of a model must not contain a user or password")

@@ -165,6 +165,7 @@ _NO_USER_TEXT: Final = (
 )
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 MIN_SECRET_LENGTH: Final = 16
+"""Minimum number of characters of a field `secret`."""
 _HEADER_NAME_PATTERN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -178,7 +179,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def check_value(field: Field, value: object) -> Any:
-    """Return the value in the type of the field. Raises InvalidValue."""
+    """Convert the value to the field's type. Raises InvalidValue if this is impossible."""
     if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:

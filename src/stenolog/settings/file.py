@@ -53,7 +53,7 @@ CONFIG_VARIABLE: Final = "STENO_CONFIG"
 
 _ERROR_POSITION: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _MAX_DEPTH: Final = 5
-"""Maximum nesting depth of a field."""
+"""Maximum nesting depth of the tables whose values get line numbers."""
 _MAX_VALUE_LINES: Final = 1_000
 """Maximum number of lines of a value. Line numbers after a longer value are unknown."""
 _LONG_NUMBER: Final = re.compile(r"\d(?:_?\d){639,}")
@@ -68,7 +68,7 @@ class FileContent(Struct, frozen=True, kw_only=True):
     lines: dict[KeyPath, int]
     """First line of each value and each table, by path."""
     is_shared: bool = False
-    """Whether users other than the owner may read the file."""
+    """Whether users other than the owner may access the file."""
 
     def source(self, path: KeyPath) -> str:
         """Return `FILE:LINE` of a value, or of the table that contains it."""
@@ -109,14 +109,14 @@ def has_file_or_variables(environment: Mapping[str, str]) -> bool:
 
 def expand_home(name: str | File) -> File:
     """Return the path of a file; `~` is the user's home folder."""
-    # pathlib raises an error for an unknown user.
+    # Unlike pathlib, this function raises no error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
 
 
 def read_file(config: File | None, environment: Mapping[str, str]) -> FileContent | None:
-    """Return the content of the config file; None if no file exists. Raises WrongSettings.
+    """Return the content of the config file; None if the user has no config file.
 
-    A file that was given explicitly must exist.
+    Raises WrongSettings if the file is invalid, or if `config` or STENO_CONFIG names no file.
     """
     file = config_path(config, environment)
     try:

@@ -111,6 +111,7 @@ _ALTERNATIVE_FIELDS: Final = _FIELD_PAIRS | {
 }
 """Fields of the same meaning, such as `key_env` for `key`. The field in the later layer counts."""
 _MAX_PROMPT_BYTES: Final = 1_048_576
+"""Maximum size of a `system_file`."""
 
 
 class SettingValue(Struct, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ class SettingValue(Struct, frozen=True, kw_only=True):
     value: Any
     source: str
     folder: File | None = None
-    """Folder at which a relative path in the value starts; None for the current folder."""
+    """Folder to which a relative path in the value refers; None for the current folder."""
 
 
 Layer = dict[KeyPath, SettingValue]
@@ -165,7 +166,10 @@ class LayerReader:
         return layer
 
     def environment_values(self, variables: Mapping[str, str]) -> Iterable[SourcedValue]:
-        """Yield the values of the environment. The layer of the file must be read before."""
+        """Yield the values of the environment.
+
+        Read the file's layer first, because user-chosen names are spelled as in the file.
+        """
         for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
             name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
             if DOT_REPLACEMENT not in name:
@@ -354,7 +358,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     """The config file that was read, or would be read if it existed."""
     file_exists: bool
     values: Mapping[str, SettingValue]
-    """All fields by dotted name, without secrets."""
+    """All fields by dotted name. Secrets are masked."""
     warnings: tuple[str, ...] = ()
 
 
@@ -366,9 +370,9 @@ def load_effective_settings(
 ) -> EffectiveSettings:
     """Return the settings: defaults, overridden by config file, environment and flags.
 
-    Later sources override earlier sources. `config`: a file that must exist; by default the user's
-    own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
-    ignored. Raises WrongSettings with all problems.
+    Later sources override earlier sources. `config`: a file that must exist; by default the file
+    that STENO_CONFIG names, or else the user's own file, if it exists. `flags`: values by dotted
+    name, such as `agent.model`; None is ignored. Raises WrongSettings with all problems.
     """
     variables = os.environ if environment is None else environment
     file = read_file(config, variables)
@@ -424,7 +428,7 @@ def _build_settings(
 
 
 def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:
-    """Return all fields with value and source, by dotted name."""
+    """Return all fields with masked value and source, by dotted name."""
     values: dict[str, SettingValue] = {}
     for section in _sections_in_use(names):
         for field in fields_of_table(section):
@@ -445,7 +449,7 @@ def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[KeyPath]:
 
 
 def _file_warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
-    """Yield warnings about a file that other users can read."""
+    """Yield a warning for each secret in a file that other users can read."""
     if file is None or not file.is_shared:
         return
     for path, setting in layer.items():

@@ -1,7 +1,8 @@
 """Selects the configured model, or the first model that is available on this machine.
 
 The order is: configured model, known API keys in the environment, Ollama on this machine, local
-weights. Each source is used only if the earlier sources have no model. No model is opened.
+weights. Each source is used only if the earlier sources have no model. `open_model` opens the
+selected model.
 """
 
 import json
@@ -31,10 +32,10 @@ _NUM_CTX_PATTERN: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 
 
 def context_size(address: str, model: str, *, environment: Mapping[str, str]) -> int:
-    """Return the probable context size of a model on an Ollama server.
+    """Return the probable context size, in tokens, of a model on an Ollama server.
 
     The sources, in this order, are the model's own file, the size with which the model is loaded,
-    `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the maximum of the model.
+    `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the model's maximum.
     """
     response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
     details = response if isinstance(response, dict) else {}
@@ -56,7 +57,7 @@ def context_size(address: str, model: str, *, environment: Mapping[str, str]) ->
 def ask_ollama(
     address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
 ) -> Any:
-    """Return the response of Ollama's native API, or None without a response."""
+    """Return the response of Ollama's native API, or None if there is no valid response."""
     # This import is slow, and commands without a model do not need it.
     from urllib.request import ProxyHandler, Request, build_opener
 
@@ -203,7 +204,7 @@ def find_model(
     a custom address. `defaults`: default model for each provider. `ollama`: returns the chat models
     of an Ollama server. `weights`: returns the path of a local model.
 
-    Raises UsageError for a model that cannot be identified.
+    Raises UsageError if the configured model is unknown, or has no name and no default is found.
     """
     name = configured.strip()
     finder = _ModelFinder(environment, defaults or {}, ollama, weights)
@@ -309,8 +310,8 @@ def open_model(
 
     Only an Ollama server is contacted, for the context size.
 
-    `key`: the API key itself, if the environment does not contain it. Raises UsageError if the key,
-    the optional package or the file is missing.
+    `key`: the API key itself, used instead of the key in the environment. Raises UsageError if the
+    key, the optional package or the file is missing.
     """
     # Import a client on use, because all clients are slow to import.
     if choice.provider == SCRIPTED:
@@ -348,6 +349,7 @@ def open_model(
 # --- Ollama ----------------------------------------------------------------------------------
 
 _NON_CHAT_WORDS: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
+"""Words in the name or family of models that cannot chat."""
 
 
 def ollama_address(environment: Mapping[str, str]) -> str:

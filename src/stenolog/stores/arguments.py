@@ -102,8 +102,8 @@ AppendResult = list[int] | StenologError
 def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:
     """Check and encode appends of several callers.
 
-    Return the batches to store with their indexes, and a list of results: the error of each refused
-    append, and an empty list for every other append.
+    Return the batches that have messages, each with its index in `appends`, and a list of results:
+    the error of each refused append, and an empty list for every other append.
     """
     group: list[tuple[int, Batch]] = []
     results: list[AppendResult] = [[] for _ in appends]

@@ -1,6 +1,6 @@
 """An asyncio version of `Store`: every method is awaitable and runs on a thread pool.
 
-A call that is cancelled before a thread starts it does not run. A call that is cancelled later
+A call that is cancelled before it starts on a thread does not run. A call that is cancelled later
 still runs to its end, and then raises CancelledError. So a task never continues while one of its
 writes is still running.
 
@@ -30,6 +30,7 @@ from stenolog.stores.base import Append, BusyTimeoutStore, GroupStore, Lease, St
 from stenolog.stores.state import check_lease_times
 
 MAX_THREADS: Final = 32
+"""Maximum number of calls that run at once; each follower has a thread of its own."""
 READER_CHECK_SECONDS: Final = 0.5
 """Interval in seconds at which a follower's thread checks whether its reader still exists."""
 MAX_READ_AHEAD: Final = 256
@@ -37,6 +38,7 @@ MAX_READ_AHEAD: Final = 256
 LEASE_WAIT_SECONDS: Final = 5.0
 """Seconds to wait for a lease if neither the caller nor the store sets a limit."""
 LEASE_POLL_SECONDS: Final = 0.01
+"""Seconds between two attempts to acquire a lease."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # Waiting appends by session key; a key is present while the store writes its appends.
+        # Waiting appends by session key; a key is present while a group is scheduled or written.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_PendingAppend]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -161,7 +163,7 @@ class AsyncStore:
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> AsyncGenerator[Message, None]:
-        """Yield each message after seq `after` once, in order; wait for new ones of any process.
+        """Yield each message after seq `after` once, in order; wait for new ones from any process.
 
         Ends when no message arrives for `timeout` seconds, when the store is closed, or immediately
         when its task is cancelled. With `uid`, follows only the session with that
@@ -204,7 +206,7 @@ class AsyncStore:
     # --- one call, one thread ----------------------------------------------------------------
 
     async def _call(self, call: Callable[[], T], *, must_run: bool = False) -> T:
-        """Run `call` on a thread; with `must_run`, even if the task is cancelled before."""
+        """Run `call` on a thread; with `must_run`, even if it is cancelled before it starts."""
         awaited_call = _AwaitedCall[T]()
         job = self._submit(call)
         job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), awaited_call))
@@ -426,7 +428,7 @@ class _Follower(Struct, eq=False):
         has_started = False
         while True:
             try:
-                # The session may be deleted and created again between two rounds of this loop.
+                # Follow by uid: the session may be deleted and created again between two rounds.
                 if uid is None and (info := find_info(self.store, self.key)) is not None:
                     uid = info.uid
                 arrivals = self.store.follow(

@@ -50,7 +50,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     If `uid`, `generation` and `change` are unchanged, an earlier view lacks only messages that
     were appended later.
 
-    `uid` differs if the session was deleted or purged and the key was created again.
+    `uid` differs if the session was deleted or purged and another session now has the key.
 
     `generation` grows with every step that moves or destroys messages. On all engines, `compact`
     and `purge(before=)` increase `generation`. On the database and file engines, a copy that is
@@ -111,7 +111,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
-        """Return the full view at the time of `newer`; `Store.refresh(self)` returned `newer`."""
+        """Return the full view at the time of `newer`, a result of `Store.refresh(self)`."""
         if newer.after is None:
             return newer
         messages = self.messages + newer.messages
@@ -222,10 +222,10 @@ class Store(Protocol):
     ) -> None:
         """Make exactly these messages visible; the summary stays.
 
-        Visible messages that equal the first of `messages` are not touched. All other visible
-        messages are hidden, and only the rest of `messages` is appended. `expect_last`: last seq
-        that the caller has read. If the session has another last seq, raise StaleHistory and change
-        nothing. `expect_last=0` expects a session without messages.
+        If the visible messages and `messages` begin alike, this common start is not touched. All
+        other visible messages are hidden, and only the rest of `messages` is appended.
+        `expect_last`: last seq that the caller has read. If the session has another last seq, raise
+        StaleHistory and change nothing. `expect_last=0` expects a session without messages.
         """
 
     def hide(self, key: str, first: int, last: int) -> None:
@@ -245,12 +245,12 @@ class Store(Protocol):
         """
 
     def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
-        """Undo the newest truncate, clear, hide, replace, checkpoint or set_summary.
+        """Undo the newest truncate, clear, hide, pop, set_history, checkpoint or set_summary.
 
         Messages that were appended after the undone operation stay visible. `answered`: first and
-        last seq of the answer to a replaced history. If the newest operation replaced this history,
-        `undo` also hides the answer. The last eight operations can be undone; there is no redo.
-        Raises NothingToUndo.
+        last seq of the answer to the messages that `set_history` appended. If the undone operation
+        is a `set_history`, `undo` also hides the answer. The last eight operations can be undone;
+        there is no redo. Raises NothingToUndo.
         """
 
     def compact(self, key: str) -> CompactionResult:
@@ -341,7 +341,7 @@ class Store(Protocol):
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield each message after seq `after` once, in order; wait for new ones of any process.
+        """Yield each message after seq `after` once, in order; wait for new ones from any process.
 
         Ends when no message arrives for `timeout` seconds, or when the store is closed. With `uid`,
         follows only the session with that `SessionInfo.uid`. Raises SessionDeleted if the key has
@@ -373,9 +373,9 @@ class Store(Protocol):
 class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
-    Used as a context manager, a lease is released on exit. On the JSONL store the operating system
-    releases the lease when the holder's process ends. On the JSONL store, `steno doctor` reports a
-    holder as stalled when ttl has passed.
+    Used as a context manager, a lease is released on exit. On the JSONL store, ttl does not end the
+    lease: the operating system releases the lease when the holder's process ends. When ttl has
+    passed, `steno doctor` only reports the holder as stalled.
     """
 
     @property
@@ -455,7 +455,8 @@ class PurgingStore(Protocol):
         """Purge exactly these deleted sessions of a key.
 
         Sessions that were restored, deleted again or created after `entries` was read are kept.
-        Raises NoSuchSession, and changes nothing, if one of the `entries` is not in the trash.
+        Raises NoSuchSession, and changes nothing, if one of the `entries` is not in the trash, or
+        if `entries` is empty.
         """
 
     def unfinished_purges(self) -> list[TrashedSession]:

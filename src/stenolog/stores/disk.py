@@ -54,7 +54,7 @@ class Descriptor(int):
             if self >= 0 and not self._closed:
                 release_lock(self)
         except OSError:
-            pass  # closing the descriptor releases the lock
+            pass  # closing the descriptor usually releases the lock, too
         finally:
             self.close()
 
@@ -84,7 +84,7 @@ def open_descriptor(
 
 
 def duplicate_descriptor(descriptor: int) -> Descriptor:
-    """Open the same file or folder again. Raises OSError."""
+    """Return a second descriptor of the same open file or folder. Raises OSError."""
     (copy,) = map(Descriptor, map(os.dup, (descriptor,)))
     return copy
 
@@ -217,7 +217,7 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)  # guard: fallback-store-sync
-        # Closing a descriptor drops all locks of this process on the file.
+        # Closing a descriptor drops the POSIX locks of this process on the file, as used by SQLite.
         # Close the file before the rename: a thread may open and lock the renamed file at once.
         descriptor.close()
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -246,8 +246,8 @@ def lock_until(
 ) -> None:
     """Acquire the flock of an open file, waiting until the deadline. Raises StoreBusy.
 
-    The function polls at a short, constant interval. With a growing interval, a process could wait
-    forever.
+    The deadline is a time of the monotonic clock. The function polls at a short, constant interval:
+    with a growing interval, a process that has waited long would rarely get the lock.
     """
     while True:
         try:

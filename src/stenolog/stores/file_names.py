@@ -1,19 +1,21 @@
 """File names of sessions: a reversible mapping from keys, and names that other programs use.
 
-The mapping is reversible even on file systems that ignore case or normalise Unicode.
+The mapping is reversible even on file systems that ignore case or normalise Unicode. Only a very
+long key cannot be read from its file name.
 """
 
 import re
 from typing import Final
 
 _MAX_STEM_LENGTH: Final = 200
+"""Maximum number of characters of an escaped key; a longer key is cut."""
 _LONG_KEY_PREFIX_LENGTH: Final = 120
 _UNSAFE_BYTES: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
 _ESCAPED_STEM: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 
 def escape_key(key: str) -> str:
-    """Return the key as part of a file name. A key that is too long ends in its sha256."""
+    """Return the key as part of a file name. A long key is cut, and its sha256 is added."""
     text = _UNSAFE_BYTES.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
     if len(text) > _MAX_STEM_LENGTH:
         # `hashlib` is rarely needed and slow to import.
@@ -46,16 +48,16 @@ def log_name(key: str) -> str:
 
 
 def key_of_log(name: str) -> str | None:
-    """Return the key that a file name encodes; None for any other file.
+    """Return the key that a file name encodes; None for any other name.
 
-    The file name of a very long key contains only a hash; the key itself is in the file.
+    The result is also None for a very long key (see `has_long_key`), which only the file contains.
     """
     stem = name.removesuffix(LOG_SUFFIX)
     return unescape_key(stem) if stem != name else None
 
 
 def has_long_key(name: str) -> bool:
-    """Return whether a log name contains only a hash of its key, so that the key is in the file."""
+    """Return whether a log name has a cut key and its hash; only the file has the whole key."""
     return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
 
 

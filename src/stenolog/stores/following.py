@@ -17,6 +17,7 @@ from stenolog.stores import spans
 from stenolog.stores.base import Store, find_info
 
 CHECK_SECONDS: Final = 0.5
+"""Seconds between two checks for changes other than new messages."""
 
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
@@ -43,7 +44,8 @@ def poll_messages(
 
     `fetch` returns None if the session does not exist; `poll` is the time between two fetches, in
     seconds. `wait` returns after the given seconds, or earlier. `uid`: follow only the session with
-    this uid; None follows the first session that `fetch` returns.
+    this uid; None follows the first session that `fetch` returns. Raises SessionDeleted if the
+    followed session no longer has the key.
     """
     idle_since = monotonic()
     while True:

@@ -48,6 +48,7 @@ from stenolog.stores.snapshots import (
 )
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
+"""Seconds to wait for a lease if the caller sets no limit."""
 UNDO_DEPTH: Final = 8
 MAX_HIDDEN_RANGES: Final = 1_000
 MAX_META_BYTES: Final = 64 * 1024
@@ -81,6 +82,7 @@ class _Session(Struct, eq=False):
     generation: int = 1
     forked_from: str | None = None
     version: int = 0
+    """Number of calls that may have changed the session, for its stamp."""
     change_number: int = 0
     """Number of the newest change."""
     lost_spans: list[Span] = []
@@ -145,7 +147,7 @@ class _Session(Struct, eq=False):
         )
 
     def fork(self, new_key: str, upto: int) -> "_Session":
-        """Return a new session with the visible messages; the sessions share no mutable data."""
+        """Return a fork with the visible messages up to a seq; the two share no mutable data."""
         if not self.floor() <= upto <= self.last_seq:
             raise errors.UsageError(
                 f"at must be from {self.floor()} to {self.last_seq}, not {upto}"
@@ -473,7 +475,7 @@ class InMemoryStore:
         return []
 
     def finish_purge(self, uid: str) -> PurgeResult:
-        """Always raises NoSuchSession, because a purge in memory cannot be interrupted."""
+        """Raise NoSuchSession, because a purge in memory cannot be interrupted."""
         raise errors.NoSuchSession(uid, "it has no interrupted purge")
 
     def leased(self, keys: Collection[str]) -> set[str]:
@@ -703,7 +705,7 @@ class InMemoryStore:
 
     @contextmanager
     def _locked_session(self, key: str) -> Iterator[_Session]:
-        """Hold the lock, and yield the session with this key, or a new session."""
+        """Hold the lock, and yield the session with this key, or a new one that is not stored."""
         codec.check_key(key)
         with self._locked_store():
             yield self._sessions.get(key) or _Session(key)

@@ -94,7 +94,8 @@ class _Entry(str):
     """A context manager without effect.
 
     Its methods are written in C: the traceback of an exception in a Python method would refer to
-    the entry and keep the store in use.
+    the entry and keep the store in use. `str.strip` and `str.format` of an empty text return an
+    empty text, so `__exit__` suppresses no exception.
     """
 
     __slots__ = ("__weakref__",)

@@ -139,7 +139,10 @@ def _looks_like_scheme(scheme: str, rest: str) -> bool:
 
 
 def _require_plain_path(scheme: str, path: str) -> str:
-    """Return the path after a scheme, with `~` expanded. Raises UsageError if it is not plain."""
+    """Return the path after a scheme, with `~` expanded.
+
+    Raises UsageError if the path is empty, is `:memory:` or starts with `//`.
+    """
     if path == ":memory:":
         raise UsageError("sqlite: needs a file; use memory: to keep sessions only in this process")
     if not path:
@@ -155,7 +158,7 @@ def _require_plain_path(scheme: str, path: str) -> str:
 
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError if `place` should be a folder but is a file."""
+    """Raise UsageError if a file is at `place`, where the caller needs a folder."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
     header, name = b"", os.fspath(place)

@@ -38,7 +38,7 @@ class OpenSession(Protocol):
 
 
 class Decision(Struct, Generic[T], frozen=True):
-    """The effect of one call of Store on a session."""
+    """The effect of one Store call on a session."""
 
     change: Change | None
     """The change to store. With None, the engine changes nothing and creates no session."""

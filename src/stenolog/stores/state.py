@@ -30,8 +30,11 @@ from stenolog.stores import spans
 from stenolog.stores.base import forked_meta
 
 UNDO_DEPTH: Final = 8
+"""Number of operations that can be undone; older undo steps are dropped."""
 MAX_HIDDEN_SPANS: Final = 1_000
+"""Maximum number of hidden ranges above the floor."""
 MAX_META_BYTES: Final = 64 * 1024
+"""Maximum size of a session's meta, encoded as JSON."""
 _MAX_STEP_BYTES: Final = 4 * 1024
 """Maximum size of an undo step in a state; the state omits the data of a longer step."""
 
@@ -85,8 +88,8 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
 def replay_changes(state: State, changes: Iterable[Change]) -> None:
     """Apply changes, in the order of their numbers, to a blank state.
 
-    After a purge or a copy, the remaining changes need not contain the floor. So a message is
-    hidden in the resulting state if a remaining change hid the message and was not undone.
+    After a purge or a copy, the remaining changes may lack the current floor. So a message is also
+    hidden if a remaining change hid the message and was not undone.
     """
     hidden_by_change: dict[int, list[Span]] = {}
     for change in changes:
@@ -160,7 +163,11 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Return the change that hides these seqs and sets `summary`, if given; None if no effect."""
+    """Return the change that hides these seqs and sets `summary`, if given; None if no effect.
+
+    `added`: seqs of messages that the same write appends. Raises UsageError if too many separate
+    ranges would be hidden.
+    """
     if summary is not None and summary == state.summary:
         summary = None
     hidden_before = _all_hidden(state)
@@ -196,8 +203,9 @@ def decide_replace(
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Return the change that makes exactly these payloads visible, and the payloads to append.
 
-    Visible messages that equal the first payloads are not touched; all other visible messages are
-    hidden. Raises StaleHistory if the last seq differs from `expect_last`.
+    If the visible messages and the payloads begin alike, this common start is not touched; all
+    other visible messages are hidden. Raises StaleHistory if the last seq differs from
+    `expect_last`.
     """
     if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
         raise StaleHistory(state.key, expect_last, last_seq)
@@ -443,7 +451,7 @@ def undo_result(
 
 
 def _seqs_hidden_by_undo(step: Undo, answered: Span | None) -> list[Span]:
-    """Return the seqs that become hidden when this undo step is undone."""
+    """Return the seqs that an undo with this step hides."""
     added = [step.added] if step.added is not None else []
     if step.op != "replace" or answered is None:
         return added

@@ -343,7 +343,7 @@ class Writer:
         """Results of the calls that returned."""
 
     def kill_during(self, call_index: int, randomness: random.Random) -> Self:
-        """Wait until the call with this index starts, and kill the process during the call."""
+        """Wait until the call with this index starts, and kill the process up to 0.5 ms later."""
         while self.started_count <= call_index and self._read_report():
             pass
         time.sleep(randomness.random() * 0.0005)

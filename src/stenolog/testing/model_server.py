@@ -38,7 +38,9 @@ from stenolog.testing.scripted_model import (
 MODEL: Final = "scripted"
 _MAX_BODY_BYTES: Final = 64 * 2**20
 _DEFAULT_CONTEXT_TOKENS: Final = 8_192
+"""Limit that a scripted overflow error names if the server has no `context`."""
 _STALL_SECONDS: Final = 3_600.0
+"""Maximum time that `stall_after` keeps a connection open."""
 
 ToolCallFormat = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
@@ -107,10 +109,10 @@ class ModelServer:
     """A model server on this machine, which runs until it is closed.
 
     `answer`: a function that returns the answer to a request. `plays`: behaviour for the first
-    requests, one value per request. Later requests are answered normally, with `pause` seconds
-    between the pieces of the answer. `context`: maximum estimated tokens of a request. `dialect`:
-    the format of the error for a longer request. `key`: the required API key. `rejected_fields`:
-    request fields that the server rejects as unknown. Thread-safe.
+    requests, one value per request. Later requests are answered normally. `pause`: seconds between
+    two pieces of an answer, unless its play sets a pause. `context`: maximum estimated tokens of a
+    request. `dialect`: the format of the error for a longer request. `key`: the required API key.
+    `rejected_fields`: request fields that the server rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class ModelServer:
 
     @property
     def request_faults(self) -> list[str]:
-        """Faults for which requests were rejected, oldest first."""
+        """The last `max_requests` faults for which requests were rejected, oldest first."""
         with self._lock:
             return list(self._faults)
 
@@ -186,7 +188,7 @@ class ModelServer:
 
     @property
     def disconnect_count(self) -> int:
-        """Number of clients that disconnected during an answer."""
+        """Number of clients that disconnected during a request or an answer."""
         return self._counts["left"]
 
     def play(self, *plays: ScriptedResponse) -> None:
@@ -246,7 +248,7 @@ class ModelServer:
     def overflow_error(
         self, request: Mapping[str, Any], play: ScriptedResponse
     ) -> tuple[int, str] | None:
-        """Return status and body of the error if the request is, or counts as, too long."""
+        """Return the error (status and body) if a request is too long or `play.overflow` is set."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
             limit = self._context or _DEFAULT_CONTEXT_TOKENS
@@ -262,7 +264,7 @@ class ModelServer:
         return as_message(self._answer(request) if play.answer is None else play.answer)
 
     def is_allowed(self, authorization: str) -> bool:
-        """Return whether an `Authorization` header has the correct API key."""
+        """Return whether an `Authorization` header has the API key, if a key is required."""
         # Compare bytes, because compare_digest rejects texts that are not ASCII.
         expected_header = f"Bearer {self._key}".encode()
         return not self._key or hmac.compare_digest(authorization.encode(), expected_header)
@@ -347,7 +349,7 @@ class _Connection(BaseHTTPRequestHandler):
                 self._send(404, _error_body(f"Invalid URL (GET {self.path})"))
 
     def do_POST(self) -> None:  # name required by the library
-        """Send the answer of the model to a chat request."""
+        """Send the model's answer to a chat request."""
         content_length = self.headers.get("Content-Length", "")
         if not content_length.isdigit() or int(content_length) > _MAX_BODY_BYTES:
             self.close_connection = True
@@ -437,7 +439,7 @@ class _Connection(BaseHTTPRequestHandler):
     def _simulate_failures(self, play: ScriptedResponse, min_sent: int, max_sent: int) -> None:
         """Simulate the failures of `play` that are due after `min_sent` to `max_sent` pieces.
 
-        Raises _Disconnected.
+        Raises _Disconnected if a failure ends the response.
         """
 
         def is_due(piece_count: int | None) -> bool:
@@ -488,7 +490,7 @@ class _Connection(BaseHTTPRequestHandler):
             raise _Disconnected from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait, at most until the client disconnects. Raises _Disconnected."""
+        """Wait. Raises _Disconnected if the client disconnects or the server closes."""
         deadline = time.monotonic() + seconds
         while (seconds_left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select([self.connection], [], [], min(seconds_left, 0.05))

@@ -37,7 +37,7 @@ class _ReferenceStore(InMemoryStore):
 
 
 def call_rule(name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]) -> Any:
-    """Return a rule that makes calls of one method, with generated arguments, on both stores."""
+    """Return a rule that calls one method, with generated arguments, on both stores."""
 
     def make_call(self: "StoreMachine", key: str, call: Call) -> None:
         self._call_both_stores(key, call)

@@ -135,7 +135,7 @@ def summaries() -> SearchStrategy[str]:
 def calls(
     name: str, *arguments: SearchStrategy[Any], **options: SearchStrategy[Any]
 ) -> SearchStrategy[Call]:
-    """Generate calls of one method."""
+    """Generate calls to one method."""
     return st.builds(Call, st.just(name), *arguments, **options)
 
 

@@ -45,11 +45,11 @@ from stenolog.transfer.comparison import (
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Limits of a group of sessions, which is made durable before the next group is written."""
+"""Numbers of sessions, messages and bytes after which written sessions are made durable."""
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass, which locks the sessions."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum number of attempts to copy or compare sessions that other processes change."""
+"""Maximum number of rounds of the last pass, and of comparisons of a session with new damage."""
 
 _KEY_EXISTS_ADVICE: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
@@ -462,7 +462,7 @@ class _CopyRun:
     # --- existing sessions -------------------------------------------------------------------
 
     def _compare_with_target(self, mark: SnapshotMark) -> None:
-        """Compare a session with the session of the same uid in the destination."""
+        """Compare a session with its copy in the destination, and record the result."""
         for _ in range(MAX_ATTEMPTS):
             with self._open_source(mark) as source, self._open_target(mark) as target:
                 if source is None or target is None:
@@ -552,7 +552,7 @@ def _convert_read_errors(messages: Iterator[Message]) -> Iterator[Message]:
 
 
 def _is_group_full(written_states: Sequence[_CopyState]) -> bool:
-    """Return whether a group reached a limit and must be made durable."""
+    """Return whether the written sessions reached a limit and must be made durable."""
     digests = [state.digest for state in written_states if state.digest is not None]
     return (
         sum(digest.messages for digest in digests) >= GROUP_MESSAGES

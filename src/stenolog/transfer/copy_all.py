@@ -1,7 +1,7 @@
 """Copying of all sessions of a workspace or database to another one, namespace by namespace.
 
 A workspace has the sessions of a named agent in the folder `agents/NAME/sessions`. A database has
-these sessions in the namespace `agents.NAME`. This module calls the folder `agents.NAME` too.
+these sessions in the namespace `agents.NAME`. In this module, the folder has that name too.
 """
 
 import os
@@ -303,7 +303,7 @@ def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike
 
 
 def _is_read_only(where: str) -> bool:
-    """Return whether a folder is read-only."""
+    """Return whether a workspace cannot be written; always False for a database."""
     address = parse_address(where)
     with suppress(OSError):
         return address.engine == "jsonl" and write_problem(Path(address.path)) is not None

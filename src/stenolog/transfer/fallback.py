@@ -58,7 +58,7 @@ from stenolog.transfer.migration import (
 )
 
 LOCK_TIMEOUT: Final = 60.0
-"""Seconds to wait for a process that merges the fallback store."""
+"""Seconds that opening the fallback store waits for a process that merges it."""
 LOCK_FILE: Final = "fallback.lock"
 PURGES_FOLDER: Final = "purges"
 MERGED_FOLDER: Final = "merged"
@@ -160,7 +160,7 @@ class FallbackStore(JSONLStore):
 
 
 def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
-    """Open the fallback store, and copy the legacy sessions into it.
+    """Open the fallback store. If no process uses it, first copy the legacy sessions into it.
 
     Raises StenologError or OSError if the fallback store cannot be written.
     """
@@ -208,8 +208,9 @@ def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
 
 
 def merge_fallback(place: SessionsLocation, store: Store) -> None:
-    """Merge the fallback store into the regular store, then rename the fallback's folder.
+    """Merge the fallback store into the regular store.
 
+    Then rename the fallback's folder, unless a process uses it or a session could not be merged.
     Raises the errors of the regular store.
     """
     workspace = place.fallback
@@ -223,7 +224,7 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
         return
     try:
         is_unused = False
-        # On a file system without locks, no process can use the fallback store.
+        # A file system without locks raises OSError. The folder then keeps its name.
         with suppress(OSError):
             is_unused = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
@@ -283,7 +284,7 @@ def _rename_merged_folder(workspace: Path, report: ImportReport) -> None:
 
 
 def list_fallback_sessions(place: SessionsLocation) -> Iterator[tuple[str, str]]:
-    """Yield namespace and key of each session in the fallback store, even if it is merged.
+    """Yield namespace and key of each session in the fallback store, merged or not.
 
     Sessions that cannot be read are skipped. Nothing is written.
     """
@@ -337,7 +338,11 @@ class _FallbackFolder:
         ]
 
     def read(self, source: Source) -> SourceContent:
-        """Return the unmerged part of a session. Raises NotASession for an unreadable session."""
+        """Return a session, without messages if it is unchanged since its last merge.
+
+        Messages are left out if they were merged into a session that the regular store no longer
+        has. Raises NotASession for an unreadable session.
+        """
         [key] = source.identifier
         try:
             mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
@@ -540,8 +545,9 @@ def _repeat_purges(
 ) -> None:
     """Repeat the noted purges in the regular store.
 
-    If a purge cannot be repeated, its note stays and a warning is logged. `is_unused` means that no
-    process uses the fallback store.
+    If a purge cannot be repeated, its note stays and a warning is logged. If only a part can be
+    repeated, the note is renamed to `.left`. `is_unused` means that no process uses the fallback
+    store.
     """
     for path, purge in _pending_purges(workspace):
         try:

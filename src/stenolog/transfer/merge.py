@@ -4,9 +4,9 @@ Messages with a token (idempotency key) are recognized by their token, at any po
 that was added to a fallback store has a token. A session forgets old tokens. So an import from a
 fallback store also records a digest of the merged messages.
 
-Messages without a token are compared by content. Either the existing messages are a prefix of the
-old session, or the old session is a prefix of the existing messages. If a program truncates its
-files, the first old messages may also be the last existing messages. In any other case, the old
+Messages without a token are compared by content. Two sessions are the same conversation if the
+messages of one are a prefix of the messages of the other. If a program truncates its files, it is
+enough that the first old messages equal the last existing messages. In any other case, the old
 session is another conversation and gets a separate session. All functions are pure.
 """
 
@@ -27,7 +27,7 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Field of an import receipt: time of the import. For retention, the session is not older."""
+"""Field of an import receipt: time of the import. Retention counts from then at the earliest."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "

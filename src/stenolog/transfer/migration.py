@@ -59,8 +59,8 @@ from stenolog.transfer.session_import import SessionImport, add_aliases
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for another process that imports the same files.
 
-A store call waits less long. But a process that starts without the old sessions would create new
-sessions with the same keys.
+This is longer than a store call waits, because a process that starts without the old sessions would
+create new sessions with the same keys.
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
 """Maximum size of all aliases of a session together, in bytes."""
@@ -78,7 +78,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     added: int
     """Number of messages that were not in the store before."""
     already_imported: bool
-    """Whether exactly this file was imported before."""
+    """Whether there was nothing to import, for example because this file was imported before."""
     dropped: int
     """Number of lines or messages of the file that could not be imported."""
     problems: tuple[str, ...]
@@ -220,13 +220,13 @@ def import_folder(
             if rename_files and not dry_run:
                 folder.lock(LOCK_TIMEOUT)
         except StoreBusy as error:
-            # The process that holds the lock still imports the same files.
+            # The process that holds the lock is importing the same files.
             return _skipped_report(str(path), str(error))
         return _ImportRun(store, folder, options).import_all(folder.sources())
 
 
 def log_report(report: ImportReport, store: Store) -> None:
-    """Log the result of an import. A file that cannot be imported is a warning only once."""
+    """Log the result of an import. A skipped file is logged as a warning only the first time."""
     if report.sessions:
         _logger.info("imported %d old sessions with %d messages", report.sessions, report.messages)
     for session in report.imported:
@@ -238,7 +238,7 @@ def log_report(report: ImportReport, store: Store) -> None:
 
 
 def _is_new_problem(file: SkippedFile, store: Store) -> bool:
-    """Return whether the store has not yet recorded that this file fails for this reason."""
+    """Record in the store that this file was skipped. Return whether this reason is new."""
     if not isinstance(store, ChangeMarkerStore):
         return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
@@ -347,7 +347,7 @@ class _ImportRun:
         return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=migrated)
 
     def _import_and_retry_blocked(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
-        """Run all jobs. Rename files that block jobs, and retry these. Return the finished jobs."""
+        """Run all jobs. Rename files that block jobs, and retry the jobs. Return finished jobs."""
         # Count the claims of each alias. An alias that two sessions claim is given to neither.
         if isinstance(self._source, Folder):
             for job in jobs:
@@ -374,7 +374,7 @@ class _ImportRun:
     def _import_job(self, job: _ImportJob) -> str | None:
         """Import one session, or report why it is skipped. Raises StoreUnavailable.
 
-        Returns the store's error if a log of another program blocks the import.
+        Returns the text of the store's error if a log of another program blocks the import.
         """
         try:
             self._read_and_merge(job)
@@ -494,7 +494,7 @@ class _ImportRun:
     def _run_import(
         self, job: _ImportJob, session_import: SessionImport, aliases: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
-        """Return the number of added messages, and the problems of the import."""
+        """Import a session. Return the number of added messages, and the problems of the import."""
         size, messages = job.source.bytes, session_import.old.messages
         if self._options.dry_run:
             self._progress(size)
@@ -557,7 +557,8 @@ class _ImportRun:
     def _was_deleted(self, key: str, content: SourceContent) -> bool:
         """Return whether the session was deleted after its file was last written.
 
-        The start of an agent must not import a deleted session again.
+        False for an import by the user, which may import a deleted session again. The start of an
+        agent must not do so.
         """
         deleted_at = self._deletion_times.get(key) if self._is_agent_start else None
         return deleted_at is not None and deleted_at > content.mtime

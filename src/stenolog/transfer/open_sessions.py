@@ -29,13 +29,13 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     is merged.
 
     If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
-    store: a JSONL store in the folder `sessions.fallback` or FILE.fallback. The fallback store
-    starts with the old sessions, and its `health()` gives the reason. If the folder cannot be
-    written either, the result is a SessionManager. A read-only workspace can be opened: `health()`
-    reports the problem, and each write returns a failure.
+    store: a JSONL store in the folder `sessions.fallback`, or FILE.fallback for a SQLite file. The
+    fallback store starts with copies of the old sessions, and its `health()` gives the reason. If
+    the folder cannot be written either, the result is a SessionManager. A read-only workspace can
+    be opened: `health()` reports the problem, and each write returns a failure.
 
     Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
-    and the store's error if there is no place for a fallback store.
+    and the store's error for a PostgreSQL database, which has no fallback store.
     """
     place = locate_sessions(where, agent)
     try:

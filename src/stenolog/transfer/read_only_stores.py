@@ -49,6 +49,7 @@ MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
 LIST_SECONDS: Final = 2.0
 """Seconds for which a listing of the folders is used before the folders are searched again."""
 _POLL_SECONDS: Final = 1.0
+"""Seconds between two checks for new messages."""
 _HEAD_BYTES: Final = 64 * 1024
 """Maximum number of bytes to read from each file when transcripts are listed."""
 _MAX_PROMPT_CHARS: Final = 1_000
@@ -94,7 +95,7 @@ class ReadOnlyStore(ABC):
         return []
 
     def health(self) -> Health:
-        """Return the places that could not be read at the last attempt, and the reasons."""
+        """Return the health: always ok, with the places that could not be read as problems."""
         problems = tuple(f"{place}: {reason}" for place, reason in self.problems.items())
         return Health(ok=True, free_bytes=None, problems=problems)
 
@@ -164,7 +165,8 @@ class TranscriptStore(ReadOnlyStore):
     def heads(self, keys: Sequence[str]) -> Iterator[SessionHead]:
         """Yield first prompt, project and times of these sessions, the newest first.
 
-        Only the start of a file is read. A file with several conversations is not read.
+        Only the start of a JSONL file is read. Other files, and files with several conversations,
+        are not read: their heads have no prompt.
         """
         all_files = self._find_files()
         files = [all_files[key][1] for key in keys if key in all_files]

@@ -24,6 +24,7 @@ from stenolog.transfer.merge import ExistingSession, MergePlan
 BATCH_MESSAGES: Final = 500
 """Maximum number of messages per batch."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Maximum total size of the messages in a batch, in bytes. One message may be larger."""
 MAX_RECEIPTS: Final = 20
 """Maximum number of import receipts that a session keeps."""
 

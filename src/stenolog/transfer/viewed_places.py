@@ -231,8 +231,8 @@ _MAX_AGE_SECONDS: Final = 90 * 86_400
 def prepare_index_file(places: Sequence[ViewedPlace], cache_folder: Path) -> Path:
     """Return the file for the search index of these places, in a private folder of the cache.
 
-    Deletes indexes of places that no longer exist, because an index quotes messages. Raises
-    OSError.
+    Deletes indexes that were not used for 90 days, and indexes of places that no longer exist,
+    because an index quotes messages. Raises OSError.
     """
     folder = cache_folder / _CACHE_FOLDER
     disk.create_private_folder(folder)

@@ -328,7 +328,7 @@ def test_read_only_store_uses_an_existing_catalog_file(logs: Store, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("logs")
-def test_keep_writes_the_catalog_of_a_read_only_store(tmp_path: Path) -> None:
+def test_catalog_of_a_read_only_store_is_written_with_keep(tmp_path: Path) -> None:
     with open_store(tmp_path / "w", read_only=True) as store:
         with open_catalog(store, keep=True) as catalog:
             _agree(store, catalog)

@@ -1,15 +1,15 @@
--- A purge must remove all its data from the catalog in the same transaction. Only a purge deletes
--- messages and sessions, and a copy of a session that removes messages which the source does not
--- have. The tables are truncated, because a full-text index keeps deleted words in its files. If
--- another process reads the tables for a long time, such as a dump, their rows are deleted instead.
+-- A purge must remove all its data from the catalog in the same transaction. Sessions are deleted
+-- only by a purge, and messages also by a copy that replaces a session. The tables are truncated,
+-- because a full-text index keeps deleted words in its files. If another process reads the tables
+-- for a long time, such as a dump, their rows are deleted instead.
 --
 -- The function runs as the role that created the catalog, regardless of the role that purges.
 -- Missing tables do not prevent a purge. `about` is locked first, as everywhere, to avoid
 -- deadlocks.
 --
--- Because it runs with the rights of its creator, the tables that it empties are fixed here, no
--- other role may create a trigger with it, and a trigger on another table is rejected. {namespace}
--- is in hexadecimal.
+-- Because the function runs with the rights of its creator, the tables that it empties are fixed
+-- here, no other role may create a trigger with it, and a trigger on another table is rejected.
+-- {namespace} is in hexadecimal.
 
 -- name: purged
 CREATE OR REPLACE FUNCTION {schema}.catalog_purged() RETURNS trigger

@@ -60,7 +60,7 @@ class ConversationQuery(MessageFilter, frozen=True, kw_only=True):
     at: Seq = 0
     """Seq of the message to show in the middle. 0 shows the end."""
     q: Annotated[str, Meta(max_length=1_000)] = ""
-    """Words to search in this session. The open page runs the search."""
+    """Words to search for in this session. The page runs the search after it has opened."""
 
 
 class PartQuery(MessageFilter, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ async def conversation(request: Request) -> Response:
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
     call = parse_query(request, PartQuery)
-    # A page that shows the end of a session also shows the session's current state.
+    # Together with newer messages, the page gets the session's current state.
     query = call.query
     entry = await entry_of(call) if query.after is not None else None
     info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
@@ -310,13 +310,13 @@ def _seq_before(ranges: Sequence[Span], seq: int) -> int:
 
 
 def _start_seq_before(ranges: Sequence[Span], seq: int, count: int) -> int:
-    """Return the first seq of the last `count` messages before `seq` in these ranges."""
+    """Return the first of the last `count` seqs before `seq` in these ranges, or else `seq`."""
     earlier = spans.last_seqs(spans.clipped(ranges, 1, seq - 1), count)
     return earlier[0][0] if earlier else seq
 
 
 def _end_seq_after(ranges: Sequence[Span], seq: int, count: int) -> int:
-    """Return the last seq of the first `count` messages after `seq` in these ranges."""
+    """Return the last of the first `count` seqs after `seq` in these ranges, or else `seq`."""
     for first, last in spans.clipped(ranges, seq + 1, MAX_SEQ):
         if last - first + 1 >= count:
             return first + count - 1

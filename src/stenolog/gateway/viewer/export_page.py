@@ -37,9 +37,9 @@ from stenolog.transfer.export.formats import (
 
 _STYLES: Final = ("viewer.css", "tools.css")
 MAX_SUMMARIZED: Final = 10_000
-"""Maximum number of summarized messages on a page, unless all messages are requested."""
+"""If a session has more summarized messages, a page omits them, unless all are requested."""
 MAX_SUMMARIZED_BYTES: Final = 20_000_000
-"""Maximum size in bytes of all summarized messages on a page, as stored."""
+"""The same limit for the stored size of all summarized messages, in bytes."""
 _HIDDEN_RUN_END: Final = b"</details>\n"
 _MAX_NESTING: Final = 200
 """Maximum nesting depth to which a message is searched for pictures."""
@@ -47,10 +47,10 @@ _PICTURE_PLACEHOLDER: Final = "stenolog-picture:"
 
 
 def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
-    """Return the messages of a page to share: visible messages, and messages that were summarized.
+    """Return the messages for a page to share: visible messages, and summarized messages.
 
-    Messages that were hidden for other reasons, for example cleared, are left out. Summarized
-    messages are also left out if there are very many.
+    Messages that were hidden for other reasons, for example cleared, are left out. All
+    summarized messages are left out if they exceed MAX_SUMMARIZED or MAX_SUMMARIZED_BYTES.
     """
     # In an imported transcript with a summary, an unknown reason counts as summarized.
     reasons = (SUMMARIZED, HIDDEN if info.summary and program_from(info.meta) else SUMMARIZED)

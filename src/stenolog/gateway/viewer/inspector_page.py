@@ -136,7 +136,7 @@ def _find_left_out_turn(
 
 
 def _system_message_status(bodies: Sequence[Body], sent_bodies: Sequence[Body]) -> str:
-    """Return `sent` or `left out` for a system message of the session; empty without one."""
+    """Return `sent` or `left out` for a system message of the session; empty if there is none."""
     system_texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
     if not system_texts:
         return ""

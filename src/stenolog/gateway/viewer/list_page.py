@@ -216,7 +216,7 @@ def _parse_offset(after: str) -> int:
 
 
 def session_filter(query: HomeQuery) -> SessionFilter:
-    """Return the conditions of the query. Raises UsageError if a time is invalid."""
+    """Return the conditions of the query. Raises UsageError if a day is invalid."""
     return SessionFilter(
         tag=query.tag or None,
         channel=query.channel or None,
@@ -292,7 +292,7 @@ def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], 
 
 
 def filter_entries(entries: Iterable[Entry], search_text: str) -> list[Entry]:
-    """Return the sessions whose title, key or tags contain all words of the text, in any case."""
+    """Return the sessions whose title, key or tags contain all words, ignoring case."""
     words = search_text.casefold().split()
 
     def matches(entry: Entry) -> bool:

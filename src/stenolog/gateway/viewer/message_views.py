@@ -160,7 +160,7 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
 
 
 def document_views(messages: Sequence[Message], bodies: Bodies) -> Iterator[MessageView]:
-    """Yield all messages of a session for a document; secrets are not masked."""
+    """Yield all messages of a session for a document. `bodies` must already be redacted."""
     renderer = _Renderer(_MAX_COLOURED_IN_DOCUMENT, on_page=False)
     return _make_views(messages, bodies, renderer)
 
@@ -168,7 +168,7 @@ def document_views(messages: Sequence[Message], bodies: Bodies) -> Iterator[Mess
 def _make_views(
     messages: Sequence[Message], bodies: Bodies, renderer: _Renderer
 ) -> Iterator[MessageView]:
-    """Yield the messages in this order. `bodies` may include later messages with results."""
+    """Yield the messages in the given order. `bodies` may include later messages with results."""
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
     results = _results_by_call({message.seq for message in messages}, bodies, parts)
     placed_ids = {id(result) for result, _ in results.values()}
@@ -222,7 +222,7 @@ def prompt_line(body: Mapping[str, Any]) -> str:
 
 
 def pretty_json(value: Any, budget: ColourBudget, mask: SecretMask) -> Markup:
-    """Return a value or JSON text, indented. Other text stays unchanged. Long results are cut."""
+    """Return a value or JSON text as indented HTML, and other text unchanged. Long text is cut."""
     # Longer JSON is not decoded, because indented JSON may be many times longer than compact JSON.
     if isinstance(value, str) and len(value) <= MAX_RENDERED:
         value = decode_json(value)

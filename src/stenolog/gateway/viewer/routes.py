@@ -223,10 +223,10 @@ def _indented_json_response(value: Any) -> Response:
 
 
 # --- warming --------------------------------------------------------------------------------------
-# Before the first page, templates are compiled, and the Markdown parser and lexers are loaded.
+# Before the first page, templates are compiled, and the Markdown parser is loaded.
 #
 # Compiling the templates takes longer than reading and rendering a session of any length.
-# Loading the lexers takes equally long, so they are loaded later, when no request waits.
+# Loading the lexers takes equally long, so they are loaded a little later, in a thread.
 # `steno view` first shows a list, which needs few templates and no Markdown.
 # So `steno view` prepares templates, Markdown and lexers later.
 
@@ -270,7 +270,7 @@ def _prepare_pages_and_lexers() -> None:
 
 
 # --- rendering ------------------------------------------------------------------------------------
-# For an open page, the gateway renders text that is not stored, such as the answers of commands.
+# For an open page, the gateway renders text that is not stored, such as the answers to commands.
 
 
 class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -280,7 +280,7 @@ class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 async def render_markdown(request: Request) -> Response:
-    """Return Markdown as safe HTML, for pages that show the answers of commands."""
+    """Return Markdown as safe HTML, for pages that show the answers to commands."""
     body = await body_of(request, RenderRequest)
     return page("words.html", text=body.text)
 
@@ -289,7 +289,7 @@ async def render_markdown(request: Request) -> Response:
 
 
 def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
-    """Return the routes of the viewer, which only read sessions. Changes go through /v1/.
+    """Return the routes of the viewer. They change only notes. Sessions change through /v1/.
 
     `list_first` means that the first page is probably the list of sessions.
     """

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_RENDERED: Final = 100_000
 """Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
 _MAX_CACHED_LENGTH: Final = 20_000
+"""Maximum number of characters of a text whose HTML and secrets are cached."""
 MAX_COLOURED_ON_PAGE: Final = 50_000
 """Maximum number of characters of code that are coloured on one page."""
 
@@ -250,7 +251,10 @@ def _markdown_parser() -> "MarkdownIt":
 
 
 _MAX_SEARCHED: Final = 1_000_000
-"""Maximum number of characters on one page that are searched for secrets."""
+"""Maximum number of characters on one page that are searched for secrets.
+
+Secrets in further texts are not covered.
+"""
 _NONCE: Final = f"x{token_hex(8)}x"
 """Random text in placeholders, so that no message can contain a placeholder."""
 _TAG_OR_PLACEHOLDER: Final = re.compile(
@@ -300,9 +304,9 @@ class SecretMask:
         return _PLACEHOLDER.sub(COVER_TEXT, self.with_placeholders(text))
 
     def with_buttons(self, html: Markup) -> Markup:
-        """Replace placeholders in HTML by buttons that show the secret, and in attributes by dots.
+        """Replace placeholders in text by buttons that show the secret, and in attributes by dots.
 
-        `html` is well-formed: attributes are quoted, and `<` in text is escaped.
+        `html` must be well-formed: attributes are quoted, and `<` in text is escaped.
         """
         if _NONCE not in html:
             return html

@@ -120,7 +120,7 @@ class Totals(TokenUsage, kw_only=True):
 
 
 class MessageFilter(AgentQuery, frozen=True, kw_only=True):
-    """Query parameters of the messages that a page shows."""
+    """Query parameters that select the messages on a page."""
 
     full: bool = False
     """Include hidden messages."""
@@ -288,7 +288,7 @@ class _CachedOutline:
         self.lock = Lock()
         self.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         self.count = 0
-        """Number of messages of the session when the outline was complete."""
+        """Number of messages of the session when the outline was complete; 0 if incomplete."""
 
 
 _outline_caches: WeakKeyDictionary[Store, OrderedDict[str, _CachedOutline]] = WeakKeyDictionary()

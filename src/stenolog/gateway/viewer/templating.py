@@ -226,7 +226,7 @@ def message_count_text(visible: int, count: int) -> str:
 
 
 def interruption_text(reason: str) -> str:
-    """Return a sentence for the stored reason of an interruption; empty without a reason."""
+    """Return a sentence for the stored reason of an interruption; empty if there is none."""
     return _INTERRUPTION_TEXTS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 

@@ -28,7 +28,7 @@ from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 FOLDER: Final = "archive"
 
 _GZIP_WINDOW_BITS: Final = 31  # with this value, zlib reads and writes gzip files
-_BLOCK_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 1024 * 1024  # passed to zlib at a time
 
 
 class ArchiveContent(Struct, frozen=True):
@@ -58,7 +58,10 @@ def is_before(reference: Archive | None, other: Archive) -> bool:
 
 
 def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveContent:
-    """Return the content of one archive. Raises StoreUnavailable, DamagedStore."""
+    """Return the content of one archive. Raises StoreUnavailable, DamagedStore.
+
+    If the file is missing or incomplete, `damaged` of the content is not empty.
+    """
     path = f"{FOLDER}/{uid}/{reference.name}"
     text, is_complete = _read_lines(directory, path)
     records, damaged = read_records(text, offset=0)

@@ -36,7 +36,7 @@ _RECORD_START: Final = b'{"kind":"'
 """Start of every line of a log."""
 
 LOW_DISK_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of free disk space below which a warning is reported, before writes fail."""
+"""Bytes of free disk space below which a problem is reported, before writes fail."""
 
 _BASE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | _BASE_FLAGS
@@ -249,7 +249,10 @@ class Directory:
             parent.close()
 
     def open_subfolder(self, name: str) -> AbstractContextManager[Descriptor | None]:
-        """Open a subfolder; None if it does not exist. Raises StoreUnavailable, DamagedStore."""
+        """Open a subfolder for a `with`, which yields None if the folder does not exist.
+
+        Raises StoreUnavailable, DamagedStore.
+        """
         with system_errors(f"opening {self.path / name}"):
             folder = self.subfolder(name, create=False)
         return nullcontext() if folder is None else folder

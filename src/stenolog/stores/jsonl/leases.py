@@ -1,4 +1,4 @@
-"""Leases: the right to run a turn in a session, as a lock on a file that is held during the turn.
+"""Leases: the right to run a turn in a session, as a file lock that is held during the turn.
 
 One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
 of the session. The operating system releases the lock when the process ends, so no process has to
@@ -47,8 +47,9 @@ HIGHEST_EPOCH_FILE: Final = "highest-epoch"
 """File with the highest epoch of all lock files that were deleted."""
 
 _POLL_SECONDS: Final = 0.005
+"""Seconds between two attempts to acquire a lease."""
 _CHECK_WAIT_SECONDS: Final = 0.25
-"""Seconds to wait for another process that only checks whether a lease is held."""
+"""Seconds to keep trying, even past the deadline, while other processes only check the lease."""
 _LINE_BYTES: Final = 512
 """Bytes of the padded holder line; a write replaces the line in place, within one sector."""
 _EPOCH_WAIT_SECONDS: Final = 5.0
@@ -73,7 +74,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def read_holder(descriptor: int) -> Holder | None:
-    """Return the last holder in a lock file; None if it cannot be read. Raises OSError."""
+    """Return the last holder; None if the lock file is empty or damaged. Raises OSError."""
     try:
         return msgspec.json.decode(os.pread(descriptor, _LINE_BYTES, 0), type=Holder)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -163,7 +164,10 @@ class JSONLLease:
             return True
 
     def renew(self) -> None:
-        """Extend the lease to ttl seconds from now; `steno doctor` reports no stalled holder."""
+        """Restart the ttl, after which `steno doctor` reports a stalled holder.
+
+        Raises LeaseLost, StoreUnavailable.
+        """
         with self._mutex, system_errors(f"renewing the lease of {self.key!r}"):
             if not self._is_held():
                 raise LeaseLost(self.key, self.epoch)
@@ -227,7 +231,7 @@ def leased_keys(folder: Path, keys: Collection[str]) -> set[str]:
             folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
     except OSError:
-        return set()  # no session of this folder was ever leased
+        return set()  # usually because no session of this folder was ever leased
     with lock_folder:
         names = set(names_in(lock_folder))
         return {
@@ -256,10 +260,10 @@ def acquire_lease(
     deadline: float,
     pause: Callable[[float], None],
 ) -> JSONLLease:
-    """Acquire the lease of a session before the deadline. Raises StoreBusy.
+    """Acquire the lease of a session before the deadline.
 
     `pause` sleeps for the given seconds between two attempts. An exception of `pause` ends the
-    wait.
+    wait. Raises StoreBusy, StoreUnavailable, DamagedStore.
     """
     while True:
         descriptor = CLOSED
@@ -399,9 +403,9 @@ def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
     The epoch of the holder is recorded before the deletion, without the session key. If another
-    lease started before the deletion, its epoch is recorded afterwards. This function does not wait
-    for the lock of the file, because a holder keeps the lock during its turn. Raises OSError,
-    StoreBusy.
+    lease started between the two steps, its epoch is recorded after the deletion. This function
+    does not wait for the lock of the file, because a holder keeps the lock during its turn. Raises
+    OSError, StoreBusy.
     """
     name = lock_name(key)
     with (

@@ -82,7 +82,7 @@ class Lifecycle:
     def _read_source(
         self, key: str, new_key: str, at: int | None
     ) -> tuple[_ForkSource, list[Message]]:
-        """Return the log of the session, its version, the content of the fork, and messages."""
+        """Return the source (see `_ForkSource`), and the visible messages of the session."""
         if self._logs.read_log(key, lambda _: True) is None:
             trash.sync_renames(self._directory)
             raise NoSuchSession(key)
@@ -197,9 +197,9 @@ def compose_forked_log(fork: Fork, messages: Sequence[Message]) -> bytes:
 
 
 def lock_session(logs: OpenLogCache, key: str) -> Log:
-    """Return the log of a session and hold its lock.
+    """Lock the log of a session and return the log.
 
-    Raises NoSuchSession, ReadOnly and the errors of `lock`.
+    Raises NoSuchSession, ReadOnly and the errors of `OpenLogCache.lock`.
     """
     log = logs.lock(key, create=False)
     if log is None or not has_session(log):

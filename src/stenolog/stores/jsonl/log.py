@@ -69,7 +69,9 @@ STATE_EVERY_LINES: Final = 256
 """Maximum number of lines between two state records."""
 
 _FIRST_CHUNK_BYTES: Final = 64 * 1024
+"""Size of the first read of a backward search; each further read is four times as large."""
 _MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
+"""Size up to which the reads grow when messages are loaded."""
 _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
 _first_seq = attrgetter("first")
@@ -170,6 +172,7 @@ class Log:
         self.state_bytes = 0
 
         self.keeps_messages = False
+        """Whether appended messages stay in memory, because a caller has read messages."""
         self.last_memory_bytes = 0
         """Value of `memory_bytes` when the cache size was last checked."""
         self.loaded_offset = 0
@@ -189,7 +192,7 @@ class Log:
     def close(self) -> None:
         """Close the file.
 
-        Without this call, the file is closed with the last reference to the log.
+        Without this call, the file is closed when the last reference to the log is dropped.
         """
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
@@ -245,9 +248,10 @@ class Log:
         self.phase = LoadPhase.READY
 
     def load(self, size: int) -> None:
-        """Read the log from its last state to its end. Raises ForeignLog, NewerFormat, OSError.
+        """Read the log from its last state to its end.
 
         After an error the log stays in the phase UPDATING, and the next caller loads the log again.
+        Raises ForeignLog, NewerFormat, DamagedStore, OSError.
         """
         self.phase = LoadPhase.UPDATING  # guard: unfinished-load
         self._load(size)
@@ -282,7 +286,7 @@ class Log:
             )
 
     def _read_from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
-        """Return the offset of the last intact state, all bytes after this offset, and its seq.
+        """Return the offset of the last intact state, all bytes from there, and the state's seq.
 
         Without an intact state, return 0, the whole log, and None.
         """
@@ -352,7 +356,7 @@ class Log:
         self._report_damage(scan.damaged)
 
     def _apply_records(self, records: list[Record], length: int) -> None:
-        """Apply valid records; `length` is their size in bytes."""
+        """Apply valid records; `length` is the number of bytes that were read."""
         self.bytes_since_state += length
         self.lines_since_state += len(records)
         if not records:
@@ -394,7 +398,7 @@ class Log:
     def _move_tokens(self, record: StateRecord) -> None:
         """Move the idempotency keys of archived messages from a state to `_state_tokens`.
 
-        A writer appends copies of `state`, which must not contain these keys.
+        A writer appends copies of `state`, and these copies must not contain the keys.
         """
         # Loading reads the newest state first, and the newest state counts.
         for token in record.body.tokens:
@@ -554,8 +558,8 @@ class Log:
     def read_archives(self, live_part: LiveMessages) -> list[archive.ArchiveContent]:
         """Return the archives with the messages that the live log lacks, newest first.
 
-        The caller need not hold the mutex, because reading can take long and archives do not
-        change. A purge may delete the archives, but replaces the log first.
+        Reading can take long. The caller need not hold the mutex, because archives do not change. A
+        purge may delete the archives, but replaces the log first.
         """
         if live_part.state is None:
             return []
@@ -757,7 +761,7 @@ class Log:
         return state, self.tail.next_seq - 1
 
     def info(self) -> SessionInfo:
-        """Return the session's metadata as of the last refresh."""
+        """Return the info of the session as of the last refresh."""
         state, end = self.settled_state()
         created, updated = conversation_times(
             datetime.fromisoformat(state.created),

@@ -27,7 +27,9 @@ from stenolog.stores.jsonl.writer import now, sync_log
 _DESCRIPTOR_WAIT_SECONDS: Final = 0.25
 """Seconds to wait for another thread to release a descriptor when the limit is reached."""
 _MAX_OPEN_LOGS: Final = 512
+"""Maximum number of open logs; lower if the process may open fewer files."""
 _MAX_SYNCED_ENTRIES: Final = 8192
+"""Maximum number of files in `synced_entries`; the folder is synced again for other files."""
 
 T = TypeVar("T")
 
@@ -172,7 +174,7 @@ class OpenLogCache:
     def read_with_archives(
         self, key: str, work: Callable[[Log], tuple[T, LiveMessages]]
     ) -> tuple[T, list[Message]] | None:
-        """Return the result of `work`, and its live messages after the archived messages.
+        """Return the result of `work`, and the messages: the archived, then the live ones.
 
         Return None if the session does not exist. Archives are read without holding the mutex. If a
         purge deletes an archive during the read, the whole read is repeated. Raises StoreBusy after
@@ -224,10 +226,11 @@ class OpenLogCache:
     # --- locking -----------------------------------------------------------------------------
 
     def lock(self, key: str, *, create: bool) -> Log | None:
-        """Return the log, locked and up to date; None if the session does not exist.
+        """Return the log, locked and up to date; None if the file does not exist.
 
-        The caller must call `unlock` afterwards, also after an error. Raises StoreBusy, OSError and
-        the errors of `Log.load`.
+        With `create`, a missing file is created. The log may hold no session. The caller must call
+        `unlock` afterwards, also after an error. Raises StoreBusy, OSError and the errors of
+        `Log.load`.
         """
         deadline = self.deadline()
         while True:
@@ -331,6 +334,6 @@ def _memory_bytes(log: Log) -> int:
 
 
 def _check_deadline(deadline: float, key: str) -> None:
-    """Raise StoreBusy if the deadline has passed while other processes keep replacing the file."""
+    """Raise StoreBusy if the deadline has passed. Only for retries after the file was replaced."""
     if time.monotonic() > deadline:
         raise StoreBusy(f"other processes keep replacing the log of {key!r}; try again")

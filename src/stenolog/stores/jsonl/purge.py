@@ -1,7 +1,7 @@
 """Purge: delete sessions, or the first messages of a session, permanently.
 
-A purge deletes referenced files before the file that refers to them, so that an interrupted purge
-can be repeated.
+The purge of a whole session deletes the log last, because the log refers to the other files. So an
+interrupted purge can be repeated.
 
 Lock order: archive folder (as in a compaction) → gate → flock of the live file → flock of a file in
 the trash → mutex.
@@ -328,15 +328,19 @@ class Purger:
 
 
 def _errors_before_effect(key: str) -> AbstractContextManager[None]:
-    """Translate errors of steps before the first effect. Raises StoreUnavailable, DamagedStore."""
+    """Translate OSError into StoreUnavailable or DamagedStore.
+
+    Only for steps before the first effect of a purge.
+    """
     return system_errors(f"purging {key!r}")
 
 
 @contextmanager
 def _errors_after_effect(key: str) -> Iterator[None]:
-    """Translate errors of steps after the first effect of a purge into MaybeStored.
+    """Translate OSError and StoreUnavailable into MaybeStored.
 
-    Part of the purge is done, and a repeated call completes the purge.
+    Only for steps after the first effect of a purge: a part of the purge is done, and a repeated
+    call completes the purge.
     """
     try:
         yield

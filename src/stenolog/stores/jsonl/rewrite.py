@@ -181,7 +181,7 @@ class PreparedArchive(Struct, frozen=True):
 
 
 def find_archive_end(text: bytes, floor: int) -> tuple[int, int, int]:
-    """Return the end offset, last seq and number of messages of the lines up to the floor."""
+    """Return end offset, last seq and message count of the whole batches up to the floor."""
     offset = archive_end = archived_seq = archived_count = seen_count = newest_seq = 0
     for line in lines_with_newlines(text):
         offset += len(line)
@@ -362,7 +362,10 @@ def finish_purge(
 
 
 def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes:
-    """Return the lines of messages with the seq `before` or a later one, unless in `excluded`."""
+    """Return the lines of messages with the seq `before` or a later one, unless in `excluded`.
+
+    Unknown records and damaged lines after the first of these messages are kept, too.
+    """
     _, damaged = read_records(text, offset=0)
     damaged_offsets = {part.offset for part in damaged if not part.is_void}
     lines: list[bytes] = []

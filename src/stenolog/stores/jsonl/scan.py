@@ -96,7 +96,10 @@ class ScanResult(Struct, frozen=True):
 
 
 def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
-    """Return the records at the end of a log; None if one is damaged or a batch is incomplete."""
+    """Return the records at the end of a log; None if `scan_log` must inspect each line.
+
+    That is the case if a line is damaged, void or out of order, or the last batch is incomplete.
+    """
     records = _read_in_order(buffer, next_seq)
     if not records:
         return records
@@ -126,7 +129,7 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
 
 
 def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[DamagedBytes]]:
-    """Return the intact records of a part in the middle of a log, and the damaged bytes.
+    """Return the intact records of any part of a log, and the damaged bytes.
 
     The caller decides which records are valid, with the state of the log after this part.
     """
@@ -399,8 +402,8 @@ def _find_tail(
 def _max_lost_messages(damaged_lines: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
-    If a byte turned into a newline, the damage has split a line. If a block reads as NUL, the
-    damage has joined lines.
+    The number of lines does not tell: a byte that turned into a newline splits a line, and a block
+    that reads as NUL joins lines.
     """
     possible_messages = [line for line in damaged_lines if not _CONTROL_RECORD.match(line)]
     if not possible_messages:

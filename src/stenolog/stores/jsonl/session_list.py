@@ -20,6 +20,7 @@ from stenolog.stores.locks import ThreadLock
 
 _FIRST_CHUNK_BYTES: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
+"""Number of names of deleted files that the cache may keep, beyond the number of files."""
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
 """Pattern of file names that are decoded in bulk; other names are decoded one by one."""
 
@@ -47,7 +48,7 @@ def list_keys(
 
 
 def _key_in_file(directory: Directory, name: str) -> str | None:
-    """Return the key of the session in a file; None if the file holds no session."""
+    """Return the key of the session in a file; None if there is no session or it is unreadable."""
     with suppress(StenologError, OSError):
         descriptor = directory.open_log(name)
         if descriptor is not None:
@@ -57,7 +58,7 @@ def _key_in_file(directory: Directory, name: str) -> str | None:
 
 
 def _read_key(descriptor: int, name: str) -> str | None:
-    """Return the key in the first state of an open file; None if the file holds no session."""
+    """Return the key in the first state, or else in the name; None if there is no session."""
     length = _FIRST_CHUNK_BYTES
     while True:
         text = os.pread(descriptor, length, 0)
@@ -272,7 +273,7 @@ class FolderWatch:
                     return None
 
     def close(self) -> None:
-        """Close the watch. Without this call, the watch closes with its last reference."""
+        """Close the watch. Without this call, dropping the last reference closes it."""
         events, self._events = self._events, CLOSED
         events.close()
 

@@ -3,11 +3,12 @@
 A copy is always written completely: to a new file, with one archive for the messages that were
 archived. The new file is synced, then renamed to its final path while the writer holds the lock of
 the replaced copy. If the session has moved (another key, into or out of the trash), the new file
-gets its name before the old file is removed. A note in the folder names the old file and the old
-archives. If this process is killed, the next copy deletes the files that the note names.
+gets its name before the old file is removed. A note in the folder names the session, the old file
+and the new file. If this process is killed, the next copy reads the note, and deletes the old file
+and the archives that no state names.
 
 The last line of a new copy is a change without effect. As long as only states follow this change,
-no process has written to the copy.
+the session has not changed since it was copied.
 """
 
 import errno
@@ -187,7 +188,7 @@ class JSONLSnapshotWriter:
     # --- final paths -------------------------------------------------------------------------
 
     def _publish_file(self, snapshot: Snapshot, new_file: "_NewFile") -> None:
-        """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
+        """Give a new file its final name. Raises SessionExists if the key is in use; OSError."""
         if snapshot.deleted is not None:
             with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
                 new_file.rename(_trash_name(snapshot), folder)
@@ -234,7 +235,7 @@ class JSONLSnapshotWriter:
                 self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
                 self._delete_durably(note.old_path)  # guard: moved-copy-removed
             else:
-                # Only a killed process leaves this file: a running process still locks the log.
+                # A killed process may have left this file; a running one would hold the lock.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new_file.rename(note.path, self._directory.descriptor)
@@ -324,7 +325,7 @@ class _NewFile:
         fcntl.flock(self.descriptor, EXCLUSIVE_NOWAIT)
 
     def link(self, name: str, folder: int) -> bool:
-        """Link the file to a free name; return False if the name is taken or linking fails."""
+        """Link the file to a name; return False if the name is taken or links are not supported."""
         try:
             os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
         except OSError as error:

@@ -155,7 +155,7 @@ class JSONLStore(operations.SessionOperations):
     def catalog_file(self) -> Path | None:
         """Return the path of the catalog; None if another program may own the folder.
 
-        A read-only store returns None for a folder without logs, which another program may own.
+        That is assumed if the store is read-only and the folder has neither a catalog nor logs.
         """
         path = self.folder / catalog_file.CATALOG_NAME
         with suppress(OSError):  # reading the logs reports the error
@@ -507,7 +507,7 @@ class JSONLStore(operations.SessionOperations):
         return self._read_log(key, lambda log: log.known_state().summary) or ""
 
     def info(self, key: str) -> SessionInfo:
-        """Return the session's metadata and counts."""
+        """Return the info of the session. Raises NoSuchSession."""
         info = self._read_log(key, lambda log: log.info())
         if info is None:
             raise NoSuchSession(key)
@@ -649,7 +649,7 @@ class JSONLStore(operations.SessionOperations):
         return Health(ok=not failures, free_bytes=free_bytes, problems=(*failures, *problems))
 
     def close(self) -> None:
-        """Close every file. A second call completes an interrupted first call."""
+        """Release all leases and close all files. A second call completes an interrupted one."""
         try:
             self._closed.set()
             _stores.discard(self)

@@ -298,7 +298,7 @@ def _restored_text(log: Log, key: str, origin: DeletedAs | None, *, generations:
 
 
 def head_state(descriptor: int) -> State | None:
-    """Return the first state of a log; None if no state is intact. Raises OSError."""
+    """Return the first intact state of a log; None if there is none. Raises OSError."""
     size = os.fstat(descriptor).st_size
     for length in (_FIRST_CHUNK_BYTES, size):
         record = next(intact_states(os.pread(descriptor, length, 0)), None)
@@ -308,7 +308,7 @@ def head_state(descriptor: int) -> State | None:
 
 
 def read_head_state(directory: Directory, path: str) -> State | None:
-    """Return the first state of a log; None if no state is intact or the file does not exist.
+    """Return the first intact state of a log; None if there is none or the file does not exist.
 
     `path` is relative to the folder. Raises StoreUnavailable, DamagedStore.
     """

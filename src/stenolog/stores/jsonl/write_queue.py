@@ -46,9 +46,13 @@ MAX_GATES: Final = 1024
 """Maximum number of gates; each gate lets one thread at a time write to its sessions."""
 
 _RECHECK_SECONDS: Final = 0.02
+"""Seconds after which a waiting thread checks again whether it should lead."""
 _MAX_WRITE_SECONDS: Final = 30.0
+"""Seconds past the deadline that a caller waits for a write that already includes its append."""
 _MAX_GROUP_SIZE: Final = 256
+"""Maximum number of appends in one write."""
 _MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
+"""Maximum size of all payloads in one write; a single append may be larger."""
 _TOUCH_SEQ_MASK: Final = 63
 """Bit mask of a seq: the log is marked as recently used at every 64th message."""
 
@@ -94,7 +98,7 @@ class Waiter:
 
 
 class Gate:
-    """Queue of the threads of this process that write to the same session."""
+    """Queue of the threads of this process that write to the sessions of this gate."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -406,7 +410,7 @@ def fast_append(
     raises StenologError if the write is no longer allowed.
 
     The fast append is a single function on purpose. Right after a sync the processor's caches are
-    cold, and each call of a Python function costs several times as much as usual.
+    cold, and each call to a Python function costs several times as much as usual.
     """
     descriptor = log.descriptor
     cached = False
@@ -490,7 +494,10 @@ def delete_if_empty(log: Log) -> None:
 
 
 def _error_for_caller(error: StenologError | OSError, key: str) -> StenologError:
-    """Return a new error for one caller whose append failed before the write."""
+    """Return a new error for one caller; OSError and plain StoreUnavailable become NotStored.
+
+    Only for errors raised before anything was written.
+    """
     if isinstance(error, OSError):
         return Outcome(0, error).failure(f"writing {key!r}")
     error_copy = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)

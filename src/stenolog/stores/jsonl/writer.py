@@ -68,7 +68,7 @@ def prepare_write(log: Log, written_at: str) -> WritePrefix:
         log.check_record_kinds()
         is_new = log.phase is LoadPhase.NEW
         offset, seq, tail = log.size, log.next_seq, log.tail
-        is_joined = log.synced_offset < log.end_offset
+        has_unsynced_bytes = log.synced_offset < log.end_offset
         ends_line = log.ends_line
         new_state = copy_state(log.known_state()) if not is_new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
@@ -88,8 +88,8 @@ def prepare_write(log: Log, written_at: str) -> WritePrefix:
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
     if new_state is None:
-        return WritePrefix(offset, b"", seq, is_joined, ())
-    if is_joined:
+        return WritePrefix(offset, b"", seq, has_unsynced_bytes, ())
+    if has_unsynced_bytes:
         sync_log(log)
     text = control_line("state", seq, written_at, new_state)
     with log.mutex:

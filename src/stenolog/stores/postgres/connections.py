@@ -33,6 +33,7 @@ _CHECK_AFTER_SECONDS: Final = 0.2
 """Seconds after which an idle connection is checked before it is used again."""
 
 _RETRY_SECONDS: Final = 0.05
+"""Seconds between two attempts to connect."""
 _RECHECK_SECONDS: Final = 0.05
 """Seconds after which a waiting caller looks for a free connection, even without a wake-up."""
 _MAINTENANCE_FACTOR: Final = 10
@@ -171,7 +172,7 @@ class ConnectionPool:
                 idle.connection
             ):
                 return idle
-            # An idle connection has unread data only if the server closes the connection.
+            # An idle connection has unread data only if the server has closed the connection.
             self._close_connection(idle)
 
     def release(self, transaction: Transaction) -> None:
@@ -315,7 +316,7 @@ _PARENT_CONNECTIONS: Final[list[Transaction]] = []
 
 
 def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
-    """Return the connection parameters that the caller did not set. Raises UsageError."""
+    """Return values for the connection parameters that `conninfo` omits. Raises UsageError."""
     try:
         parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:

@@ -1,7 +1,7 @@
-"""One database: runs calls, and repeats a call if the server refuses the call or is unreachable.
+"""One database: runs calls, and retries a call after a conflict, failover or lost connection.
 
 A call that only reads is retried on another connection. A write is retried only if it was certainly
-not stored, or if it has an idempotency key.
+not stored, or if a second attempt is harmless, for example because of an idempotency key.
 """
 
 import os
@@ -118,7 +118,7 @@ class Database:
         return self._run_with_retries(run_once, safe=safe)
 
     def run_write(self, work: Callable[[Transaction], T], *, safe: bool = False) -> T:
-        """Run `work` in its own write transaction."""
+        """Run `work` in its own write transaction. `safe`: see `run_statement`."""
         return self._run_with_retries(
             lambda transaction: self._run_transaction(transaction, work), safe=safe
         )

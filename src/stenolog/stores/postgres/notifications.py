@@ -29,7 +29,9 @@ SLOW_POLL_SECONDS: Final = 2.0
 FAST_POLL_SECONDS: Final = 0.1
 """Poll interval of a follower that cannot receive notifications, in seconds."""
 _COLLECT_SECONDS: Final = 0.01
+"""Seconds for which names are collected before they are sent together."""
 _TIMEOUT_SECONDS: Final = 2.0
+"""Maximum number of seconds to wait for a connection, or on close for a thread."""
 _IDLE_SECONDS: Final = 5.0
 """Seconds after which an idle sending thread ends; the next notification starts a new thread."""
 

@@ -74,7 +74,7 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Return whether a failed connection may work later, for example after a server restart."""
+    """Return whether connecting may work later, for example after a server restart."""
     return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
 
 

@@ -51,6 +51,7 @@ _LEASE_POLL_SECONDS: Final = 0.05
 _MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
 _MAX_ATTEMPTS: Final = 4
+"""Maximum number of attempts to create a session and append to it."""
 _TEXT_OID, _BYTEA_OID, _INT8_OID = 25, 17, 20
 _APPEND_ONE_TYPES: Final = (_TEXT_OID, _BYTEA_OID, _TEXT_OID, _TEXT_OID, _INT8_OID, _INT8_OID)
 """PostgreSQL type OIDs of the parameters of the statement `append_one`."""
@@ -152,7 +153,7 @@ class PostgresStore(SQLStore):
         return seq
 
     def _append_batch(self, key: str, batch: Batch, *, is_new: bool = False) -> int:
-        """Append a batch in one round trip and return its first seq.
+        """Append a batch, in one round trip if the session exists, and return its first seq.
 
         `is_new`: create the session first. Raises OnceConflict, LeaseLost.
         """
@@ -233,7 +234,7 @@ class PostgresStore(SQLStore):
 
         The server's clock measures the ttl.
         """
-        # The random name makes a retry safe after a lost response.
+        # The random name identifies this call: after a lost response, a retry gets the same lease.
         random_name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
         values = self._namespace, key.encode(), holder_name(), random_name, seconds
         for (epoch,) in self.database.run_statement(
@@ -281,7 +282,7 @@ class PostgresStore(SQLStore):
 
 
 class _SessionMissing(Exception):
-    """The session does not exist, or the version of the tables is unknown to this code."""
+    """The session does not exist, or its row has another version than this code writes."""
 
 
 def _notification_name(namespace: str, key: str) -> str:

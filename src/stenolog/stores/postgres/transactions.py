@@ -26,7 +26,7 @@ _STATUS_OPEN: Final = psycopg.pq.ConnStatus.OK
 _STATUS_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY_ROWS: Final = 100  # for so many rows or more, COPY is faster than one statement
+_MANY_ROWS: Final = 100  # from this number of rows on, COPY is faster than one statement
 _PAGE_SIZE: Final = 2_000
 """Number of messages per fetch. A whole session may not fit in memory."""
 _RETRYABLE_CONSTRAINTS: Final = (
@@ -264,7 +264,7 @@ class Transaction:
         return nullcontext()
 
     def unfinished_purges(self) -> list[str | bytes]:
-        """Return an empty list: a purge is one transaction."""
+        """Return an empty list: a purge is one transaction, and a missed vacuum is not recorded."""
         return []
 
 

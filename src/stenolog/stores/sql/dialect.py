@@ -22,7 +22,10 @@ RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same onc
 
 
 def to_not_stored(error: StenologError) -> StenologError:
-    """Return NotStored for a StoreUnavailable before the commit; any other error unchanged."""
+    """Convert StoreUnavailable, but none of its subclasses, to NotStored.
+
+    Any other error is returned unchanged. Only for errors raised before the commit.
+    """
     if type(error) is StoreUnavailable:
         return NotStored(f"{error}. Nothing of it was stored")
     return error
@@ -127,7 +130,10 @@ class Database(Protocol):
         """Open a transaction that reads the data of one moment."""
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a write transaction. After a conflict with another writer, rerun `work`."""
+        """Run `work` in a write transaction.
+
+        After a conflict or a lost connection, `work` may run again.
+        """
 
     def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Open a write transaction; any error rolls it back."""
@@ -139,9 +145,9 @@ _NAME_COMMENT_PATTERN: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MUL
 
 
 def named_statements(text: str) -> dict[str, list[str]]:
-    """Return the statements of a file `queries.sql` by name. Names may share statements.
+    """Return the statements of a file `queries.sql` by name. Several names may share statements.
 
-    A comment after the last statement must not contain a semicolon: it would become a statement.
+    Comments must not contain a semicolon, because the text is split at semicolons.
     """
     _, *sections = _NAME_COMMENT_PATTERN.split(text)
     return {

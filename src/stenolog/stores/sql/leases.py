@@ -46,7 +46,7 @@ class StoreLeases:
             self._epochs[key] = epoch, os.getpid()
 
     def confirm_renewal(self, key: str, epoch: int) -> bool:
-        """Return whether this store still uses a renewed lease. Raises StoreClosed."""
+        """Record a renewed lease; return False if its release has failed. Raises StoreClosed."""
         with self._mutex:
             if epoch in self._abandoned:
                 return False
@@ -123,7 +123,7 @@ class SQLLease(Generic[S]):
         return not any(self.store._is_lease_held(row) for row in rows)
 
     def check_ownership(self) -> None:
-        """Raise LeaseLost in a forked child, and after a release."""
+        """Raise LeaseLost in a forked child or after a release."""
         if self._is_in_forked_child():
             raise LeaseLost(self.key, self.epoch, reason="belongs to the process that acquired it")
         if self._released:

@@ -175,7 +175,10 @@ def _describe_import_sources(transaction: Transaction, namespace: str, key: str)
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, expected: Collection[DeletedSession]
 ) -> PurgeResult | None:
-    """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
+    """Remove these deleted sessions of a key.
+
+    Return None and remove nothing if `expected` is empty or has a session that is not in the trash.
+    """
     # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key_parameter(key))
     trashed = list_trash(transaction, namespace)
@@ -279,7 +282,10 @@ def _find_fork_keys(transaction: Transaction, namespace: str, key: str) -> list[
 
 
 def copy_marker_name(uid: str) -> str:
-    """Return the name of the marker with the version that a session had right after its copy."""
+    """Return the name of a session's copy marker.
+
+    The marker stores the version of the session right after a copy wrote the session.
+    """
     return f"copied:{uid}"
 
 
@@ -352,7 +358,10 @@ def read_snapshot(
 def _find_by_uid(
     transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
 ) -> _SnapshotRow | None:
-    """Return the session with the uid of `mark`, in any namespace. Raises DamagedStore."""
+    """Return the session with the uid of `mark`. Raises DamagedStore.
+
+    In SQLite, where a uid is unique in the file, the session may be in another namespace.
+    """
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             key = decode_text(row[1])

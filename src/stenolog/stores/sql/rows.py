@@ -1,4 +1,4 @@
-"""Values in database rows: sessions, states, changes, times and keys. Pure functions."""
+"""Values in database rows: sessions, states, changes, times and keys. No access to the database."""
 
 import json
 import time
@@ -143,10 +143,11 @@ def check_state(
 def repaired_state(
     check: StateCheck, encoded: bytes | None, *, last_seq: int, present_seqs: Iterable[int]
 ) -> tuple[State, Change]:
-    """Return the state without damaged undo steps, and a change that records the repair.
+    """Return the repaired state, and a change that records the repair.
 
-    The change contains the damaged bytes, so that the repair destroys nothing. A rebuilt state does
-    not know which messages were purged: messages without a row count as purged.
+    Undo steps up to the last damaged step are removed. The change contains the bytes of a damaged
+    state, so that the repair destroys nothing. A rebuilt state does not know which messages were
+    purged: messages without a row count as purged.
     """
     state = states.copy_state(check.state)
     if check.is_rebuilt:
@@ -187,7 +188,7 @@ def readable_undo_steps(state: State, complete_step: Callable[[Undo], Undo]) -> 
 
 
 def undo_step_from_changes(encoded_changes: Iterable[bytes], key: str, step: Undo) -> Undo:
-    """Return the undo step of the first readable change. Raises DamagedStore."""
+    """Return the undo step of the first readable change. Raises DamagedStore if there is none."""
     for encoded_change in encoded_changes:
         with suppress(DamagedStore):
             return states.undo_step_of(_decode(encoded_change, Change, key))

@@ -169,7 +169,7 @@ def session_stamps(
 # --- messages --------------------------------------------------------------------------------
 
 
-# If damaged messages were skipped, the next read asks for this many times as many messages.
+# Factor by which the next read asks for more messages if damaged messages were skipped.
 _READ_GROWTH_FACTOR = 4
 
 
@@ -330,7 +330,7 @@ def save_state(
     last_seq: int | None = None,
     updated: str | None = None,
 ) -> None:
-    """Replace the state of a session."""
+    """Replace state, size and `updated` (default: now) of a session, and its last seq if given."""
     new_last_seq = session.last_seq if last_seq is None else last_seq
     encoded_state = transaction.json_parameter(encode(state))
     transaction.run("save_session", session.id, updated or now(), new_last_seq, size, encoded_state)

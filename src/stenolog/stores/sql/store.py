@@ -133,8 +133,8 @@ class SQLStore(SessionOperations):
     def compact(self, key: str) -> CompactionResult:
         """Mark the messages up to the floor as archived.
 
-        No row is moved: a query for the rows above the floor does not read the rows below the
-        floor. Only `archived`, `generation` and `bytes` of `info` change.
+        No row is moved, because a query for the rows above the floor does not read the rows below
+        the floor. Only `archived`, `generation` and `bytes` of `info` change.
         """
         check_key(key)
         return self._run_write(session_rows.compact, key)
@@ -259,7 +259,7 @@ class SQLStore(SessionOperations):
         }.intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
-        """Return a copy of this store that rejects writes after the lease is lost."""
+        """Return a copy of this store that rejects writes after the lease was released or taken."""
         fenced_store = copy.copy(self)
         fenced_store._lease = lease
         return fenced_store
@@ -269,7 +269,7 @@ class SQLStore(SessionOperations):
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
-        """Return the visible messages by seq, or with `full` all messages."""
+        """Return the visible messages, or with `full` all messages, in the order of their seqs."""
         check_key(key)
         check_count(last=last)
         check_optional_int(after=after)
@@ -305,7 +305,7 @@ class SQLStore(SessionOperations):
         return self._read_view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return a view with only the messages after `view`, or a full view after other changes."""
+        """Return a view with only the messages after `view`, or a full view if more has changed."""
         return self._read_view(view.key, view.last, view)
 
     def _read_view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
@@ -409,7 +409,7 @@ class SQLStore(SessionOperations):
 
     @contextmanager
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
-        """Read one session while no other writer can change it."""
+        """Read one session while no other writer can change it; a read-only store takes no lock."""
         if self.read_only:
             with self.read_snapshot(mark) as reading:
                 yield reading
@@ -438,7 +438,8 @@ class SQLStore(SessionOperations):
                 if epochs:
                     self._release_leases(epochs)
         finally:
-            # No call between check and assignment: only one of two threads may release a database.
+            # Python switches threads only at calls and loops. None is between check and assignment,
+            # so only one of two threads releases the database.
             if not self._leases.has_released_database:
                 self._leases.has_released_database = True
                 self._close_database()
@@ -469,8 +470,8 @@ class SQLStore(SessionOperations):
     def _run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment.
 
-        PostgreSQL first passes None instead of DamageReports. `work` then raises MissingRows for
-        missing messages, and runs again.
+        PostgresStore overrides this method: it first passes None instead of DamageReports, and
+        runs `work` again only if `work` raises MissingRows.
         """
         self._check_open()
         with self.database.read_transaction() as transaction:
@@ -524,7 +525,7 @@ class SQLStore(SessionOperations):
 
     @abstractmethod
     def _is_lease_held(self, row: Row) -> bool:
-        """Return whether the lease is held; `row` is a row of the statement `lease_in_force`."""
+        """Return whether the lease is held; `row` has the columns of statement `lease_in_force`."""
 
     @abstractmethod
     def _acquire_lease(self, key: str, *, ttl: float) -> int:

@@ -116,7 +116,7 @@ def _examine_session(
 def repair_sessions(
     run_write: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
 ) -> list[RepairResult]:
-    """Store rebuilt states and remove damaged undo steps, each in a call of `run_write`."""
+    """Store rebuilt states and remove damaged undo steps, with one `run_write` per finding."""
     results = []
     for finding in findings:
         if finding.repairable:

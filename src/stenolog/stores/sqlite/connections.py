@@ -1,8 +1,9 @@
 """The connections of a database: one write connection, and a pool of read connections.
 
-If SQLite cannot create a log next to the file (full or read-only disk), the file is opened as
-immutable. SQLite does not notice changes of an immutable file. So this module checks the file for
-changes, and the pool replaces connections that see outdated data.
+A read-only connection opens the file as immutable if SQLite must not create files next to it
+(`leave_no_files`) or cannot (full or read-only disk). SQLite does not notice changes of an
+immutable file. So this module checks the file for changes, and the pool replaces connections that
+see outdated data.
 """
 
 import os
@@ -45,9 +46,9 @@ from stenolog.stores.sqlite.transactions import Transaction
 SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
 """SQLite's levels. With NORMAL, a power cut may lose the last commits, but no other data."""
 
-_CHECKPOINT_PAGES: Final = 1_000
+_CHECKPOINT_PAGES: Final = 1_000  # growth of the log between two checkpoints
 _LOG_RESTART_PAGES: Final = 16_000  # for a longer log, a checkpoint waits for readers
-_CHECKPOINT_WAIT_SECONDS: Final = 0.25
+_CHECKPOINT_WAIT_SECONDS: Final = 0.25  # maximum wait of a checkpoint for readers
 _BUSY_POLL_SECONDS: Final = 0.002
 
 
@@ -76,7 +77,7 @@ class WriteConnection:
         self.lock_waits = 0
         """Number of times that SQLite itself had to wait for a lock of another program."""
         self.deadline = 0.0
-        """Time until which the current thread may wait for other programs."""
+        """Value of `time.monotonic` until which the current thread may wait for other programs."""
         self.commit_attempted = False
         """Whether a commit of the last transaction was attempted."""
         self._data_version = -1
@@ -204,7 +205,10 @@ class WriteConnection:
         return connection
 
     def _on_busy(self, _attempts: int) -> bool:
-        """Wait for a lock; SQLite calls this only if another program writes or uses the log."""
+        """Wait briefly for a lock; return False after the deadline.
+
+        SQLite calls this method only if another program writes or uses the log.
+        """
         self.lock_waits += 1
         if time.monotonic() >= self.deadline:
             return False
@@ -262,6 +266,7 @@ def read_version(connection: apsw.Connection, file: Path) -> int:
 
 
 MAX_READERS: Final = 8
+"""Maximum number of connections that are lent at the same time."""
 _PERMIT_POLL_SECONDS: Final = 0.001
 """Poll interval of a thread that waits for a connection, in seconds."""
 

@@ -216,7 +216,7 @@ class Database:
         return caller.result
 
     def _run_group(self, group: list[QueuedWrite]) -> None:
-        """Do the work of all callers. A caller that is not finished has stored nothing."""
+        """Do the work of all callers. A caller left unfinished has stored nothing."""
         if not self._try_group(group):
             # Perhaps only one session is damaged, which must not affect the other callers.
             for caller in group:
@@ -279,7 +279,7 @@ class Database:
         return time.monotonic() + self.settings.busy_timeout
 
     def disk_space(self) -> tuple[int | None, list[str]]:
-        """Return the free bytes, and the reasons why writes will fail."""
+        """Return the free bytes, and the reasons why writes fail or may soon fail."""
         try:
             free_bytes = database_file.free_bytes(self.file)
             reason = None if self.settings.read_only else write_problem(self.file)
@@ -336,7 +336,7 @@ class Database:
     # --- close and fork ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Reject new calls. The last running call closes the connections."""
+        """Reject new calls, and close each connection when no call uses it any more."""
         if not self.closed:
             self.closed = True
             _databases.discard(self)
@@ -354,8 +354,8 @@ class Database:
     def before_fork(self) -> bool:
         """Wait until no thread is inside SQLite, whose locks would stay locked in the child.
 
-        Return whether the writers' queue was stopped. If a thread forks inside its own transaction,
-        the queue is not stopped, because the thread would wait for itself.
+        Return whether the writers' queue was stopped. Both waits are limited, because a thread that
+        forks inside its own transaction waits for itself.
         """
         self._readers.pause_lending(_FORK_WAIT_SECONDS)
         return self._queue.lock.acquire(timeout=_FORK_WAIT_SECONDS)

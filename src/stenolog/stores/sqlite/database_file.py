@@ -80,7 +80,7 @@ def check_version(version: int, file: Path) -> None:
 
 
 def read_header(file: Path) -> bytes | None:
-    """Return the header of the database file: empty for an empty file, None without a file.
+    """Return the header of the database file; empty if the file is empty, None if it is missing.
 
     Raises DamagedStore, StoreUnavailable, UsageError.
     """

@@ -27,7 +27,8 @@ from stenolog.errors import MaybeStored, StenologError, StoreBusy
 from stenolog.stores.disk import CLOSED, open_descriptor
 
 _RECHECK_SECONDS: Final = 0.02
-_MAX_COMMIT_SECONDS: Final = 30.0  # after its deadline, a caller waits so long for a commit
+_MAX_COMMIT_SECONDS: Final = 30.0
+"""Seconds after its deadline that a caller still waits while another thread writes its data."""
 _MAX_GROUP_SIZE: Final = 256
 _GATE_POLL_SECONDS: Final = 0.0001
 _NEXT_LOCK_POLL_SECONDS: Final = 0.001

@@ -200,6 +200,6 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
 
 
 def format_holder(store_name: str, ttl: float) -> str:
-    """Return the holder text for the row of a lease that a store acquires now."""
+    """Return the holder text for a lease acquired or renewed now; empty if it is unknown."""
     current = current_process()
     return "" if current is None else f"{current} {store_name}@{time.monotonic() + ttl:.6f}"

@@ -203,7 +203,7 @@ class SQLiteStore(SQLStore):
                 )
                 leases.add_lease(key, epoch)
         except BaseException:
-            # The lease was not committed, and another lease may get the same epoch.
+            # No caller uses this lease. If it was not committed, another lease may get its epoch.
             leases.forget_lease(key, epoch)
             raise
         return int(epoch)
@@ -292,7 +292,10 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
 def _find_stored_seq(
     transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
 ) -> int:
-    """Return the first seq stored with this idempotency key; 0 for an unknown key."""
+    """Return the first seq stored with this idempotency key; 0 for an unknown key.
+
+    Raises OnceConflict if other messages were stored with the key.
+    """
     for session_id, first_seq, count in transaction.execute(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):

@@ -174,7 +174,7 @@ class Transaction:
 
 
 def readable_rows(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
-    """Yield the message rows whose columns have the right types. Times in `rows` are bytes."""
+    """Yield the message rows with the right types and a valid time. Times in `rows` are bytes."""
     for seq, at, body, crc in rows:
         if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
             with suppress(ValueError, AttributeError):

@@ -133,7 +133,7 @@ WRITE_CALLS = [
     Call("purge"),
     Call("fork", "late"),
 ]
-"""All calls that write, each with arguments for a session that has one message."""
+"""Calls that write, each with arguments for a session that has one message."""
 
 
 def append(store: Store, key: str, *texts: str) -> list[int]:
@@ -160,7 +160,7 @@ def hidden_seqs(store: Store, key: str) -> list[int]:
 
 
 def append_conversation(store: Store, key: str) -> None:
-    """Store a summary, meta and seven messages, of which two are archived and one is hidden."""
+    """Store a summary, meta and seven messages, of which two are archived and a third is hidden."""
     append(store, key, "1", "2")
     store.add_messages(key, user_messages("3", "4", "5"), once="batch")
     store.checkpoint(key, summary="so far", upto=2)
@@ -172,9 +172,10 @@ def append_conversation(store: Store, key: str) -> None:
 
 
 def assert_session(store: Store, key: str, **expected: object) -> None:
-    """Compare a session with `expected`: `messages`, texts, `hidden` seqs, or fields of its info.
+    """Compare a session with `expected`: values by name.
 
-    `visible` are the texts of the visible messages, and `texts` those of all messages.
+    A name is a field of `info`, or: `messages` (as `all_messages` returns them), `texts` (contents
+    of all messages), `visible` (contents of the visible messages), `hidden` (seqs), `summary`.
     """
     __tracebackhide__ = True
     readers: dict[str, Callable[[Store, str], object]] = {

@@ -1,1 +1,1 @@
-"""Export of a session as a document for readers: Markdown or one HTML page."""
+"""Export of a session as JSON lines or Markdown, and the blocks that HTML pages show too."""

@@ -1,7 +1,7 @@
 """Export of a session as text: JSON lines or Markdown. Pure functions.
 
-Most messages are Markdown and are exported unchanged. But a message must not affect the text around
-it, so open fences are closed, and HTML tags are shown as text.
+Most messages are Markdown and are exported to Markdown unchanged. But a message must not affect the
+text around it, so open fences are closed, and HTML tags are shown as text.
 """
 
 import json
@@ -116,7 +116,7 @@ def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -
 
 
 def document_title(info: SessionInfo, messages: Iterable[Message], clean: SharingRedactor) -> str:
-    """Return the title of a document: the session's title, or the start of the first prompt."""
+    """Return the title of a document: the session's title, start of the first prompt, or key."""
     title = title_from(info.meta, "")
     if title:
         return redact_text(title, clean)

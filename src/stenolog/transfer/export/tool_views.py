@@ -230,7 +230,7 @@ def argument_blocks(arguments: Any, budget: DiffBudget | None = None) -> tuple[T
 def result_blocks(
     result: Any, budget: DiffBudget | None = None, *, path: str = ""
 ) -> tuple[ToolBlock, ...]:
-    """Return the result of a call as blocks. Text that is not JSON stays unchanged.
+    """Return the result of a call as blocks. Text other than JSON or a patch is one block.
 
     `path` is the file that the call has read. If its language is known, the text is code.
     """
@@ -442,7 +442,7 @@ def _take_edit(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _take_edits(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the edits in the field `edits`, and remove it. Nothing if an item is not an edit."""
+    """Yield the edits in the field `edits`, and remove the field, if every item is an edit."""
     items = fields.get("edits")
     if not isinstance(items, list) or not 0 < len(items) <= _MAX_BLOCKS:
         return

@@ -1,7 +1,7 @@
 """Import of sessions of other programs.
 
-`legacy_session` holds the types that all importers share, and the other modules have the name of
-their program. picoclaw and zeroclaw share `claw_logs`. `folder` reads files, `framework_tables`
-reads SQLite files, and `strands` reads folder trees. `framework_tables.find_sources` finds all
-sources in a folder. `chat_format` converts messages to the chat format.
+`folder` reads files, `framework_tables` reads SQLite files through `sqlite_file`, and `strands`
+reads folder trees. `framework_tables.find_sources` finds all sources in a folder. `claw_logs` is
+for picoclaw and zeroclaw; the other modules for one program have its name. All of them share the
+types in `legacy_session` and the conversion in `chat_format`. `key_map` renames imported sessions.
 """

@@ -1,6 +1,7 @@
-"""ADK's events as messages in the chat format: every event becomes at least one message.
+"""ADK's events as messages in the chat format: every complete event becomes at least one message.
 
-Events that the user rewound, and events that a summary replaced, become hidden messages.
+Partial events are skipped. Events that the user rewound, and events that a summary replaced, become
+hidden messages.
 """
 
 from collections.abc import Sequence

@@ -92,7 +92,7 @@ class ImportProblems:
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
     ) -> list[JSONMessage]:
-        """Return a list with the encoded message, or report why it cannot be stored."""
+        """Return the message, encoded, in a list; report it and return [] if it is refused."""
         try:
             return [JSONMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
@@ -321,7 +321,7 @@ CONTENT_FIELDS: Final = CHAT_FIELDS - {"role", "name", "tool_call_id"} | {
     "reasoning_content",
     "thinking",
 }
-"""A message without any of these fields is empty."""
+"""A message with none of these fields is empty, unless it has a `text` or `parts` of texts."""
 _MIN_MILLIS: Final = 1e11
 """Smallest number that is read as milliseconds since 1970. Smaller numbers are seconds."""
 
@@ -433,7 +433,7 @@ def _parse_any_time(value: Any) -> datetime | None:
 # The key of the session is the name of the file and the number of the line.
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum number of bytes of a line."""
+"""Maximum number of bytes of a line. A longer line is not imported."""
 
 
 class ConversationLines:

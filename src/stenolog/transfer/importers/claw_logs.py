@@ -108,7 +108,7 @@ def read_picoclaw(
     """Return the session in a log with this name and modification time.
 
     The session is empty if picoclaw cleared it. Raises NotASession if the log has lines, but none
-    of them can be read.
+    of them can be read and there is no summary.
     """
     stem = name.removesuffix(".jsonl")
     meta_fields = read_meta(b"{}" if meta is None else meta)
@@ -121,7 +121,7 @@ def read_picoclaw(
 def read_meta(text: bytes) -> dict[str, Any]:
     """Return the readable content of a `.meta.json` file as arguments of `_read_log`.
 
-    Return only the problem of an unreadable file.
+    For an unreadable file, return the problem and default values.
     """
     problems = []
     try:

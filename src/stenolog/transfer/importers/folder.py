@@ -2,7 +2,7 @@
 
 An imported file gets the ending `.migrated`. If stenolog needs the name of another program's log,
 that log gets the ending `.importing` during the import (docs/decisions/0005). This module never
-deletes or overwrites data. No rename replaces a file. Symbolic links are not followed.
+deletes or overwrites data. No rename replaces a file. Symbolic links to files are not followed.
 """
 
 import errno
@@ -52,7 +52,8 @@ _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
 class Folder:
     """A folder that may contain old sessions.
 
-    A context manager. Raises OSError if the path is not a folder.
+    A context manager. `follow_links`: the path itself may be a symbolic link. Raises OSError if the
+    path is not a folder.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class Folder:
     # --- renaming ----------------------------------------------------------------------------
 
     def rename_for_import(self, source: Source) -> Source:
-        """Rename a log and its meta file to the suffix used during the import. Raises OSError."""
+        """Give a log and its meta file the ending `.importing`. Raises OSError."""
         if not source.name.endswith(LOG_SUFFIX):
             return source
         ending = self._choose_ending(source)
@@ -403,8 +404,9 @@ _MIGRATED_META_NAME: Final = re.compile(
 def find_log_pairs(names: Set[str]) -> Iterator[tuple[str, str | None, str | None]]:
     """Yield, for each stem, the logs with their meta files, then meta files without a log.
 
-    Each pair has the common stem, the current name of the log, and the current name of the meta
-    file; None if the file is missing. The file with the oldest ending comes first.
+    Each tuple has the stem, the current name of the log, and the current name of the meta file;
+    None if the file is missing. Files come in the order of the numbers in their endings, and a file
+    without an ending comes last.
     """
     logs = _suffixes_by_stem(names, _LOG_NAME)
     metas = _suffixes_by_stem(names, _META_NAME)

@@ -1,6 +1,7 @@
 """Import from SQLite files of agent frameworks. Each framework has its own tables.
 
-If a file changes while a session is read, the session is read again.
+If a file changes while a session is read, the session is read again. `find_sources` also finds
+sources that are not SQLite files.
 """
 
 import re
@@ -55,7 +56,7 @@ from stenolog.transfer.importers.sqlite_file import (
 from stenolog.transfer.importers.strands import StrandsFolder, is_session_folder
 
 MAX_READ_ATTEMPTS: Final = 3
-"""Maximum number of attempts to read a session that changes during the read."""
+"""Maximum number of attempts to read a session if its file changes. The last attempt counts."""
 
 TableColumns = Mapping[str, frozenset[str]]
 SessionIdentifier = tuple[str, ...]

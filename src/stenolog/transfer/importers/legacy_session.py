@@ -1,4 +1,4 @@
-"""Types that all importers share: sessions of other programs, and where they are read."""
+"""Types that all importers share: sessions of other programs, and the places that hold them."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,10 @@ ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 LOG_SUFFIX: Final = ".jsonl"
 MIGRATED_SUFFIX: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
-"""Maximum size in bytes of the state that another program stored with a session."""
+"""Maximum size in bytes of the state that another program stored with a session.
+
+A larger state is not imported.
+"""
 IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
 """Pattern for the end of the name of an imported file."""
 
@@ -40,7 +43,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...]
     summary: str = ""
     previous_summary: str = ""
-    """Summary before the current one; always empty except in files of stenolog's fallback store."""
+    """Summary when the fallback store first wrote the file; empty for files of other programs."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
     agent: str | None = None

@@ -27,9 +27,11 @@ BUSY_TIMEOUT: Final = 5.0
 _MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
 _MIN_FETCH_BYTES: Final = 16 * 1024 * 1024
+"""Number of bytes that a query may return from even the smallest file."""
 _STEPS_PER_CHECK: Final = 1_000_000
+"""Number of steps of SQLite's virtual machine between two checks of the limit."""
 _MIN_CHECKS: Final = 200
-"""Number of checks, one per `_STEPS_PER_CHECK` steps, after which reading a tiny file ends."""
+"""Number of checks after which reading a tiny file is stopped. The number grows with the file."""
 
 _APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""

@@ -40,7 +40,7 @@ EXTRA_FIELD: Final = "strands"
 SESSION_PREFIX: Final = "session_"
 AGENT_PREFIX: Final = "agent_"
 DEFAULT_AGENT: Final = "default"
-"""Name of an agent without a name."""
+"""Id that Strands gives an agent without a name."""
 
 _MESSAGE_FILE_NAME: Final = re.compile(r"message_(\d{1,18})\.json")
 # guard: import-no-symlinks

@@ -36,9 +36,9 @@ from stenolog.transfer.transcripts.transcript import (
 
 EXPORT_FILE_NAME: Final = r"conversations(-\d+)?\.json"
 MAX_EXPORT_BYTES: Final = 2 * 1024**3
-"""Maximum size in bytes of a file in a zip. A small zip may expand to any size."""
+"""Maximum unpacked size in bytes of a file in a zip. A small zip may expand to any size."""
 MAX_PICTURE_BYTES: Final = 1024 * 1024
-"""Maximum size in bytes of a picture that is stored in its message."""
+"""Maximum size in bytes of a picture that is stored. A note replaces a larger picture."""
 
 
 class ExportReader(TranscriptReader):

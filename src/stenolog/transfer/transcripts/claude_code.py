@@ -2,7 +2,7 @@
 
 Each line is a record. Records with a `uuid` form a tree by `parentUuid`. The branch that ends at
 the last record is the current branch, and messages of other branches are hidden. One answer of the
-model consists of several records with the same `message.id` and the same usage. The usage counts
+model may consist of several records with the same `message.id` and the same usage. The usage counts
 once.
 """
 
@@ -52,11 +52,11 @@ _REPEATED_TYPES: Final = frozenset(
 )
 """Types of attachments that repeat prompts, schemas and settings, and are not imported."""
 MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
-"""Maximum size of a file whose records are kept in memory while it is read."""
+"""Maximum size of a file whose records are kept in memory. A larger file is parsed twice."""
 REFRESH_SECONDS: Final = 1.0
 """Seconds for which the index of a project is used before the project's files are read again."""
 MAX_PROJECTS: Final = 8
-"""Maximum number of projects whose records are indexed at the same time."""
+"""Maximum number of project indexes in memory. The least recently used index is dropped."""
 _UUID_FIELD: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
 _TIME_FIELD: Final = re.compile(rb'"timestamp":"([^"]+)"')
 _COMMAND_TEXT: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
@@ -107,7 +107,7 @@ class ClaudeCode(TranscriptReader):
                 self._mark_copies(transcript, path)
 
     def _mark_copies(self, transcript: Transcript, path: Path) -> None:
-        """Mark messages as copies if an earlier session of the project has the same uuid."""
+        """Mark messages as copies if an older file of the project has their uuid."""
         index = self._projects.pop(path.parent, None) or _ProjectIndex(path.parent)
         self._projects[path.parent] = index
         if len(self._projects) > MAX_PROJECTS:

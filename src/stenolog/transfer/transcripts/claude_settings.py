@@ -29,6 +29,7 @@ HOOK_EVENT: Final = "SessionEnd"
 HOOK_ARGUMENTS: Final = "hook run claude-code"
 """Arguments by which the hook is recognized, even if the path of `steno` has changed."""
 MAX_CLEANUP_DAYS: Final = 1_000_000
+"""Larger settings count as this number of days, so that dates do not overflow."""
 DEFAULT_CLEANUP_DAYS: Final = 30
 """Days after which Claude Code deletes a transcript, unless its settings say otherwise."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")

@@ -294,7 +294,7 @@ class _ThreadBuilder:
                 turns_left -= body["role"] == "user" and KIND not in body[NOTES]
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
-        """Hide the messages that a summary replaced. Items that the model keeps stay visible."""
+        """Hide the messages that a summary replaced. Kept items stay visible if they have an id."""
         items = as_list(payload.get("replacement_history"))
         kept_identities = {identity_of_item(as_dict(item), None) for item in items}
         for message in self._transcript.messages:

@@ -33,7 +33,7 @@ _MESSAGES_SQL: Final = "SELECT * FROM message WHERE session_id=? ORDER BY time_c
 _PARTS_SQL: Final = "SELECT * FROM part WHERE message_id=? ORDER BY id"
 
 _PartDraft = tuple[str, dict[str, Any], dict[str, Any], Any]
-"""Identity, message, annotations and time."""
+"""Identity of a message, the message, its annotations and its time."""
 
 
 class OpenCode(DatabaseReader):

@@ -202,7 +202,7 @@ class TranscriptReader(ABC):
 
     @abstractmethod
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
-        """Add messages, title and facts of a file to an empty transcript. Mark copies as copies."""
+        """Add messages, title and facts of a file to an empty transcript. Mark copied messages."""
 
     def file_at(self, session_id: str, *paths: Path, conversation_id: str = "") -> TranscriptFile:
         """Describe the transcript of a session in these files. Raises OSError."""

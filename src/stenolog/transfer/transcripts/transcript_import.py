@@ -32,6 +32,7 @@ from stenolog.transfer.transcripts.transcript import (
 META_FIELD: Final = "transcript"
 """Meta field of an imported session: facts about the session, and size and time of its file."""
 LEASE_SECONDS: Final = 60.0
+"""Seconds for which an import leases a session that it updates."""
 _CONTENT_FIELDS: Final = (
     "role",
     "content",
@@ -44,6 +45,7 @@ _CONTENT_FIELDS: Final = (
 MAX_BATCH_MESSAGES: Final = 500
 """Maximum number of messages in one append."""
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Size in bytes from which an append or a batch of new sessions is stored."""
 MAX_BATCH_SESSIONS: Final = 64
 """Maximum number of new sessions that are stored together."""
 

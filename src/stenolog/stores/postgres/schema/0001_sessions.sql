@@ -32,7 +32,8 @@ CREATE TABLE {schema}.session (
 CREATE UNIQUE INDEX session_live ON {schema}.session (namespace, key) WHERE deleted IS NULL;
 CREATE INDEX session_deleted ON {schema}.session (namespace, key) WHERE deleted IS NOT NULL;
 CREATE INDEX session_fork ON {schema}.session (namespace, fork_of) WHERE fork_of IS NOT NULL;
--- The namespace is not the first column: a plan made for a small table would search keys in it.
+-- The namespace is not the first column: a plan made for a small table would use this index
+-- to find keys.
 CREATE UNIQUE INDEX session_uid ON {schema}.session (uid, namespace);
 
 -- The caller's message as JSON, byte for byte. It is text, because jsonb rejects the escapes of NUL
