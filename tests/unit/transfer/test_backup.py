@@ -66,13 +66,20 @@ def test_a_backup_is_a_workspace_of_plain_text(place: Path, where: str) -> None:
     assert (found.findings, found.sessions) == ((), taken.sessions + taken.deleted)
 
 
-def test_manifest_has_the_times_of_the_start_and_the_end(
+def test_manifest_keeps_the_time_at_which_the_backup_started(
     place: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter(f"2026-01-01T00:00:0{second}Z" for second in range(9))
+    times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
     monkeypatch.setattr(backup, "_now", lambda: next(times))
-    back_up(where, str(place / "backup"))
-    manifest = json.loads((place / "backup" / MANIFEST).read_text())
+    manifest_file = place / "backup" / MANIFEST
+    started = list[str]()
+
+    def note_start(_namespace: str, _step: CopyStep) -> None:
+        started.append(json.loads(manifest_file.read_text())["begun"])
+
+    back_up(where, str(place / "backup"), on_progress=note_start)
+    manifest = json.loads(manifest_file.read_text())
+    assert {manifest["begun"]} == set(started)
     assert manifest["begun"] < manifest["finished"]
 
 
