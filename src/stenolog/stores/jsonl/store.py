@@ -319,19 +319,14 @@ class JSONLStore(operations.SessionOperations):
         return rewrite.NOTHING_ARCHIVED
 
     def _finish_compaction(self, key: str, prepared: rewrite.PreparedArchive) -> CompactionResult:
-
-        def replace_live_log() -> CompactionResult:
-            log = self._logs.lock(key, create=False)
-            if log is None:
-                return rewrite.NOTHING_ARCHIVED
-            try:
-                return rewrite.finish_compaction(log, prepared, writer.now())
-            finally:
-                self._logs.drop_log(log)
-
-        with self._in_use.entry:
+        with self._in_use.entry, suppress(NoSuchSession):
             self._check_write(key)
-            return self._queue.run_exclusive(key, replace_live_log)
+            return self._lifecycle.change_file(
+                key,
+                lambda log: rewrite.finish_compaction(log, prepared, writer.now()),
+                f"archiving {key!r}",
+            )
+        return rewrite.NOTHING_ARCHIVED
 
     # --- lifecycle ---------------------------------------------------------------------------
 

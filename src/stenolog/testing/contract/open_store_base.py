@@ -131,7 +131,10 @@ WRITE_CALLS = [
     Call("set_meta", title="late"),
     Call("delete"),
     Call("purge"),
+    Call("purge", before=2),
     Call("fork", "late"),
+    Call("restore"),
+    Call("compact"),
 ]
 """Calls that write, each with arguments for a session that has one message."""
 

@@ -157,7 +157,6 @@ _CHANGING_CALLS = [
     Call("undo"),
     Call("checkpoint", summary="other", upto=3),
     Call("clear"),
-    Call("compact"),
     Call("purge", before=3),
 ]
 
@@ -406,8 +405,6 @@ _CALLS_AFTER_CLOSE = [
     Call("view"),
     Call("compact"),
     Call("info"),
-    Call("restore"),
-    Call("purge", before=2),
     Call("lease", ttl=60),
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stenolog import JSONLStore, NotStored, OnceConflict
+from stenolog import JSONLStore, MaybeStored, NotStored, OnceConflict
 
 KEY = "a"
 
@@ -228,6 +228,32 @@ def test_p8_failed_rename_leaves_the_log_unchanged(
         assert seqs(store, full=True) == [1, 2, 3, 4, 5]
         assert store.add_message(KEY, "user", "m6") == 6
         assert store.compact(KEY).archived == 5
+
+
+def test_p8_compaction_with_a_failed_folder_sync_after_the_rename_raises_maybe_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_rename, real_sync = os.rename, os.fsync
+
+    def rename_then_fail_syncs(source: str, target: str, **folders: int) -> None:
+        real_rename(source, target, **folders)
+        if target == "a.jsonl":
+            monkeypatch.setattr(os, "fsync", fails)
+
+    def fails(_: int) -> None:
+        raise OSError(5, "input/output error")
+
+    with JSONLStore(tmp_path) as store:
+        fill(store, 5)
+        store.truncate_history(KEY, 2)
+        monkeypatch.setattr(os, "rename", rename_then_fail_syncs)
+        with pytest.raises(MaybeStored):
+            store.compact(KEY)
+        monkeypatch.setattr(os, "rename", real_rename)
+        monkeypatch.setattr(os, "fsync", real_sync)
+        assert seqs(store, full=True) == [1, 2, 3, 4, 5]
+        assert store.add_message(KEY, "user", "m6") == 6
+        assert seqs(store) == [4, 5, 6]
 
 
 def test_compaction_archives_nothing_if_a_purge_removes_the_folder(
