@@ -39,7 +39,7 @@ async def context(request: Request) -> Response:
 
 def next_request(agent: AgentInstance, key: str) -> dict[str, Any]:
     """Return model, messages and tools of the next request. Raises NoSuchSession."""
-    session_key = agent.resolve_key(key)
+    session_key = agent.store.info(agent.resolve_key(key)).key
     model = agent.model_of(session_key)
     _, _, recalled = _read_history_and_memory(agent, session_key)
     window = agent.context(model).window(session_key, memory=recalled.block)

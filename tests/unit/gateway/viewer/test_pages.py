@@ -259,6 +259,12 @@ def test_errors_of_pages_are_pages(served: Served) -> None:
             "/?agent=nobody": 404,
             f"{_PATH}?at=-1": 400,
             "/s/nobody/context": 404,
+            "/s/nobody/request.json": 404,
+            "/s/nobody/fragment": 404,
+            "/s/nobody/outline": 404,
+            "/s/nobody/find?q=x": 404,
+            "/s/nobody/turns": 404,
+            "/s/nobody/messages/1.json": 404,
             "/s/nobody/export.jsonl": 404,
         }.items():
             found = client.get(path)
