@@ -90,7 +90,7 @@ def plan_retention(
 
     If rules require different actions for a session, the strongest action wins: purge, then delete,
     then archive. `read_info` returns details of a session. `tags_of` returns the tags of a deleted
-    session, or None if the tags are unreadable. `read_info` and `tags_of` are called only if a rule
+    session, or None if the session is damaged. `read_info` and `tags_of` are called only if a rule
     needs their results. `unfinished` are sessions whose purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
@@ -196,14 +196,13 @@ def _plan_purges(
     Then yield the steps that complete interrupted purges, for sessions of any age.
     """
     # A purge deletes all sessions in the trash that have the same key.
-    # So every session with this key must be in the trash, old, and without `exclude_tag`.
+    # So every session with this key must be in the trash, old, intact, and without `exclude_tag`.
     kept_keys = {session.key for session in entries}
     kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
     matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
-    for session in matching_sessions if rule.exclude_tag else ():
+    for session in matching_sessions:
         if session.key not in kept_keys:
             tags = tags_of(session)
-            # A session whose tags cannot be read is kept, because it may have `exclude_tag`.
             if tags is None or rule.exclude_tag in tags:
                 kept_keys.add(session.key)
     for session in matching_sessions:

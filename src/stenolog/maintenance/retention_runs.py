@@ -23,7 +23,7 @@ from stenolog.maintenance.retention_rules import (
 )
 from stenolog.records import SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.folders import locate_sessions, other_namespaces
-from stenolog.stores import log_reports
+from stenolog.stores import log_reports, spans
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import system_errors
@@ -269,7 +269,11 @@ def _make_trash_tags_reader(store: Store) -> Callable[[TrashedSession], Sequence
                 marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
             if session.uid in marks:
                 with store.read_snapshot(marks[session.uid]) as reading:
-                    return tags_from(reading.snapshot.meta)
+                    snapshot = reading.snapshot
+                    removed_count = spans.size(spans.union(snapshot.void, snapshot.purged))
+                    # If a message is damaged or missing, return None, so that no rule purges it.
+                    if sum(1 for _ in reading.messages) + removed_count == snapshot.last_seq:
+                        return tags_from(snapshot.meta)
         return None
 
     return tags_of

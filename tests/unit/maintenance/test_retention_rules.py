@@ -506,6 +506,24 @@ def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
         assert store.info("a").count == 4
 
 
+@pytest.mark.parametrize("exclude_tag", ["", "keep"])
+def test_damaged_session_in_the_trash_is_not_purged(where: str, exclude_tag: str) -> None:
+    with _open(where) as store:
+        damaged = store.delete("a")
+        store.delete("b")
+    if where.startswith("sqlite:"):
+        with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
+            [[session]] = database.execute("SELECT id FROM session WHERE key = 'a'")
+            database.execute("DELETE FROM message WHERE seq = 3 AND session = ?", (session,))
+    else:
+        [log] = Path(where, "sessions", "trash").glob(f"{damaged.uid}.*")
+        log.write_bytes(log.read_bytes().replace(b'"content":"2"', b'"content":"X"', 1))
+    rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag=exclude_tag)
+    assert [one.step.key for one in apply_rules(where, [rule])] == ["b"]
+    with _open(where) as store:
+        assert [one.uid for one in store.list_trash()] == [damaged.uid]
+
+
 def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
     _interrupt(where, "a")
     with _open(where) as store:
