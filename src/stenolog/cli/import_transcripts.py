@@ -88,7 +88,8 @@ class TranscriptsCommand:
         for report in reports:
             self._problems += [f"{one_line(report.key)}: {problem}" for problem in report.problems]
 
-    def _import_file(self, file: TranscriptFile, batch: TranscriptImport | None = None) -> None:
+    def _import_file(self, file: TranscriptFile, batch: TranscriptImport | None = None) -> bool:
+        """Import a file. Return False if a retry may succeed, for example after StoreBusy."""
         try:
             if batch is not None:
                 batch.add(file)
@@ -97,6 +98,8 @@ class TranscriptsCommand:
         except (NotASession, StoreBusy, OSError) as error:
             path, reason = path_and_reason(error, file.paths[0])
             self._problems.append(f"{one_line(path)} was skipped: {reason}")
+            return isinstance(error, NotASession)
+        return True
 
     def watch(self) -> None:
         """Import new messages as the program writes them, until Ctrl-C."""
@@ -107,8 +110,8 @@ class TranscriptsCommand:
         while True:
             for file in self.find_files():
                 if seen_versions.get(file.key) != (file.size, file.modified):
-                    seen_versions[file.key] = file.size, file.modified
-                    self._import_file(file)
+                    if self._import_file(file):
+                        seen_versions[file.key] = file.size, file.modified
                     for report in self._changed_reports():
                         click.echo(f"{one_line(report.key)}\t{report.added}")
                     self._reports.clear()

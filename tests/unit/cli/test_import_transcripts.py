@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import Result
 
+from stenolog.cli import import_transcripts
 from stenolog.cli.import_sessions import NEEDED_PATHS, TRANSCRIPT_PROGRAMS
+from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
 from support.cli import documented_columns
@@ -460,6 +463,35 @@ def test_a_watch_that_was_killed_is_continued_by_the_next_import(
     found = stored("workspace")
     assert len(found) == 8
     assert without_usage(found) == without_usage(stored("fresh"))
+
+
+def test_watch_imports_an_unchanged_file_when_the_session_is_no_longer_leased(
+    steno: Steno,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = (PROJECT / f"{SESSION}.jsonl").read_bytes().splitlines(keepends=True)
+    folder = tmp_path / "projects"
+    path = folder / PROJECT.name / f"{SESSION}.jsonl"
+    append(path, b"".join(lines[:60]))
+    steno("import", "--from", "claude-code", str(folder))
+    append(path, b"".join(lines[60:]))
+    with JSONLStore("workspace", busy_timeout=0) as store, JSONLStore("workspace") as other:
+        command = import_transcripts.TranscriptsCommand("claude-code", folder, store)
+        lease = other.lease(KEY, ttl=60)
+        printed: list[str] = []
+
+        def pause(_seconds: float) -> None:
+            printed.append(capsys.readouterr().out)
+            lease.release()
+            if len(printed) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(import_transcripts, "time", SimpleNamespace(sleep=pause))
+        with pytest.raises(KeyboardInterrupt):
+            command.watch()
+    assert printed == ["", f"{KEY}\t9\n", ""]
 
 
 def _other_ids(text: bytes, number: int) -> bytes:
