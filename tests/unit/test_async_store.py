@@ -716,11 +716,12 @@ def test_follow_can_be_cancelled_or_abandoned_at_any_time(store: Store) -> None:
     run(main)
 
 
-def test_errors_of_follow_are_raised_by_its_await(store: Store) -> None:
+def test_follow_raises_its_errors_at_the_first_anext(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
+            messages = mine.follow("")
             with pytest.raises(InvalidKey):
-                await anext(mine.follow(""))
+                await anext(messages)
 
     run(main)
 

@@ -28,8 +28,8 @@ class SecretKind(Struct, frozen=True):
     """Pattern of field names in lower case, with `_` between words."""
     safe_values: str = "(?!)"
     """Pattern of values that are not secrets."""
-    has_numbers: bool = False
-    """Whether a number can be a secret of this kind."""
+    min_digits: int = 0
+    """Minimum number of digits of a number that is a secret; 0 if no number is a secret."""
     includes_nested: bool = True
     """Whether all values inside an object or list in a field of this kind are secrets."""
 
@@ -58,7 +58,7 @@ _SECRET_KINDS: Final = (
     SecretKind(
         "password",
         r".*(?:password|passwd|passphrase|passcode|passwort|kennwort)s?(_hash)?|(?:.*_)?pwd",
-        has_numbers=True,
+        min_digits=4,
     ),
     SecretKind(
         "password", rf"(?:(?:.*_)?(?:{'|'.join(_PASS_PREFIXES.split())})_?)?pass|(?:.*_)?pw|passkey"
@@ -75,7 +75,8 @@ _SECRET_KINDS: Final = (
     SecretKind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),
     SecretKind("token", r".*authorization", r"[a-z]{4,15}"),
     SecretKind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", includes_nested=False),
-    SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", has_numbers=True),
+    SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|otp)", min_digits=4),
+    SecretKind("pin", r"(?:.*_)?(?:cvv|cvc)", min_digits=3),
 )
 _NON_SECRET_NAME: Final = lazy_pattern(f"{_NON_SECRET_TOKENS}|{_FLAG_NAMES}")
 _MAX_NAME_LENGTH: Final = 64
@@ -91,7 +92,6 @@ _FIELD_PLACEHOLDER: Final = lazy_pattern(
 )
 """Pattern of placeholders, references and types in place of a secret."""
 _PIN_DIGITS: Final = lazy_pattern(r"\s*+[0-9]{3,8}\s*+")
-_LONG_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,}+")
 _SCHEMA_TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SCHEMA_FIELDS: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
 _SCHEMA_VALUES: Final = ("value", "default", "const", "example")
@@ -103,7 +103,7 @@ _FIELD_NAME: Final = lazy_pattern(
     r"(?<!\\)(?P<quote>\\{0,31}[\"'])(?P<name>[^\"'\\\n]{1,160})(?P=quote)\s*+(?:=>|[:=])\s*+"
 )
 _QUOTE: Final = lazy_pattern(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
-_BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
+_BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{3,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = lazy_pattern(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = lazy_pattern(r"\s*+:")
 _LOGPROB_FIELD: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
@@ -143,7 +143,9 @@ def is_secret_value(kind: SecretKind, value: str) -> bool:
 
 def is_secret_number(kind: SecretKind, value: str) -> bool:
     """Return whether a number in a field of this kind is a secret."""
-    return kind.has_numbers and bool(_LONG_NUMBER.fullmatch(value)) and is_secret_value(kind, value)
+    digits = value.removeprefix("-")
+    has_digits = digits.isdecimal() and len(digits) >= kind.min_digits
+    return kind.min_digits > 0 and has_digits and is_secret_value(kind, value)
 
 
 def kind_of_nested_field(
@@ -230,8 +232,9 @@ def _find_quote_end(text: str, quote: re.Match[str]) -> Span:
 
     A newline also ends the text. Each level of escapes doubles the backslashes before a quote and
     adds one. A quote with as many backslashes as the opening quote closes the text. A quote with
-    more backslashes may be part of the text, and a quote with fewer backslashes closes an outer
-    text.
+    more backslashes also closes the text if the additional ones are escaped backslashes at the end
+    of the text; otherwise the quote is part of the text. A quote with fewer backslashes closes an
+    outer text, so this text ends too.
     """
     escape_count, position = len(quote["escapes"]), quote.end()
     end_pattern = _QUOTE_OR_NEWLINE[quote["mark"]]

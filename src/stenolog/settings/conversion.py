@@ -75,12 +75,12 @@ def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
     if has_user(name):
         # The address would become the name of the model, which is shown and stored with messages.
         raise UsageError("the address of a model must not contain a user or password")
-    model = settings.models.get(name) or ModelSettings(model=name)
+    model_settings = settings.models.get(name) or ModelSettings(model=name)
     choice = find_model(
-        model.model,
+        model_settings.model,
         environment=settings.keys,
-        base_url=model.base_url,
-        key_name=model.key_env,
+        base_url=model_settings.base_url,
+        key_name=model_settings.key_env,
         ollama=lambda: probe_ollama(ollama_address(settings.keys)),
         weights=_find_weights,
     )
@@ -89,11 +89,11 @@ def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
     return open_model(
         choice,
         environment=settings.keys,
-        key=model.key,
-        timeout=model.timeout,
-        first_byte_timeout=model.first_byte_timeout,
-        retries=model.retries,
-        headers=model.headers,
+        key=model_settings.key,
+        timeout=model_settings.timeout,
+        first_byte_timeout=model_settings.first_byte_timeout,
+        retries=model_settings.retries,
+        headers=model_settings.headers,
     )
 
 

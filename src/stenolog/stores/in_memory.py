@@ -286,7 +286,7 @@ class InMemoryStore:
             )
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
-        """Hide all messages and empty the summary."""
+        """Hide all messages, or all messages up to a seq, and empty the summary."""
         check_optional_int(upto=upto)
         with self._session_to_change(key) as session:
             last = session.last_seq if upto is None else min(upto, session.last_seq)

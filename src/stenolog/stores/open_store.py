@@ -71,7 +71,7 @@ def open_store(
                 options["schema"] = unquote(options["schema"])
             return PostgresStore(url, namespace=namespace, read_only=read_only, **options)
         case "memory" if read_only:
-            raise UsageError("memory: starts empty, so it cannot be opened read-only")
+            raise UsageError("'memory:' starts empty, so it cannot be opened read-only")
         case "memory":
             from stenolog.stores.in_memory import InMemoryStore
 
@@ -95,7 +95,7 @@ def parse_address(where: str | os.PathLike[str]) -> Address:
     match scheme if colon else "":
         case "memory":
             if rest:
-                raise UsageError("memory: takes no name; it is forgotten when it is closed")
+                raise UsageError("'memory:' takes no name; it is forgotten when it is closed")
             return Address(engine="memory")
         case "jsonl":
             return Address(engine="jsonl", path=_require_plain_path(scheme, rest))
@@ -144,9 +144,9 @@ def _require_plain_path(scheme: str, path: str) -> str:
     Raises UsageError if the path is empty, is `:memory:` or starts with `//`.
     """
     if path == ":memory:":
-        raise UsageError("sqlite: needs a file; use memory: to keep sessions only in this process")
+        raise UsageError("'sqlite:' needs a file; 'memory:' keeps sessions only in this process")
     if not path:
-        raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLE_PATHS[scheme]}")
+        raise UsageError(f"'{scheme}:' needs a path, for example {scheme}:{_EXAMPLE_PATHS[scheme]}")
     if path.startswith("//"):
         # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
         relative_path = path.lstrip("/")

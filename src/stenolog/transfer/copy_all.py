@@ -202,7 +202,7 @@ def _folder_to_namespace(where: str, folder: str) -> str:
 def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if source and target are the same place, or one is a temporary store."""
     if "memory:" in (source, target):
-        raise UsageError("memory: is a temporary store; give another place")
+        raise UsageError("'memory:' is a temporary store; give another place")
     source_address, target_address = parse_address(source), parse_address(target)
     if source_address.engine != target_address.engine:
         return

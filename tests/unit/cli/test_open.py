@@ -239,7 +239,7 @@ def test_server_cannot_choose_the_opened_page(
     steno: Steno, token: Token, path: str, opened: bool
 ) -> None:
     def answer(asked: bytes) -> bytes:
-        # Even who has the token, too.
+        # This server even knows the token.
         nonce = asked.partition(b"Steno ")[2].split(b".")[1].decode()
         body = {"url": path, "proof": token.proof("give", nonce, path)}
         return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(body).encode()

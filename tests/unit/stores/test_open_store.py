@@ -43,8 +43,8 @@ def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
     ("where", "words"),
     [
         ("", "the address is empty; give a folder, or sqlite:FILE"),
-        ("sqlite:", "sqlite: needs a path, for example sqlite:./workspace/sessions.db"),
-        ("jsonl:", "jsonl: needs a path, for example jsonl:./workspace"),
+        ("sqlite:", "'sqlite:' needs a path, for example sqlite:./workspace/sessions.db"),
+        ("jsonl:", "'jsonl:' needs a path, for example jsonl:./workspace"),
         (
             "sqlite://abs.db",
             "sqlite:PATH takes a plain path, without //: sqlite:./abs.db from here, "
@@ -59,8 +59,8 @@ def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
         ),
         ("file:./workspace", "unknown engine 'file:'"),
         ("ftp://host/x", "unknown engine 'ftp:'; use jsonl:, sqlite:, postgresql: or memory:"),
-        ("memory:x", "memory: takes no name"),
-        ("sqlite::memory:", "use memory: to keep sessions only in this process"),
+        ("memory:x", "'memory:' takes no name"),
+        ("sqlite::memory:", "'memory:' keeps sessions only in this process"),
     ],
 )
 def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str) -> None:

@@ -513,7 +513,7 @@ class Log:
             )
 
     def _report_damage(self, damaged: list[DamagedBytes], source: str = "") -> None:
-        """Log new damage; `source` is the path of an archive, or empty for the live log."""
+        """Warn of damage not reported yet; `source`: path of an archive, empty for the live log."""
         for part in damaged:
             if not part.is_void and (source, part.offset) not in self._reported_damage:
                 self._reported_damage[source, part.offset] = part

@@ -137,7 +137,7 @@ class Purger:
                     _unlink(self._directory.descriptor, f".{live_log.name}.new")
 
     def _end_lease_if_unused(self, key: str) -> bool:
-        """Return whether no session has the key; if so, end a lease of the key."""
+        """End the lease of the key if no session has the key. Return whether no session has it."""
         if self._log_size(key):
             return False
 

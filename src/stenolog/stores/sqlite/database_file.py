@@ -108,8 +108,9 @@ def read_header(file: Path) -> bytes | None:
 
 
 def rename_orphaned_log(file: Path) -> None:
-    """Rename the log of a removed database, because the log would damage a new database.
+    """Rename the write-ahead log that a deleted database left behind.
 
+    SQLite would apply the log to a new database of the same name, and damage the database.
     The caller must hold the gate, the lock between processes. Raises OSError.
     """
     log = file.with_name(f"{file.name}-wal")

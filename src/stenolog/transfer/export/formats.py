@@ -116,7 +116,7 @@ def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -
 
 
 def document_title(info: SessionInfo, messages: Iterable[Message], clean: SharingRedactor) -> str:
-    """Return the title of a document: the session's title, start of the first prompt, or key."""
+    """Return the session's title, or the start of the first prompt, or the key."""
     title = title_from(info.meta, "")
     if title:
         return redact_text(title, clean)
