@@ -154,6 +154,8 @@ class _ThreadBuilder:
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
         self._identities: set[str] = set()
+        self._newest_identities: dict[str, str] = {}
+        """Identity of the newest item, by the identity that the item has without a timestamp."""
         self._model = ""
         self._meta: dict[str, Any] = {}
         self._folders: dict[str, None] = {}
@@ -238,6 +240,7 @@ class _ThreadBuilder:
         if identity in self._identities:
             return
         self._identities.add(identity)
+        self._newest_identities[identity_of_item(payload, None)] = identity
         kind, at = _kind_of_item(record, payload), record.get("timestamp")
         notes = {"kind": kind, "model": self._model if body["role"] == "assistant" else ""}
         [message] = self._transcript.add_record(
@@ -294,9 +297,10 @@ class _ThreadBuilder:
                 turns_left -= body["role"] == "user" and KIND not in body[NOTES]
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
-        """Hide the messages that a summary replaced. Kept items stay visible if they have an id."""
-        items = as_list(payload.get("replacement_history"))
-        kept_identities = {identity_of_item(as_dict(item), None) for item in items}
+        """Hide the messages that a summary replaced. Kept items stay visible."""
+        items = as_list(payload.get("replacement_history"))  # these items have no timestamps
+        identities = (identity_of_item(as_dict(item), None) for item in items)
+        kept_identities = set(map(self._newest_identities.get, identities))
         for message in self._transcript.messages:
             message.hidden = message.hidden or message.identity not in kept_identities
         self._transcript.summary = _SUMMARY_PREFACE.sub("", as_text(payload.get("message"))).strip()
