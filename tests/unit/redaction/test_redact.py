@@ -325,6 +325,7 @@ def test_secret_is_recognized_by_its_field_name(name: str, times: int) -> None:
         ("'password' => 'hunter2',", "'password' => '[redacted: password]',"),
         ('{"password": 12345678}', '{"password": "[redacted: password]"}'),
         ('{"cvv": "123", "otp": 4821}', '{"cvv": "[redacted: pin]", "otp": "[redacted: pin]"}'),
+        ('{"cvv": 123, "otp": 123}', '{"cvv": "[redacted: pin]", "otp": 123}'),
         ('cut: {"password": "hunt', 'cut: {"password": "[redacted: password]'),
         ('{"password": "hunt\nand more', '{"password": "[redacted: password]\nand more'),
         (
