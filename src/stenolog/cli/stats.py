@@ -79,7 +79,8 @@ _NUMBER_COLUMNS_WIDTH: Final = 56
 @click.option(
     "--by",
     type=click.Choice(["session", "day", "model", "project", "channel"]),
-    help="One row per session, day, model, project or channel, the most expensive first.",
+    help="One row per session, day, model, project or channel. Days are sorted by date, other rows "
+    "by cost, the highest first.",
 )
 @json_option()
 @location_options

@@ -261,6 +261,14 @@ def test_cost_is_shown_if_prices_are_installed(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_rows_by_day_are_sorted_by_date_as_the_help_says(steno: Steno) -> None:
+    days = [line.split("\t")[1] for line in steno("stats", "--by", "day").stdout.splitlines()]
+    assert days == ["2026-01-05", "2026-01-06", "2026-01-07"]
+    help_text = " ".join(steno("stats", "--help").stdout.split())
+    assert "Days are sorted by date, other rows by cost, the highest first." in help_text
+
+
+@pytest.mark.usefixtures("place")
 def test_rows_by_session_day_model_and_project_have_their_cost(steno: Steno) -> None:
     with open_store("workspace") as store:
         for key, tokens in (("cheap", 1_000), ("dear", 1_000_000), ("also", 2_000)):
