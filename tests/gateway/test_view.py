@@ -273,6 +273,21 @@ def test_transcript_that_grows_is_followed_and_one_that_is_gone_vanishes(tmp_pat
         assert len(list(viewing.cache.glob("*.places"))) == 1
 
 
+@pytest.mark.parametrize("command", [["view"], ["serve", "--read-only", "-w"]])
+def test_index_is_in_memory_if_the_cache_folder_cannot_be_used(
+    command: list[str], tmp_path: Path
+) -> None:
+    with open_store(str(tmp_path / "place")) as store:
+        store.add_message("cli:a", "user", "question")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".cache").write_text("a file in place of the folder")
+    arguments = [*command, str(tmp_path / "place"), "--port", "0"]
+    with Viewing(home, *arguments) as viewing, viewing.client() as client:
+        until(partial(is_found, client, "question"))
+    assert (home / ".cache").is_file()
+
+
 def test_damaged_index_is_built_again(tmp_path: Path) -> None:
     place = SAMPLES / "codex" / "sessions"
     home = tmp_path / "home"

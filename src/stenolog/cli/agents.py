@@ -21,7 +21,7 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.catalog.background_catalog import BackgroundCatalog, ReadHeads
 from stenolog.cli.config import AgentOptions, read_settings
-from stenolog.cli.output import error_sentence, plural
+from stenolog.cli.output import error_sentence, plural, print_notice, sentence
 from stenolog.cli.workspace import session_command
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
@@ -170,6 +170,15 @@ def open_viewer(spec: AgentSpec, store: Store, *, heads: ReadHeads) -> AgentInst
     return agent
 
 
+def find_index_file(places: Sequence[ViewedPlace], cache: Path) -> Path | None:
+    """Return the file for the search index. Warn and return None if the cache cannot be used."""
+    try:
+        return prepare_index_file(places, cache)
+    except OSError as error:
+        print_notice(f"Warning: the search index is kept in memory: {sentence(str(error))}")
+        return None
+
+
 def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list[AgentInstance]:
     """Open the sessions of all configured agents read-only. Raises StenologError, OSError.
 
@@ -185,7 +194,7 @@ def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list
         is_empty = address.engine == "jsonl" and not Path(where, place.namespace).exists()
         if address.engine != "memory" and not is_empty:
             source_store = open_unchanged(place.where, namespace=place.namespace)
-        catalog = prepare_index_file([ViewedPlace(program=place.namespace, where=where)], cache)
+        catalog = find_index_file([ViewedPlace(program=place.namespace, where=where)], cache)
         store = CombinedStore([StorePlace(store=source_store)], catalog=catalog)
         if options.workspace is not None:
             spec = replace(spec, sessions=options.workspace)

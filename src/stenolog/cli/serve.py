@@ -310,8 +310,8 @@ async def _view(
 
     from stenolog.agent.spec import AgentSpec
     from stenolog.agent.threads import cancel_and_wait
-    from stenolog.cli.agents import open_viewer
-    from stenolog.transfer.viewed_places import open_places, prepare_index_file
+    from stenolog.cli.agents import find_index_file, open_viewer
+    from stenolog.transfer.viewed_places import open_places
 
     async with contextlib.AsyncExitStack() as cleanup:
         sockets = _listen_on_loopback(port)
@@ -321,11 +321,6 @@ async def _view(
             token = read_or_create_token(token_path(settings.gateway.token_file))
         except StenologError:
             token = new_token()  # the token file cannot be used
-        try:
-            catalog: Path | None = prepare_index_file(places, _cache_folder())
-        except OSError as error:
-            print_notice(f"Warning: the search index is kept in memory: {sentence(str(error))}")
-            catalog = None
         failed_places: list[ViewedPlace] = []
 
         def report_failed_place(place: "ViewedPlace", error: Exception) -> None:
@@ -333,6 +328,7 @@ async def _view(
             place_name = display_name(place.where)
             print_notice(f"Warning: {place_name} is not shown: {sentence(str(error))}")
 
+        catalog = find_index_file(places, _cache_folder())
         store = open_places(places, catalog=catalog, on_problem=report_failed_place)
         cleanup.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
