@@ -25,7 +25,7 @@ from stenolog.redaction.patterns import (
 )
 
 _NON_SPACES: Final = lazy_pattern(r"\S*")
-_SECRET_MARGIN: Final = 1_000
+_SECRET_MARGIN: Final = 10_000
 """Characters beyond a cut that are searched, too, for a secret that the cut divides."""
 
 
