@@ -226,7 +226,7 @@ class Turn(Struct, eq=False):
         """Return the calls that the agent runs, and the calls that the client runs.
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls,
-        and the agent handles all calls.
+        and the agent stores the results of all calls.
         """
         client_names = self.options.client_tool_names
         client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
@@ -464,7 +464,8 @@ class Turn(Struct, eq=False):
     ) -> None:
         """Run tool calls.
 
-        `is_cut_off`: the model's answer was cut off in the last call, which does not run.
+        `is_cut_off`: the model's answer was cut off in the last call. Then the last call and the
+        calls of client tools do not run.
         """
 
         async def store_result(result: dict[str, Any]) -> None:
@@ -472,8 +473,12 @@ class Turn(Struct, eq=False):
             await self._store_message(result)
 
         if is_cut_off:
-            *calls, last_call = calls
-            await store_result(result_for_cut_off_call(last_call, self.on_event))
+            client_names = self.options.client_tool_names
+            runnable = [call for call in calls[:-1] if call["function"]["name"] not in client_names]
+            for call in calls:
+                if call not in runnable:
+                    await store_result(result_for_cut_off_call(call, self.on_event))
+            calls = runnable
         context = self.instance.tool_context(self.key, sender=self.options.sender)
         await self.instance.tool_runner.run(
             calls, context, on_event=self.on_event, store_result=store_result

@@ -12,6 +12,7 @@ from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, Tu
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
+from stenolog.providers.chat_model import Delta
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel, tool_call
 from support.agents import KEY, STORES, agent_loop, bodies, roles
@@ -139,6 +140,34 @@ def test_client_tool_shadows_an_agent_tool(tmp_path: Path) -> None:
             assert names.count("clock") == 1
 
     asyncio.run(main())
+
+
+def test_client_call_in_a_cut_off_answer_does_not_run_the_agent_tool(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def lamp() -> str:
+        """Switch a lamp."""
+        made.append("lamp")
+        return "on"
+
+    class CutOffModel(ScriptedModel):
+        async def stream(self, messages: Any, **options: Any) -> Any:
+            async for delta in super().stream(messages, **options):
+                yield delta
+            if len(self.asked) == 1:
+                yield Delta(finish="length")
+
+    async def main() -> None:
+        model = CutOffModel([_calling("lamp", "clock", "clock-2"), "Done."])
+        async with agent_loop("jsonl", tmp_path, model, tools=[clock, lamp]) as loop:
+            assert (await _ask(loop, "All, please.")).text == "Done."
+            results = {body.get("tool_call_id"): body["content"] for body in bodies(loop)}
+            assert "not made" in results["call-lamp"]
+            assert "not made" in results["call-clock-2"]
+            assert results["call-clock"] == "noon"
+
+    asyncio.run(main())
+    assert made == []
 
 
 def test_model_that_is_not_allowed_is_rejected(tmp_path: Path) -> None:
