@@ -261,7 +261,7 @@ class CatalogWriter:
         self._database = database
         self._catalog_id = catalog_id
         self._steps: list[Step] = []
-        self._message_count = self._byte_count = 0
+        self._message_count = self._text_size = 0
         self._collecting_since = 0.0
         self.missed_keys: set[str] = set()
         """Keys of the sessions that another process changed before this writer."""
@@ -273,8 +273,8 @@ class CatalogWriter:
                 self._collecting_since = time.monotonic()
             self._steps.append(step)
             self._message_count += len(step.messages) + step.remove_count
-            self._byte_count += sum(len(message.text) for message in step.messages)
-            if self._message_count >= steps.MAX_MESSAGES or self._byte_count >= steps.MAX_BYTES:
+            self._text_size += sum(len(message.text) for message in step.messages)
+            if self._message_count >= steps.MAX_MESSAGES or self._text_size >= steps.MAX_CHARACTERS:
                 self.flush()
             if key in self.missed_keys:
                 return
@@ -284,7 +284,7 @@ class CatalogWriter:
     def flush(self) -> None:
         """Execute the collected steps in one transaction."""
         collected_steps, self._steps = self._steps, []
-        self._message_count = self._byte_count = 0
+        self._message_count = self._text_size = 0
         if not collected_steps:
             return
         with self._database.write_transaction() as transaction:

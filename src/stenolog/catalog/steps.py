@@ -34,8 +34,8 @@ from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import message_tokens
 
 MAX_MESSAGES: Final = 2_000
-MAX_BYTES: Final = 2_000_000
-"""Maximum numbers of messages and bytes in one transaction."""
+MAX_CHARACTERS: Final = 2_000_000
+"""Approximate maximum numbers of messages and indexed characters in one transaction."""
 _MAX_PRICE: Final = 1e6
 """Maximum price of one answer in US dollars, in case a program wrote wrong token counts."""
 
@@ -345,7 +345,7 @@ def _split_messages(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     start = size = 0
     for index, message in enumerate(messages):
         length = min(len(message.to_json()), searchable_text.LONGEST_TEXT)
-        if index > start and (index - start >= MAX_MESSAGES or size + length > MAX_BYTES):
+        if index > start and (index - start >= MAX_MESSAGES or size + length > MAX_CHARACTERS):
             yield messages[start:index]
             start, size = index, 0
         size += length

@@ -93,7 +93,7 @@ def test_small_transactions_give_the_same_catalog(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 2)
-    monkeypatch.setattr(steps, "MAX_BYTES", 60)
+    monkeypatch.setattr(steps, "MAX_CHARACTERS", 60)
     _walk([store], [catalog], seed=7, steps=120)
 
 
