@@ -162,7 +162,11 @@ class Steno(click.Group):
             _discard_output()
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
-            raise click.ClickException(sentence(f"Cannot write the output: {error}")) from error
+            # Errors of the output name no file.
+            text = f"Cannot write the output: {error}"
+            if error.filename:
+                text = f"{error.filename}: {error.strerror}"
+            raise click.ClickException(sentence(text)) from error
         ctx.exit(exit_code or 0)
 
 

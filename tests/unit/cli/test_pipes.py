@@ -67,3 +67,23 @@ def test_closed_standard_streams_are_tolerated(
     assert "Traceback" not in ended.stderr
     wrong = "No such command" in ended.stdout + ended.stderr
     assert wrong == (arguments == ["nonsense"] and closed == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["completion", "bash"], "Cannot write the output: [Errno 28] No space left on device."),
+        (["view", "n" * 300], f"{'n' * 300}: File name too long."),
+    ],
+    ids=["output", "file"],
+)
+def test_error_of_a_file_is_not_reported_as_an_error_of_the_output(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    command = [sys.executable, "-m", "stenolog", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
+    assert ended.returncode == 1
+    assert ended.stderr.decode().removeprefix("Error: ").replace(f"{tmp_path}/", "") == (
+        f"{message}\n"
+    )
