@@ -65,6 +65,24 @@ TOO_LONG = [
     ("Input is too long for requested model.", None),
     ("Invalid request: Your request exceeded model token limit: 8192", 8_192),
     ("Input length (5000) exceeds model's maximum context length (4096).", 4_096),
+    ("Input length 6491 exceeds the context length", None),
+    ("The input token count (1200000) exceeds the maximum number of tokens allowed.", None),
+    ("The input token count exceeds the maximum number of tokens allowed 1048576.", 1_048_576),
+    (
+        "Unable to submit request because the input token count is 32825 but model only supports "
+        "up to 32768. Reduce the input token count and try again.",
+        32_768,
+    ),
+    (
+        "You passed 99073 input tokens and requested 32000 output tokens. However, the model's "
+        "context length is only 131072 tokens, resulting in a maximum input length of 99072 "
+        "tokens. Please reduce the length of the input prompt.",
+        131_072,
+    ),
+    (
+        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+        4_096,
+    ),
 ]
 
 SOMETHING_ELSE = [
