@@ -8,7 +8,7 @@ foreign scripts and addresses.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
-from secrets import token_hex
+from secrets import randbelow
 from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
@@ -255,12 +255,13 @@ _MAX_SEARCHED: Final = 1_000_000
 
 Secrets in further texts are not covered.
 """
-_NONCE: Final = f"x{token_hex(8)}x"
-"""Random text in placeholders, so that no message can contain a placeholder."""
+# A placeholder consists of digits, because lexers of JSON and TOML split other words.
+_NONCE: Final = str(10**19 + randbelow(10**19))
+"""Random number in placeholders, so that no message can contain a placeholder."""
 _TAG_OR_PLACEHOLDER: Final = re.compile(
-    rf'<(?:[^<>"]|"[^"]*")*+>|{_NONCE}(?P<number>\d+)x', re.ASCII
+    rf'<(?:[^<>"]|"[^"]*")*+>|{_NONCE}(?P<number>\d{{6}})', re.ASCII
 )
-_PLACEHOLDER: Final = re.compile(rf"{_NONCE}\d+x", re.ASCII)
+_PLACEHOLDER: Final = re.compile(rf"{_NONCE}\d{{6}}", re.ASCII)
 _CUT_WORD: Final = re.compile(r"\A…([\w+=-]{8,})|([\w+=-]{8,})…\Z")
 """A long word at a cut end of a snippet, which may be a part of a secret."""
 COVER_TEXT: Final = "••••••"
@@ -288,7 +289,7 @@ class SecretMask:
         find = _find_secrets_cached if len(text) <= _MAX_CACHED_LENGTH else find_secrets
         for secret in find(text):
             kind = secret.stub.strip("\"'").removeprefix("[redacted: ").removesuffix("]")
-            pieces += [text[end : secret.start], f"{_NONCE}{len(self._secrets)}x"]
+            pieces += [text[end : secret.start], f"{_NONCE}{len(self._secrets):06}"]
             self._secrets.append((text[secret.start : secret.end], kind))
             end = secret.end
         return "".join([*pieces, text[end:]]) if pieces else text

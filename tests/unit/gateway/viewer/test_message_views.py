@@ -277,3 +277,10 @@ def test_secret_at_the_end_of_a_preview_is_covered_as_a_whole() -> None:
         html = str(made.calls[0].result)
         assert html.count('class="secret"') == 1
         assert html.count(secret) == 1
+
+
+def test_number_that_is_a_secret_is_covered_in_json() -> None:
+    [made] = message_views(_stored({"role": "user", "content": {"password": 123456}}))
+    assert 'data-secret="123456"' in made.html
+    assert made.html.count("••••••") == 1
+    assert '"password"</span>' in made.html
