@@ -28,7 +28,7 @@ from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 FOLDER: Final = "archive"
 
 _GZIP_WINDOW_BITS: Final = 31  # with this value, zlib reads and writes gzip files
-_BLOCK_BYTES: Final = 1024 * 1024  # passed to zlib at a time
+_BLOCK_BYTES: Final = 1024 * 1024  # maximum input of one call of zlib
 
 
 class ArchiveContent(Struct, frozen=True):
@@ -53,14 +53,14 @@ def archive_chain(directory: Directory, state: State, lowest_seq: int) -> Iterat
 
 
 def is_before(reference: Archive | None, other: Archive) -> bool:
-    """Return whether `reference` may precede `other`; otherwise the chain would be circular."""
+    """Return whether `reference` is older than `other`; this check prevents circular chains."""
     return reference is not None and reference.last < other.first
 
 
 def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveContent:
     """Return the content of one archive. Raises StoreUnavailable, DamagedStore.
 
-    If the file is missing or incomplete, `damaged` of the content is not empty.
+    If the file is missing or incomplete, the field `damaged` of the result is not empty.
     """
     path = f"{FOLDER}/{uid}/{reference.name}"
     text, is_complete = _read_lines(directory, path)
@@ -79,7 +79,10 @@ def read_archive(directory: Directory, uid: str, reference: Archive) -> ArchiveC
 
 
 def read_archive_text(directory: Directory, uid: str, reference: Archive) -> bytes:
-    """Return the decompressed lines of an archive. Raises DamagedStore if a part is missing."""
+    """Return the decompressed lines of an archive.
+
+    Raises StoreUnavailable; DamagedStore if the file is missing or incomplete.
+    """
     path = f"{FOLDER}/{uid}/{reference.name}"
     text, is_complete = _read_lines(directory, path)
     if not is_complete:

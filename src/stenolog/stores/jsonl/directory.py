@@ -1,6 +1,6 @@
 """Folder of the logs, and the translation of system errors into errors of this package.
 
-All names are opened relative to a descriptor of the folder, and symlinks below the workspace are
+All files are opened relative to a descriptor of the folder, and symlinks below the workspace are
 not followed.
 """
 
@@ -126,7 +126,11 @@ class Directory:
         ]
 
     def open_log(self, name: str, *, create: bool = False) -> Descriptor | None:
-        """Open a log for reading and, if allowed, for appending; return None if it is missing."""
+        """Open a log for reading and, if allowed, for appending.
+
+        Return None if the log is missing; with `create`, create a missing log instead. Raises
+        StoreUnavailable, DamagedStore.
+        """
         flags = _BASE_FLAGS | (os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND)
         try:
             descriptor = self._open_file(name, flags | (os.O_CREAT if create else 0))
@@ -164,7 +168,7 @@ class Directory:
             is_forbidden = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if not is_forbidden or flags & os.O_CREAT or not flags & os.O_RDWR:
                 raise
-        # Without write permission the file may still be readable; an append reports the error.
+        # Without write permission, open the file only for reading; an append reports the error.
         return open_descriptor(name, _BASE_FLAGS | os.O_RDONLY, dir_fd=self.descriptor)
 
     def file_status(self, name: str) -> os.stat_result | None:
@@ -177,17 +181,17 @@ class Directory:
             raise store_error(error, f"looking at {self.path / name}") from error
 
     def import_advice(self, name: str = "") -> str:
-        """Return advice on importing the log `name`, or all logs, of another program."""
+        """Return advice on importing a log of another program; all its logs if `name` is empty."""
         import shlex  # only error messages need this import
 
-        log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
+        source, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
-        command = f"steno import {log} -w {workspace}"
+        command = f"steno import {source} -w {workspace}"
         return f"if another program wrote {it}, `{command}` imports {it} if it knows the format"
 
     def list_names(self) -> list[str]:
         """Return the names of all files and folders in this folder, unsorted."""
-        # Open the folder again: threads that share a descriptor would each miss entries.
+        # Open the folder again: threads with one descriptor share its position and miss entries.
         with (
             system_errors(f"listing {self.path}"),
             open_descriptor(".", _FOLDER_FLAGS, dir_fd=self.descriptor) as folder,
@@ -197,7 +201,7 @@ class Directory:
     def sync_entries(self) -> None:
         """Sync the folder: wait until its entries are on the disk. Raises OSError."""
         if not self._parents_synced:
-            # A process may have created this folder or its parent and died before the sync.
+            # The process that created the folders may have died before its sync: sync the parents.
             for parent in (self.path.parent, self.path.parent.parent):
                 sync_entries(parent)
             for problem in self.network_warning():
@@ -249,7 +253,7 @@ class Directory:
             parent.close()
 
     def open_subfolder(self, name: str) -> AbstractContextManager[Descriptor | None]:
-        """Open a subfolder for a `with`, which yields None if the folder does not exist.
+        """Return a context manager that yields the open subfolder, or None if it does not exist.
 
         Raises StoreUnavailable, DamagedStore.
         """
@@ -288,12 +292,15 @@ def has_logs(folder: Path, *, by_name: bool = False) -> bool:
 
     With `by_name`, every file that is named like a log counts as a log.
     """
-    logs = chain(log_files(folder), log_files(folder / TRASH))
-    return any(by_name or is_log(log) for log in logs)
+    paths = chain(log_files(folder), log_files(folder / TRASH))
+    return any(by_name or is_log(path) for path in paths)
 
 
 def log_files(folder: Path) -> Iterator[str]:
-    """Yield the paths of files named like a log, even if of other programs. Raises OSError."""
+    """Yield the paths of all files named like a log, including files of other programs.
+
+    Raises OSError.
+    """
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:

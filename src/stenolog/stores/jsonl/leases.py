@@ -1,9 +1,10 @@
 """Leases: the right to run a turn in a session, as a file lock that is held during the turn.
 
-One line in the lock file describes the holder, for users and `steno doctor`, and counts the leases
-of the session. The operating system releases the lock when the process ends, so no process has to
-take over the lease of a dead process. Only a purge ends a lease early: the purge deletes the lock
-file. Later writes of the holder are rejected, because they would recreate the session.
+One line in the lock file describes the holder, for users and `steno doctor`, and contains the epoch
+of the lease, which is higher than the epochs of all earlier leases of the session. The operating
+system releases the lock when the process ends, so no process has to take over the lease of a dead
+process. Only a purge ends a lease early: the purge deletes the lock file. Later writes of the
+holder are rejected, because they would recreate the session.
 
 The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
 So if a writer holds the lock of the log and the lock file of its lease still exists, its write
@@ -120,7 +121,7 @@ class JSONLLease:
         Raises LeaseLost in a forked child: the lease belongs to the parent.
         """
         self._check_process()
-        # The store is not cached: a cached store would keep a forgotten lease from being collected.
+        # The fenced store is not cached: its reference would keep a forgotten lease alive.
         return self._store.fenced_by(self)
 
     def check_held(self) -> None:
@@ -272,7 +273,7 @@ def acquire_lease(
             if _acquire_file_lock(directory, descriptor, key, deadline, pause):
                 lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
                 lease.start()
-                # A purge may have deleted the lock file before the epoch was written to the file.
+                # Try again if a purge deleted the lock file before the epoch was written to it.
                 if not lease.lost:
                     return lease
         except BaseException as error:
@@ -285,7 +286,7 @@ def acquire_lease(
 
 
 def _open_lock_file(directory: Directory, key: str) -> Descriptor:
-    create = directory.file_status(FOLDER) is None  # creating the folder also syncs it
+    create = directory.file_status(FOLDER) is None  # `create=True` costs a sync
     with directory.require_subfolder(FOLDER, create=create) as folder:
         descriptor = open_descriptor(lock_name(key), _LOCK_FLAGS, dir_fd=folder)
         status = os.fstat(descriptor)
@@ -309,11 +310,11 @@ def _acquire_file_lock(
         if _file_identity_at(directory, path) != identity:
             return False
         now = time.monotonic()
-        # A process that only checks the lease holds a shared lock for a moment: keep trying.
+        # Past the deadline, wait only for shared locks, which are held briefly to check a lease.
         if now >= give_up_at or (now >= deadline and _is_locked_exclusively(descriptor)):
             holder = read_holder(descriptor)
-            holder_text = "another process" if holder is None else holder.describe()
-            raise StoreBusy(f"{key!r}: the lease is held by {holder_text}; try again")
+            holder_description = "another process" if holder is None else holder.describe()
+            raise StoreBusy(f"{key!r}: the lease is held by {holder_description}; try again")
         pause(min(give_up_at - now, _POLL_SECONDS))
     return _file_identity_at(directory, path) == identity
 
@@ -361,14 +362,14 @@ def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
     descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _LOCK_FLAGS, dir_fd=folder)
     with _locked_epoch_file(descriptor):
         if _read_epoch(descriptor) < epoch:
-            # The epoch is written in place and within one sector, like the line of a lock file.
+            # A write in place within one sector leaves the old or the new epoch after a power cut.
             os.pwrite(descriptor, b"%020d\n" % epoch, 0)
             sync_file(descriptor)
             sync_folder(folder)
 
 
 def _locked_epoch_file(descriptor: Descriptor) -> AbstractContextManager[None]:
-    """Lock the file of the highest epoch, and close the file at the end.
+    """Lock the file of the highest epoch, and close the file when the `with` ends.
 
     Raises OSError, StoreBusy.
     """
@@ -418,6 +419,6 @@ def delete_lock_file(directory: Directory, key: str) -> None:
             _record_deleted_epoch(folder, holder.epoch)
         os.unlink(name, dir_fd=folder)
         sync_folder(folder)
-        last_holder = read_holder(descriptor)  # a deleted lock file cannot be leased
+        last_holder = read_holder(descriptor)  # a lease may have started before the unlink
         if last_holder is not None and last_holder != holder:
             _record_deleted_epoch(folder, last_holder.epoch)

@@ -29,7 +29,7 @@ class _LogReplaced(Exception):
 
 
 _ForkSource = tuple[Log, tuple[str, int], Fork]
-"""Log of the session that is forked, its uid and generation, and the content of the fork."""
+"""Log of the session that is forked, its uid and generation, and the planned fork."""
 
 
 class Lifecycle:
@@ -47,7 +47,7 @@ class Lifecycle:
         deadline = self._logs.deadline()
         while True:
             (log, version, fork), messages = self._read_source(key, new_key, at)
-            # A fork must not contain messages of another process that a power cut may remove.
+            # Sync first: the fork must not keep messages that a power cut removes from the source.
             self._logs.sync_log(log)
             text = compose_forked_log(fork, messages)
             with suppress(_LogReplaced):
@@ -90,8 +90,8 @@ class Lifecycle:
         uid, now = os.urandom(8).hex(), writer.now()
 
         def read_source(log: Log) -> tuple[_ForkSource, LiveMessages]:
-            state, end = log.settled_state()
-            fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
+            state, last_seq = log.settled_state()
+            fork = decide_fork(state, last_seq, new_key=new_key, at=at, uid=uid, now=now)
             live_part = log.visible_messages(last=None, after=None)
             return (log, _read_version(log), fork), live_part
 
@@ -110,8 +110,8 @@ class Lifecycle:
     def create_session(self, key: str, write_log: Callable[[Log], None], action: str) -> None:
         """Create a session by calling `write_log` on a locked file without a session.
 
-        No other writer can start a session in the locked file. Raises SessionExists; `write_log`
-        may raise OSError.
+        No other writer can start a session in the locked file. `action` describes the call in error
+        messages. Raises SessionExists; `write_log` may raise OSError.
         """
 
         def write_new_log() -> None:
@@ -140,9 +140,10 @@ class Lifecycle:
         return self.change_file(key, move_log, f"deleting {key!r}")
 
     def change_file(self, key: str, change: Callable[[Log], T], action: str) -> T:
-        """Return the result of `change`, which renames or replaces the locked log of a session.
+        """Lock the log of a session, call `change` to rename or replace it, and return the result.
 
-        Raises NoSuchSession, ReadOnly; `change` may raise OSError.
+        `action` describes the call in error messages. Raises NoSuchSession, ReadOnly; `change` may
+        raise OSError.
         """
 
         def change_locked_log() -> T:
@@ -183,17 +184,17 @@ def _read_version(log: Log) -> tuple[str, int]:
 
 
 def compose_forked_log(fork: Fork, messages: Sequence[Message]) -> bytes:
-    """Return the content of the log of a fork; `messages` are messages of the source."""
+    """Return the content of the log of a fork; `messages` are those of the source session."""
     copied_messages = [message for message in messages if spans.contains(fork.copied, message.seq)]
-    head = copy_state(fork.state)
+    state = copy_state(fork.state)
     copied_spans = spans.from_seqs(message.seq for message in copied_messages)
-    head.purged = spans.minus([(1, fork.next_seq - 1)], copied_spans)
+    state.purged = spans.minus([(1, fork.next_seq - 1)], copied_spans)
     # A new log has generation 1, and `compose_log` adds 1.
-    head.generation = 0
+    state.generation = 0
     # Lines of a fork need no idempotency keys and no batches: the whole file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied_messages)
     first_seq = copied_messages[0].seq if copied_messages else fork.next_seq
-    return compose_log(LogStates(head, first_seq, head, fork.next_seq), lines, head.created)
+    return compose_log(LogStates(state, first_seq, state, fork.next_seq), lines, state.created)
 
 
 def lock_session(logs: OpenLogCache, key: str) -> Log:
@@ -225,8 +226,8 @@ def check_no_session(log: Log) -> None:
     text = log.read_bytes(0, log.file_size())
     # A single line, or NULs, may be an interrupted first write.
     # Several damaged lines are the remains of a session.
-    is_unreadable = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
-    if is_unreadable or (tail is not None and tail.lost):
+    has_only_damaged_lines = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
+    if has_only_damaged_lines or (tail is not None and tail.lost):
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")
 
 

@@ -235,7 +235,7 @@ class Log:
         return True
 
     def catch_up(self, size: int) -> None:
-        """Read the file from where it was last read to this size. Raises the errors of `load`."""
+        """Read the new bytes of the file, up to the offset `size`. Raises the errors of `load`."""
         if self.phase is not LoadPhase.UPDATING and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
@@ -248,7 +248,7 @@ class Log:
         self.phase = LoadPhase.READY
 
     def load(self, size: int) -> None:
-        """Read the log from its last state to its end.
+        """Read the log from its last state up to the offset `size`.
 
         After an error the log stays in the phase UPDATING, and the next caller loads the log again.
         Raises ForeignLog, NewerFormat, DamagedStore, OSError.
@@ -293,9 +293,9 @@ class Log:
         buffer = b""
         for start in chunk_starts(size):
             buffer = self.read_bytes(start, size)
-            state_record = find_state(buffer, at_start=start == 0)
-            if state_record is not None:
-                return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
+            found_state = find_state(buffer, at_start=start == 0)
+            if found_state is not None:
+                return start + found_state[0], buffer[found_state[0] :], found_state[1].seq
         return 0, buffer, None
 
     def _load_without_state(self, buffer: bytes) -> None:
@@ -305,15 +305,15 @@ class Log:
         """
         scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
-            has_records = bool(read_records(buffer, offset=0)[0])
-            if not has_records and not may_be_torn_log(buffer):
+            has_intact_lines = bool(read_records(buffer, offset=0)[0])
+            if not has_intact_lines and not may_be_torn_log(buffer):
                 raise ForeignLog(
                     f"{self.path} was not written by stenolog and is not changed; "
                     f"{self.directory.import_advice(self.name)}"
                 )
-            # Intact lines of an unfinished first write are ignored.
+            # Intact lines are an unfinished first write, so the next writer marks them as void.
             next_seq, seqs, changes = 1, list[Span](), list[int]()
-            if has_records and scan.tail is not None:
+            if has_intact_lines and scan.tail is not None:
                 next_seq, seqs, changes = scan.tail.next_seq, scan.tail.seqs, scan.tail.changes
             self.tail = Tail(
                 bytes=len(buffer),
@@ -377,7 +377,10 @@ class Log:
             self._tokens.update(_tokens_by_key(records))
 
     def _apply_control_record(self, record: Record, lines_after: int, length: int) -> None:
-        """Apply a record other than a message; `lines_after` records follow it in the same read."""
+        """Apply a record other than a message, from a read of `length` bytes.
+
+        `lines_after` records follow it in the same read.
+        """
         match record:
             case StateRecord():
                 if record.body.format > FORMAT:  # guard: newer-format-refused
@@ -400,7 +403,7 @@ class Log:
 
         A writer appends copies of `state`, and these copies must not contain the keys.
         """
-        # Loading reads the newest state first, and the newest state counts.
+        # Loading reads the newest state first, so tokens of older states do not replace its tokens.
         for token in record.body.tokens:
             self._state_tokens.setdefault(token.token, token)
         if self.state is not None:
@@ -437,7 +440,7 @@ class Log:
         )
 
     def record_append(self, offset: int, records: list[Record] | None, length: int) -> None:
-        """Record the bytes that this process appended and synced.
+        """Record the `length` bytes that this process appended at `offset` and synced.
 
         The method reads the bytes from the file if `records` is None, or if another thread of this
         process has already read a part of the bytes.
@@ -447,7 +450,7 @@ class Log:
             return  # a reader failed; the next caller loads the log
         if records is None or not offset == self.end_offset == self.size or self.tail is not None:
             if self.tail is not None:
-                # A reader may have read a part of the write.
+                # The tail may be a part of this write that a reader saw, so load the log again.
                 self.load(max(self.size, self.synced_offset))
             else:
                 self.catch_up(max(self.size, self.synced_offset))
@@ -513,22 +516,28 @@ class Log:
             )
 
     def _report_damage(self, damaged: list[DamagedBytes], source: str = "") -> None:
-        """Warn of damage not reported yet; `source`: path of an archive, empty for the live log."""
-        for part in damaged:
-            if not part.is_void and (source, part.offset) not in self._reported_damage:
-                self._reported_damage[source, part.offset] = part
+        """Warn about damage that was not reported yet.
+
+        `source` is the path of the damaged archive; it is empty for the live log.
+        """
+        for damage in damaged:
+            if not damage.is_void and (source, damage.offset) not in self._reported_damage:
+                self._reported_damage[source, damage.offset] = damage
                 log_reports.warning(
                     "%s: skipped %d bytes at offset %d that are not a record; "
                     "run `steno doctor` for details",
                     self.directory.path / (source or self.name),
-                    part.length,
-                    part.offset,
+                    damage.length,
+                    damage.offset,
                 )
 
     # --- messages ----------------------------------------------------------------------------
 
     def visible_messages(self, *, last: int | None, after: int | None) -> LiveMessages:
-        """Return the last `last` visible messages after seq `after` that are in the live log."""
+        """Select the last `last` visible messages after seq `after`; return those in the live log.
+
+        The result also names the seqs to read from archives.
+        """
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible_cache is not None:
@@ -559,7 +568,8 @@ class Log:
         """Return the archives with the messages that the live log lacks, newest first.
 
         Reading can take long. The caller need not hold the mutex, because archives do not change. A
-        purge may delete the archives, but replaces the log first.
+        purge may delete archives during the read, but it replaces the log first, so the caller can
+        notice the purge.
         """
         if live_part.state is None:
             return []
@@ -604,10 +614,10 @@ class Log:
 
     def _visible_spans(self, last: int | None, after: int | None) -> list[Span]:
         """Return the seqs of the last `last` visible messages after seq `after`."""
-        end = self.next_seq - 1
-        visible_spans = states.visible_seqs(self.known_state(), end)
+        last_seq = self.next_seq - 1
+        visible_spans = states.visible_seqs(self.known_state(), last_seq)
         if after is not None:
-            visible_spans = spans.clipped(visible_spans, after + 1, end)
+            visible_spans = spans.clipped(visible_spans, after + 1, last_seq)
         return visible_spans if last is None else spans.last_seqs(visible_spans, last)
 
     def _messages_between(self, first_seq: int, last_seq: int) -> list[Message]:
@@ -660,10 +670,10 @@ class Log:
         if start == 0:
             first_seq = min(first_seq, first_live_seq)
         # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
-        has_no_gaps = (
+        is_gapless = (
             not damaged and not missing and len(messages) == self.first_loaded_seq - first_seq
         )
-        if not has_no_gaps or (messages and messages[0].seq != first_seq):
+        if not is_gapless or (messages and messages[0].seq != first_seq):
             by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded_seq}
             messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing, seq)]
             known_spans = spans.union(spans.from_seqs(m.seq for m in messages), missing)
@@ -698,7 +708,10 @@ class Log:
     # --- idempotency keys --------------------------------------------------------------------
 
     def find_token(self, once: str) -> Token | None:
-        """Return the token of an idempotency key; searches at least the newest 1,000 messages."""
+        """Return the token of the idempotency key `once`; None if it is not found.
+
+        The search covers at least the newest 1,000 messages.
+        """
         tokens = self._load_tokens()
         if len(tokens) > 2 * TOKEN_WINDOW:
             newest_tokens = sorted(tokens.values(), key=_first_seq)[-TOKEN_WINDOW:]
@@ -706,7 +719,7 @@ class Log:
         return tokens.get(once)
 
     def tokens_upto(self, seq: int) -> list[Token]:
-        """Return the newest idempotency keys of messages up to this seq, to keep in a state."""
+        """Return the newest tokens of messages up to this seq, to be stored in a state."""
         tokens = [token for token in self._load_tokens().values() if token.first <= seq]
         return sorted(tokens, key=_first_seq)[-TOKEN_WINDOW:]
 
@@ -725,7 +738,7 @@ class Log:
     # --- undo --------------------------------------------------------------------------------
 
     def complete_undo_step(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
+        """Return an undo step with the fields that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
         complete_step = self.undo_steps({step.number}).get(step.number)
@@ -741,7 +754,7 @@ class Log:
         state = self.known_state()
         records, _ = read_records(self.read_bytes(0, self.end_offset), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
-        # If several changes have the same number, the first change counts.
+        # Iterate in reverse: of several changes with the same number, the first one counts.
         steps = {c.number: states.undo_step_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.archive_chain(self.directory, state, 1)
         while len(steps) < len(numbers) and (content := next(archives, None)) is not None:
@@ -796,7 +809,7 @@ class Log:
 
 
 def chunk_starts(end: int) -> Iterator[int]:
-    """Yield the offsets at which a backward search from `end` starts to read; the last is 0."""
+    """Yield the start offset of each read of a backward search from `end`; the last is 0."""
     length = _FIRST_CHUNK_BYTES
     while length < end:
         yield end - length

@@ -78,7 +78,7 @@ class OpenLogCache:
         log = Log(self.directory, name, key, descriptor)
         with self._mutex:
             self._existing_logs.add(log)
-            # If another thread was faster, this log is dropped and its file closed.
+            # If another thread added its log first, the new log is dropped and its file closed.
             log = self._open_logs.setdefault(key, log)
             while len(self._open_logs) > self._max_open:
                 self._open_logs.popitem(last=False)
@@ -201,7 +201,7 @@ class OpenLogCache:
         if live_part.archived_from:
             archives = log.read_archives(live_part)
             is_incomplete = any(content.damaged for content in archives)
-            # A purge replaces the log before it deletes the archives.
+            # A purge replaces the log before it deletes archives, so a replaced log is read again.
             # guard: missing-archive-reported
             if is_incomplete and not log.is_same_file(self.directory.file_status(log.name)):
                 return None
@@ -262,7 +262,7 @@ class OpenLogCache:
                 self._rewrite_suspect_log(log)
                 self.unlock(key)
                 continue
-            # An empty file may be a new file that reuses a known inode number.
+            # An empty file may be new and reuse a known inode number, so sync its entry again.
             if is_new or self.synced_entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync_entries()
                 self.synced_entries[log.name] = (log.inode, log.device)
@@ -283,7 +283,7 @@ class OpenLogCache:
             self._locked_logs.pop(key, None)
 
     def _rewrite_suspect_log(self, log: Log) -> None:
-        """Copy a log to a new file, because a sync failed. No append may come before the copy."""
+        """Copy a log whose sync failed to a new file, before anything is appended to it."""
         with log.mutex:
             log.is_suspect = True
         try:

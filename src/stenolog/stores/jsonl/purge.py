@@ -89,10 +89,10 @@ class Purger:
         """Return interrupted purges, as `PurgingStore.unfinished_purges` describes."""
         sessions = []
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
-            trashed = TrashedSession(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
+            session = TrashedSession(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
             with suppress(DamagedStore), trash.open_deleted_log(self._directory, entry) as log:
-                trashed = trashed if log is None else trash.trashed_session(log, entry)
-            sessions.append(trashed)
+                session = session if log is None else trash.trashed_session(log, entry)
+            sessions.append(session)
         return sessions
 
     def finish_purge(self, uid: str) -> PurgeResult:
@@ -107,7 +107,8 @@ class Purger:
     ) -> PurgeResult:
         """Delete the files of hidden sessions.
 
-        `key_unused`: no other session has the key, so files named after the key are deleted, too.
+        Files named after the key are deleted only if no other session has the key. `key_unused`
+        means that this is certain; otherwise this method checks it.
         """
         with _errors_after_effect(key):
             key_unused = key_unused or self._end_lease_if_unused(key)
@@ -119,22 +120,22 @@ class Purger:
     def _hide_sessions(self, key: str) -> None:
         """Hide each session of the key with one rename; later steps only delete files."""
         with self._locked_key(key) as log, _errors_before_effect(key):
-            live_log = log if log is not None and has_session(log) else None
-            if live_log is not None:
-                with live_log.mutex:
-                    live_log.check_record_kinds()
+            session_log = log if log is not None and has_session(log) else None
+            if session_log is not None:
+                with session_log.mutex:
+                    session_log.check_record_kinds()
             deleted_entries = trash.entries_of_key(self._directory, key)
             with _errors_after_effect(key) if deleted_entries else _errors_before_effect(key):
                 for entry in deleted_entries:
                     self._hide_deleted_session(entry)
                 # The lease ends after all steps that may fail: an early error must not end a turn.
                 # The lease ends before the log is removed: no write may recreate the session.
-                if live_log is not None or log is None or log.file_size() == 0:
+                if session_log is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
-            if live_log is not None:
+            if session_log is not None:
                 with _errors_after_effect(key):
-                    trash.move_to_trash(live_log, writer.now(), purged=True)
-                    _unlink(self._directory.descriptor, f".{live_log.name}.new")
+                    trash.move_to_trash(session_log, writer.now(), purged=True)
+                    _unlink(self._directory.descriptor, f".{session_log.name}.new")
 
     def _end_lease_if_unused(self, key: str) -> bool:
         """End the lease of the key if no session has the key. Return whether no session has it."""
@@ -159,7 +160,7 @@ class Purger:
         """Lock the live log of a key; create an empty log if the key has none.
 
         While the lock is held, no session of the key can be created, deleted or restored. Yields
-        None if another program has a log for the key.
+        None if another program has a log for the key under another file name.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -197,8 +198,8 @@ class Purger:
                 seqs = present_seqs(*log.settled_state())
             if archive_folder is not None:
                 archive.delete_archives(self._directory, archive_folder, entry.uid)
-            log_name = re.escape(file_names.log_name(key))
-            key_pattern = rf"{log_name}{_ASIDE_STAMP}|" if key_unused else ""
+            log_name_pattern = re.escape(file_names.log_name(key))
+            key_pattern = rf"{log_name_pattern}{_ASIDE_STAMP}|" if key_unused else ""
             copy_pattern = re.compile(rf"{key_pattern}{entry.uid}[.-].*")
             with self._directory.open_subfolder(ASIDE_FOLDER) as aside_folder:
                 _unlink(aside_folder, *filter(copy_pattern.fullmatch, names_in(aside_folder)))
@@ -243,9 +244,10 @@ class Purger:
     def _purge_before_once(
         self, key: str, uid: str, folder: int | None, before: int
     ) -> tuple[list[Span], str] | None:
-        """Try the purge once; return None if the session was replaced.
+        """Try the purge once; return the purged seqs and the summary.
 
-        The caller holds the lock of the archive folder.
+        Return None if the session or its archives were replaced meanwhile. The caller holds the
+        lock of the archive folder.
         """
         state = self._logs.read_log(key, lambda log: copy_state(log.known_state()))
         if state is None or state.uid != uid or folder is None:
@@ -256,11 +258,11 @@ class Purger:
 
         def rewrite_log(log: Log) -> tuple[list[Span], str] | None:
             with log.mutex:
-                state = copy_state(log.known_state())
-            if state.uid != uid:
+                current_state = copy_state(log.known_state())
+            if current_state.uid != uid:
                 return None
             purged_seqs = rewrite.finish_purge(log, old_archive, new_archives, before, writer.now())
-            return None if purged_seqs is None else (purged_seqs, state.summary)
+            return None if purged_seqs is None else (purged_seqs, current_state.summary)
 
         result = self._lifecycle.change_file(key, rewrite_log, f"purging {key!r}")
         if result is not None:
@@ -279,10 +281,10 @@ class Purger:
         copies: Iterable[str] = (),
     ) -> list[str]:
         """Return sentences about remaining data that may contain purged messages."""
-        forks, unreadable = self._find_forks(key)
+        forks, fork_warnings = self._find_forks(key)
         return [
             *describe_remaining(key, forks=forks, summary=summary, trashed=trashed_count),
-            *unreadable,
+            *fork_warnings,
             *(
                 f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
                 for path in copies
@@ -295,7 +297,7 @@ class Purger:
         ]
 
     def _find_copies(self, key: str) -> list[str]:
-        """Return the paths of the copies of a log that `steno doctor` made."""
+        """Return the paths of the copies that `steno doctor` made of a log."""
         pattern = re.compile(rf"{re.escape(file_names.log_name(key))}{_ASIDE_STAMP}")
         with self._directory.open_subfolder(ASIDE_FOLDER) as folder:
             return [
@@ -307,7 +309,7 @@ class Purger:
 
         The second list describes the logs that may be forks but cannot be read.
         """
-        forks, unreadable = list[str](), list[str]()
+        forks, warnings = list[str](), list[str]()
         paths = self._directory.list_names()
         with self._directory.open_subfolder(trash.FOLDER) as folder:
             paths += [f"{trash.FOLDER}/{name}" for name in names_in(folder)]
@@ -316,13 +318,13 @@ class Purger:
                 try:
                     head = trash.read_head_state(self._directory, path)
                 except StenologError as error:
-                    unreadable.append(f"{path} may be a fork of {key!r}: {error}")
+                    warnings.append(f"{path} may be a fork of {key!r}: {error}")
                 else:
                     forks += [head.key] if head is not None and head.forked_from == key else []
-        return forks, unreadable
+        return forks, warnings
 
     def _delete_catalog(self) -> None:
-        """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
+        """Delete the catalog, which may quote purged messages. Raises OSError, StoreBusy."""
         path = self._directory.path / catalog_file.CATALOG_NAME
         delete_catalog(self._directory.descriptor, path, seconds=self._logs.busy_timeout)
 

@@ -64,15 +64,15 @@ def replay(text: bytes, current: State, *, proven: bool = False) -> LogStates:
     if head_record is None or first_record is None or first_record.seq < head_record.seq:
         head_record = _derive_first_state(current)
     scan = scan_log(text, offset=0, next_seq=head_record.seq, proven=proven)
-    state = states.copy_state(head_record.body)
+    end_state = states.copy_state(head_record.body)
     for record in scan.records:
         if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
-            state = states.apply_record(state, record)
+            end_state = states.apply_record(end_state, record)
     lost_spans = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
-    state.lost = spans.union(state.lost, spans.minus(lost_spans, state.purged))
-    first_state = states.copy_state(head_record.body)
-    first_state.deleted_as = None
-    return LogStates(first_state, head_record.seq, state, scan.next_seq, scan.tail)
+    end_state.lost = spans.union(end_state.lost, spans.minus(lost_spans, end_state.purged))
+    head_state = states.copy_state(head_record.body)
+    head_state.deleted_as = None
+    return LogStates(head_state, head_record.seq, end_state, scan.next_seq, scan.tail)
 
 
 def _derive_first_state(current: State) -> StateRecord:
@@ -96,7 +96,7 @@ def intact_states(text: bytes) -> Iterator[StateRecord]:
 
 
 def remove_states(text: bytes) -> bytes:
-    """Return the same lines, byte for byte, without the state records."""
+    """Return the lines of `text`, byte for byte, without the intact state records."""
     if _STATE_START not in text:  # guard: compaction-drops-old-states
         return text
     return b"".join(
@@ -107,7 +107,7 @@ def remove_states(text: bytes) -> bytes:
 
 
 def rewrite_log(log: Log, end_offset: int, written_at: str) -> None:
-    """Replace the file of a log by a new file with all bytes before `end_offset`.
+    """Replace the file of a log by a new file with the lines before `end_offset`.
 
     Raises OSError and the errors of `Log.load`.
     """
@@ -181,7 +181,7 @@ class PreparedArchive(Struct, frozen=True):
 
 
 def find_archive_end(text: bytes, floor: int) -> tuple[int, int, int]:
-    """Return end offset, last seq and message count of the whole batches up to the floor."""
+    """Return end offset, last seq and message count of the complete batches up to the floor."""
     offset = archive_end = archived_seq = archived_count = seen_count = newest_seq = 0
     for line in lines_with_newlines(text):
         offset += len(line)
@@ -194,26 +194,29 @@ def find_archive_end(text: bytes, floor: int) -> tuple[int, int, int]:
             continue  # the line is a second copy of the message
         newest_seq = record.seq
         seen_count += 1
-        part = batch_position(record)
-        if part is None or part[0] == part[1]:
+        position = batch_position(record)
+        if position is None or position[0] == position[1]:
             archive_end, archived_seq, archived_count = offset, record.seq, seen_count
     return archive_end, archived_seq, archived_count
 
 
 def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
-    """Write the archive; return None if there is no message to move. Raises OSError."""
+    """Write the hidden first lines of a log to an archive; return None if there are none.
+
+    Raises OSError.
+    """
     with log.mutex:
         log.check_record_kinds()
-        state, size = states.copy_state(log.known_state()), log.end_offset
+        state, end_offset = states.copy_state(log.known_state()), log.end_offset
         first = log.first_live_seq()
     if state.floor < first:
         return None
-    text = log.read_bytes(0, size)
+    text = log.read_bytes(0, end_offset)
     archive_end, last, count = find_archive_end(text, state.floor)
     if archive_end == 0:
         return None
     reference = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # Hidden lines are on the disk: they were synced before the change that hides them was written.
+    # Hidden lines are `proven`: they were synced before the change that hides them was written.
     lines = text[:archive_end]
     log_states = replay(lines, state, proven=True)
     # guard: archive-chain-twice
@@ -317,7 +320,7 @@ def _check_archive_chain(
 def finish_purge(
     log: Log, old_archive: Archive | None, new_archives: Sequence[Archive], before: int, now: str
 ) -> list[Span] | None:
-    """Replace the live log by its remaining part; return the seqs of the purged messages.
+    """Rewrite the live log without the purged messages; return the seqs of these messages.
 
     `old_archive` is the newest archive before `prepare_purge`, which returned `new_archives`.
     Returns None if the archives have changed since. The caller holds the append lock and drops the
@@ -344,7 +347,7 @@ def finish_purge(
     purged_state.archive = newest
     purged_state.tokens = [token for token in tokens if token.first >= before]
     first_seq = 1 + (newest.last if newest is not None else min(before - 1, last_seq))
-    # Undo steps that are too long for the state are in change records.
+    # Undo steps that are too long for the state are in change records: write these again.
     changes = [
         states.rebuild_change(
             complete_step(step), floor=purged_state.floor, hidden=purged_state.hidden
@@ -385,7 +388,7 @@ def remaining_lines(text: bytes, before: int, excluded: Sequence[Span]) -> bytes
                 part = item._part
                 if part is not None and part[0] == 1:
                     batch_start = item.seq
-                # Lines stay marked as a batch if the first line of the batch is kept.
+                # If the first line of a batch is dropped, the others are not marked as a batch.
                 if part is not None and item.seq - part[0] + 1 != batch_start:
                     part = None
                 line_of_item = message_line(

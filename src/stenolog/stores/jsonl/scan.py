@@ -37,7 +37,7 @@ _CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
 
 
 class DamagedBytes(Struct, frozen=True):
-    """A part of the log that is not a record."""
+    """A range of bytes in a log that is not a valid record."""
 
     offset: int
     length: int
@@ -103,12 +103,15 @@ def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
     records = _read_in_order(buffer, next_seq)
     if not records:
         return records
-    part = batch_position(records[-1])
-    return records if part is None or part[0] == part[1] else None
+    position = batch_position(records[-1])
+    return records if position is None or position[0] == position[1] else None
 
 
 def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
-    """Return the records of complete lines; None if a line is damaged, void or out of order."""
+    """Return the records of complete lines; None if a line is damaged, void or out of order.
+
+    `next_seq` is the expected seq of the first record; None accepts any seq.
+    """
     line_count = count_intact(buffer)
     if not line_count:
         return None if line_count is None else []
@@ -118,7 +121,7 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
         return None
     if len(records) != line_count:
         return None
-    # Compare all seqs at once: each message uses one seq, any other record has the next seq.
+    # Compare all seqs at once: a message uses one seq, other records have the next message's seq.
     kinds = list(map(type, records))
     first_seq = records[0].seq if next_seq is None else next_seq
     expected_seqs = list(accumulate([kind is Message for kind in kinds], initial=first_seq))
@@ -133,7 +136,7 @@ def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Dama
 
     The caller decides which records are valid, with the state of the log after this part.
     """
-    # A batch may extend beyond either end of the part.
+    # A batch may extend beyond either end of the buffer, so incomplete batches are accepted.
     intact_records = _read_in_order(buffer, None)
     if intact_records is not None:
         return intact_records, []
@@ -206,25 +209,25 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     kept, dropped = batches.kept_records, batches.dropped_records
     if batches.open_batch_start is not None:
         last_intact_line = batches.open_batch_start - 1
-    end_seq, lost, duplicate_ids = _find_gaps(kept + dropped, next_seq, void_seqs)
+    next_seq_at_end, lost, duplicate_ids = _find_gaps(kept + dropped, next_seq, void_seqs)
     duplicate_lines = {index for index, record in kept if id(record) in duplicate_ids}
     kept = [(index, record) for index, record in kept if id(record) not in duplicate_ids]
     kept.sort(key=lambda pair: pair[0])
     tail_lines = lines[last_intact_line + 1 :]
     consumed = lines[last_intact_line].stop if last_intact_line >= 0 else 0
     damaged = _find_damaged_bytes(lines[: last_intact_line + 1], lines, offset)
-    # A duplicated message counts once, and the second copy is reported.
+    # A duplicated message counts once, and the second copy is reported as damage.
     for line in (lines[index] for index in sorted(duplicate_lines)):
         text = buffer[line.start : line.stop]
         damaged.append(DamagedBytes(offset + line.start, len(text), False, text))
-    tail = _find_tail(buffer, tail_lines, consumed, end_seq, batches)
+    tail = _find_tail(buffer, tail_lines, consumed, next_seq_at_end, batches)
     if tail is not None:
         damaged += _find_damaged_bytes(tail_lines, [], offset)
     return ScanResult(
         records=[record for _, record in kept],
         consumed=consumed,
         ends_line=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
-        next_seq=end_seq,
+        next_seq=next_seq_at_end,
         lost=lost,
         damaged=damaged,
         tail=tail,
@@ -371,7 +374,7 @@ def _find_tail(
     buffer: bytes, lines: list[_Line], consumed: int, expected_seq: int, batches: _BatchSorter
 ) -> Tail | None:
     """Return the tail that must be marked as void; None if the log ends properly."""
-    # A batch without its last lines was never acknowledged.
+    # An open batch lacks its last lines and was never acknowledged: its seqs are void, not lost.
     open_records = [record for line in lines for record in line.records]
     seqs = spans.from_seqs(r.seq for r in open_records if isinstance(r, Message))
     lost = spans.from_seqs(r.seq for r in batches.unproven if isinstance(r, Message))
@@ -402,8 +405,8 @@ def _find_tail(
 def _max_lost_messages(damaged_lines: list[bytes]) -> int:
     """Return the maximum number of messages that damaged lines may have held.
 
-    The number of lines does not tell: a byte that turned into a newline splits a line, and a block
-    that reads as NUL joins lines.
+    The number of lines is not reliable: a byte that turned into a newline splits a line, and a
+    block that reads as NUL joins lines.
     """
     possible_messages = [line for line in damaged_lines if not _CONTROL_RECORD.match(line)]
     if not possible_messages:
@@ -419,10 +422,10 @@ def lines_with_newlines(text: bytes) -> list[bytes]:
 
 def may_be_torn_log(buffer: bytes) -> bool:
     """Return whether a file without intact records may be the start of a stenolog log."""
-    start = b'{"kind":"state",'
+    state_start = b'{"kind":"state",'
     text = buffer.strip(b"\n")  # guard: foreign-log-refused
     # A block that never reached the disk reads as NUL, and any part of a line may follow.
-    return text[:1] in (b"", b"\0") or text.startswith(start) or start.startswith(text)
+    return text[:1] in (b"", b"\0") or text.startswith(state_start) or state_start.startswith(text)
 
 
 def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | UnknownRecord] | None:

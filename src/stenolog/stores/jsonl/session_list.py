@@ -20,7 +20,7 @@ from stenolog.stores.locks import ThreadLock
 
 _FIRST_CHUNK_BYTES: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
-"""Number of names of deleted files that the cache may keep, beyond the number of files."""
+"""Maximum number of names of deleted files in the cache, plus one per existing file."""
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
 """Pattern of file names that are decoded in bulk; other names are decoded one by one."""
 
@@ -37,12 +37,12 @@ def list_keys(
         if key is not None and key.startswith(prefix):
             candidates.append((key.encode(), name))
     candidates.sort()
-    start_key = b"" if after is None else after.encode("utf-8", "surrogatepass")
+    raw_after = b"" if after is None else after.encode("utf-8", "surrogatepass")
     keys: list[str] = []
     for raw_key, name in candidates:
         if limit is not None and len(keys) >= limit:
             break
-        if raw_key > start_key and _key_in_file(directory, name) == raw_key.decode():
+        if raw_key > raw_after and _key_in_file(directory, name) == raw_key.decode():
             keys.append(raw_key.decode())
     return keys
 
@@ -144,7 +144,7 @@ class StampCache:
         directory = self._directory
         self._end_watch()
         # A command that lists once needs no watch.
-        # The watch starts before the listing, so that the watch misses no change.
+        # The watch starts before the listing, so that no change is missed.
         if self._listing_count:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
@@ -168,10 +168,10 @@ class StampCache:
         """Decode all file names of the most frequent form at once."""
         if len(self._keys) > 2 * len(names) + _MAX_STALE_NAMES:
             self._keys.clear()
-        text = "\n".join(names)
-        if ":" in text:
-            return  # stenolog's names escape ":", so another program's file is present
-        keys = _COMMON_NAME.findall(text.replace("%3A", ":"))
+        joined_names = "\n".join(names)
+        if ":" in joined_names:
+            return  # only other programs use ":" in names; decode all names one by one
+        keys = _COMMON_NAME.findall(joined_names.replace("%3A", ":"))
         lines = "".join([f"{key}{file_names.LOG_SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
 
@@ -235,8 +235,8 @@ class FolderWatch:
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
-        file_system = (ctypes.c_long * 64)()
-        if libc.fstatfs(folder, file_system) < 0 or file_system[0] not in _WATCHABLE_TYPES:
+        statfs_buffer = (ctypes.c_long * 64)()
+        if libc.fstatfs(folder, statfs_buffer) < 0 or statfs_buffer[0] not in _WATCHABLE_TYPES:
             raise OSError("this file system may not report all changes")
         self._process = os.getpid()
         # With `map`, Ctrl-C cannot strike between the call and the assignment.
@@ -274,8 +274,8 @@ class FolderWatch:
 
     def close(self) -> None:
         """Close the watch. Without this call, dropping the last reference closes it."""
-        events, self._events = self._events, CLOSED
-        events.close()
+        descriptor, self._events = self._events, CLOSED
+        descriptor.close()
 
 
 def _add_names(events: bytes, names: set[str]) -> bool:

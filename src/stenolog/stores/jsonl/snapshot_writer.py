@@ -154,7 +154,7 @@ class JSONLSnapshotWriter:
     # --- checks ------------------------------------------------------------------------------
 
     def _check_replaceable(self, snapshot: Snapshot, instead_of: str) -> None:
-        """Raise SessionExists or StoreBusy if the write must fail; checked without a lock."""
+        """Check without a lock that the write can succeed. Raises SessionExists, StoreBusy."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_in_stamp(instead_of)) != instead_of:
                 raise _changed_error(snapshot)
@@ -199,7 +199,7 @@ class JSONLSnapshotWriter:
             self._logs.check_no_foreign_log(snapshot.key)
             if new_file.link(name, self._directory.descriptor):
                 return
-        # An empty file may already have the final name.
+        # The name may belong to an empty file, or links are not supported: use a rename.
         self._lifecycle.create_session(
             snapshot.key,
             lambda log: new_file.rename(log.name, self._directory.descriptor),
@@ -235,7 +235,7 @@ class JSONLSnapshotWriter:
                 self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
                 self._delete_durably(note.old_path)  # guard: moved-copy-removed
             else:
-                # A killed process may have left this file; a running one would hold the lock.
+                # Delete the temporary file of a killed process; a running one would hold the lock.
                 with suppress(FileNotFoundError):
                     os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
                 new_file.rename(note.path, self._directory.descriptor)
@@ -292,10 +292,10 @@ class JSONLSnapshotWriter:
             paths = [note.path, note.old_path] if note.has_new_path else [note.path]
             logs = []
             for path in paths:
-                opened_log = snapshots.open_log_at(
+                context = snapshots.open_log_at(
                     self._directory, path, note.uid, until=until, hold=True
                 )
-                if (log := stack.enter_context(opened_log)) is not None:
+                if (log := stack.enter_context(context)) is not None:
                     logs.append(log)
             if len(logs) > 1 and snapshots.is_untouched(logs[1]):
                 self._delete_durably(note.old_path)
@@ -341,7 +341,7 @@ class _NewFile:
         self.has_final_name = True
 
     def stamp(self, path: str) -> str:
-        """Return the change stamp of this file for a path."""
+        """Return the change stamp that this file has at a path."""
         return snapshots.file_stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
@@ -398,7 +398,7 @@ def _write_snapshot(
 
 
 class _MessageStream:
-    """Iterator over messages by seq; `next_message` shows the next message in advance."""
+    """Stream of messages by seq; `next_message` peeks at the next message."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = iter(messages)
@@ -445,7 +445,7 @@ def _write_log(
     descriptor: int, snapshot: Snapshot, state: State, changes: list[Change], stream: _MessageStream
 ) -> None:
     first = stream.next_message.seq if stream.next_message is not None else snapshot.last_seq + 1
-    at, end = snapshot.created, snapshot.last_seq + 1
+    at, next_seq = snapshot.created, snapshot.last_seq + 1
     # Only the states hold the idempotency keys of missing messages.
     state.tokens = [*state.tokens, *snapshot.tokens]
     head_line = control_line("state", first, at, state)
@@ -458,8 +458,8 @@ def _write_log(
     op = f"{snapshots.COPIED} {snapshots.location_hash(snapshot.key, snapshot.deleted)}"
     copy_change = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
     last_lines = [
-        control_line("state", end, snapshot.updated, state),
-        control_line("change", end, snapshot.updated, copy_change, joined=True),
+        control_line("state", next_seq, snapshot.updated, state),
+        control_line("change", next_seq, snapshot.updated, copy_change, joined=True),
     ]
     for block in _join_into_blocks(
         chain(lines, _message_lines(stream.take_upto(sys.maxsize)), last_lines)
@@ -482,7 +482,7 @@ def _join_into_blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _message_lines(messages: Iterable[Message]) -> Iterator[bytes]:
     """Yield the line of each message; messages of one idempotency key form a batch."""
-    batch = (0, 0)
+    batch = (0, 0)  # first seq and number of messages
     for message in messages:
         seq, body = message.seq, message.to_json()
         token = token_of(message)

@@ -46,13 +46,13 @@ class SnapshotCache:
 
     def __init__(self) -> None:
         self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
-        """Change stamp and mark of each live log, by file name; None if it holds no session."""
+        """Change stamp and mark of each live log, by file name; no mark if it holds no session."""
         self.synced_stamps: set[str] = set()
         """Change stamps of synced logs."""
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
-    """Return a mark for each session: first the deleted, then the live sessions, sorted by key.
+    """Return a mark for each session: deleted sessions by key, then live sessions by key.
 
     Files of other programs and unfinished first writes are skipped.
     """
@@ -62,7 +62,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         try:
             key = trash.read_key(directory, entry)
         except StoreUnavailable as error:
-            key, problem = entry.path, str(error)  # only the unreadable file contains the key
+            key, problem = entry.path, str(error)  # only the unreadable file has the real key
         if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
             deletion_time = timestamp(entry.deleted)
             mark = SnapshotMark(
@@ -73,14 +73,14 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
     for name in directory.list_names():
         stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamp is not None:
-            cached_mark = cache.marks.get(name)
+            cache_entry = cache.marks.get(name)
             # The stamp does not cover the file mode: the file may have become readable.
             was_unreadable = (
-                cached_mark is not None and cached_mark[1] is not None and cached_mark[1].problem
+                cache_entry is not None and cache_entry[1] is not None and cache_entry[1].problem
             )
-            if cached_mark is None or cached_mark[0] != stamp or was_unreadable:
-                cached_mark = stamp, _read_live_mark(directory, name)
-            marks[name] = cached_mark
+            if cache_entry is None or cache_entry[0] != stamp or was_unreadable:
+                cache_entry = stamp, _read_live_mark(directory, name)
+            marks[name] = cache_entry
     cache.marks = marks
     live_marks = [mark for _, mark in marks.values() if mark is not None]
     sort_key = attrgetter("key", "uid")
@@ -165,8 +165,8 @@ def open_session_log(
             entries = trash.list_entries(directory) if log is None else []
             entry = next((entry for entry in entries if entry.uid == mark.uid), None)
             if entry is not None:
-                opened_log = trash.open_deleted_log(directory, entry, until=until if hold else None)
-                log = stack.enter_context(opened_log)
+                context = trash.open_deleted_log(directory, entry, until=until if hold else None)
+                log = stack.enter_context(context)
             if log is not None:
                 break
         if log is None:
@@ -238,14 +238,14 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     with log.mutex:
         log.ensure_loaded()
         if settled:
-            state, end = log.settled_state()
+            state, last_seq = log.settled_state()
         else:
-            # An incomplete record may be a write in progress.
-            state, end = states.copy_state(log.known_state()), log.next_seq - 1
+            # An incomplete record may be a write in progress, so it does not count yet.
+            state, last_seq = states.copy_state(log.known_state()), log.next_seq - 1
         is_complete = status.st_size == log.size and (settled or log.tail is None)
         lost_tokens = [
             Token(token.token, token.first, token.count, "")
-            for token in (log.tokens_upto(end) if state.lost else ())
+            for token in (log.tokens_upto(last_seq) if state.lost else ())
             if spans.contains(state.lost, token.first)
         ]
         updated = max(log.updated, state.created)
@@ -253,13 +253,13 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
-            last_seq=end,
+            last_seq=last_seq,
             updated=updated,
             undo=_readable_steps(log, state),
             deleted=_deletion_time(log),
             tokens=lost_tokens,
         ),
-        messages=messages_after(log, state, end, after),
+        messages=messages_after(log, state, last_seq, after),
         stamp=file_stamp(log.name, status) if is_complete else "",
         untouched=is_untouched(log),
     )
@@ -291,11 +291,11 @@ def _copied_location_hashes(log: Log) -> list[str]:
     """Return the location hashes in the last change of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
-        end = log.end_offset
+        end_offset = log.end_offset
         if log.tail is not None:
             return []
-    for start in chunk_starts(end):
-        text = log.read_bytes(start, end)
+    for start in chunk_starts(end_offset):
+        text = log.read_bytes(start, end_offset)
         lines = lines_with_newlines(text)[0 if start == 0 else 1 :]
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
@@ -325,7 +325,7 @@ def _readable_steps(log: Log, state: State) -> list[Undo]:
 
 
 def messages_after(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
-    """Yield each readable message with a seq greater than `after`, including archived ones."""
+    """Yield the readable messages after seq `after` up to seq `end`, including archived ones."""
     missing_spans = states.missing_seqs(state)
     newest_seq = after
     for message in _read_messages(log, state, after):
@@ -348,15 +348,15 @@ def _read_messages(log: Log, state: State, after: int) -> Iterator[Message]:
 
 def _read_archived_messages(log: Log, state: State, after: int) -> Iterator[Message]:
     """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
-    chain = archive.archive_chain(log.directory, state, after + 1)
-    newest_content = next(chain)
+    archives = archive.archive_chain(log.directory, state, after + 1)
+    newest_content = next(archives)
     earlier_archives = []
-    for content in chain:
+    for content in archives:
         earlier_archives.append(content.reference)
         _check_not_replaced(log, content)
     _check_not_replaced(log, newest_content)
-    for earlier in reversed(earlier_archives):
-        yield from archive.read_archive(log.directory, state.uid, earlier).messages
+    for reference in reversed(earlier_archives):
+        yield from archive.read_archive(log.directory, state.uid, reference).messages
     yield from newest_content.messages
 
 
@@ -377,13 +377,13 @@ def _read_live_blocks(log: Log, after: int) -> Iterator[tuple[int, bytes]]:
     """
     with log.mutex:
         log.ensure_loaded()
-        end = log.end_offset
-    start = _find_start_offset(log, after, end) if after else 0
-    while start < end:
+        end_offset = log.end_offset
+    start = _find_start_offset(log, after, end_offset) if after else 0
+    while start < end_offset:
         length = _BLOCK_BYTES
         while True:
-            block = log.read_bytes(start, min(start + length, end))
-            if start + len(block) >= end:
+            block = log.read_bytes(start, min(start + length, end_offset))
+            if start + len(block) >= end_offset:
                 break
             block_end = block.rfind(b"\n") + 1
             if block_end:

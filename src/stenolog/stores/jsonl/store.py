@@ -98,7 +98,7 @@ class _OpenSession:
         return self._log.add_archived_messages(live_part, self._log.read_archives(live_part))
 
     def complete_undo_step(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state omits."""
+        """Return an undo step with the fields that the state omits."""
         return step if self._log is None else self._log.complete_undo_step(step)
 
 
@@ -209,11 +209,11 @@ class JSONLStore(operations.SessionOperations):
         with self._in_use.entry:
             self._check_write(key)
             outcomes = self._queue.append_group(key, [batch for _, batch in group], self._fence)
-        for (index, batch), first in zip(group, outcomes, strict=True):
-            if isinstance(first, StenologError):
-                results[index] = first
+        for (index, batch), first_or_error in zip(group, outcomes, strict=True):
+            if isinstance(first_or_error, StenologError):
+                results[index] = first_or_error
             else:
-                results[index] = list(range(first, first + len(batch.payloads)))
+                results[index] = list(range(first_or_error, first_or_error + len(batch.payloads)))
         return results
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
@@ -299,7 +299,7 @@ class JSONLStore(operations.SessionOperations):
                     log_and_uid = self._read_log(key, log_and_uid_of)
                     if log_and_uid is None or log_and_uid[1] != uid:
                         break
-                    # A purge may have removed the folder.
+                    # If a purge has removed the folder, try again.
                     if folder is not None and os.fstat(folder).st_nlink:
                         prepared = rewrite.prepare_archive(log_and_uid[0], folder)
                         # Drop this reference, so that the log can be closed.
@@ -509,11 +509,11 @@ class JSONLStore(operations.SessionOperations):
         return info
 
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages as of one moment."""
+        """Return a consistent snapshot of info, summary and visible messages."""
         return self._view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the messages after `view`, or a full view if more than appends happened."""
+        """Return a view of the messages after `view`; a full view if not only appends happened."""
         return self._view(view.key, view.last, view)
 
     def _view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
@@ -521,10 +521,10 @@ class JSONLStore(operations.SessionOperations):
 
         def read_log(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LiveMessages]:
             state = log.known_state()
-            is_unchanged = old_view is not None and old_view.matches(
+            has_only_appends = old_view is not None and old_view.matches(
                 state.uid, state.generation, state.number
             )
-            after = old_view.upto if old_view is not None and is_unchanged else None
+            after = old_view.upto if old_view is not None and has_only_appends else None
             live_part = log.visible_messages(last=last, after=after)
             return (log.info(), log.next_seq - 1, after), live_part
 
@@ -578,10 +578,10 @@ class JSONLStore(operations.SessionOperations):
             result = self._logs.read_with_archives(key, read_log)
             if result is None:
                 return None
-            (log, uid, end), messages = result
+            (log, uid, last_seq), messages = result
             if messages:
                 self._logs.sync_log(log)  # guard: follow-syncs-first
-            return uid, end, messages
+            return uid, last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -592,7 +592,7 @@ class JSONLStore(operations.SessionOperations):
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read one session as of one moment."""
+        """Read a consistent snapshot of one session."""
         with self._in_use.entry, self._open_snapshot(mark, after, hold=False) as reading:
             yield reading
 
@@ -694,9 +694,9 @@ class JSONLStore(operations.SessionOperations):
         for lease in list(self._leases):
             lease.close_in_child()
         if self._closed.is_set():
-            # The store of a lease stays closed: a forked child must not reopen it after `close`.
+            # After `close`, `_stores` still has the copies that leases use; these stay closed.
             return
-        # A thread of the parent may have held the event's internal lock at the fork.
+        # Use a new event: a thread of the parent may have held the lock inside it at the fork.
         self._closed = threading.Event()
         self._create_locks()
 

@@ -34,7 +34,7 @@ PURGED: Final = ".purged"
 """Suffix of a log that a purge has hidden permanently and not yet deleted."""
 
 _ENTRY_NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.purged)?")
-_STAMP: Final = "%Y%m%dT%H%M%S.%fZ"  # deletion time in a file name
+_STAMP: Final = "%Y%m%dT%H%M%S.%fZ"  # format of the deletion time in a file name
 _FIRST_CHUNK_BYTES: Final = 64 * 1024
 
 _damage_reports = DamageReports()
@@ -65,7 +65,7 @@ class Entry(Struct, frozen=True):
 
 
 def parse_entry(name: str) -> Entry | None:
-    """Parse a file name in the trash; return None for any other name."""
+    """Parse the file name of a deleted log; return None for any other name."""
     match = _ENTRY_NAME.fullmatch(name)
     if match is None:
         return None
@@ -184,20 +184,20 @@ def _load_deleted_log(log: Log, entry: Entry) -> None:
     else:
         log.key = _deleted_key(head, entry)
     if state.uid != entry.uid:
-        raise DamagedStore(f"{log.path} contains another session than its name says")
+        raise DamagedStore(f"{log.path} contains a different session than its name indicates")
 
 
 def list_deleted(directory: Directory) -> list[TrashedSession]:
     """Return the deleted sessions; report damaged files. Raises StoreUnavailable."""
-    deleted = []
+    sessions = []
     for entry in list_entries(directory):
         try:
             with open_deleted_log(directory, entry) as log:
                 if log is not None:
-                    deleted.append(trashed_session(log, entry))
+                    sessions.append(trashed_session(log, entry))
         except DamagedStore:
             _damage_reports.report_once(f"the deleted session {directory.path / entry.path}")
-    return deleted
+    return sessions
 
 
 def trashed_session(log: Log, entry: Entry) -> TrashedSession:
@@ -274,7 +274,7 @@ def move_from_trash(log: Log, entry: Entry, key: str, live_log: Log) -> None:
         # Lock the new file first: no process may append before the rename is on the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary_name, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
-        # If a power cut kept only the second rename, the session would be in two places.
+        # Sync first: if a power cut kept only the next rename, the session would exist twice.
         sync_folder(folder)
         os.rename(entry.name, live_log.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync_entries()

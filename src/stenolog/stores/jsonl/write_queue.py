@@ -8,7 +8,7 @@ wait the thread checks again whether it should lead. So no thread depends on ano
 it. If a waiting thread is no longer in the queue and no thread leads, Ctrl-C interrupted the thread
 that led its group.
 
-No thread blocks on the gate's lock. A thread takes the lock by `(taken,) = map(lock.acquire,
+No thread blocks on the gate's lock. A thread takes the lock by `(acquired,) = map(lock.acquire,
 (False,))` inside a `try`. The interpreter checks for Ctrl-C after each call in bytecode, so a plain
 `lock.acquire` could lose its result. The interpreter does not check for Ctrl-C between a call that
 `map` makes and the assignment.
@@ -98,7 +98,7 @@ class Waiter:
 
 
 class Gate:
-    """Queue of the threads of this process that write to the sessions of this gate."""
+    """Lock and queue for the threads of this process that write to certain sessions."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -340,7 +340,7 @@ class WriteQueue:
 
     def _write_group(self, log: Log, group: list[Waiter]) -> None:
         """Write the batches of a group, except batches that are already stored."""
-        tokens: set[str] = set()
+        idempotency_keys: set[str] = set()
         writing_waiters: list[Waiter] = []
         batches: list[Batch] = []
         postponed_waiters: list[Waiter] = []
@@ -349,11 +349,11 @@ class WriteQueue:
             if batch is None:
                 continue
             if batch.once is not None:
-                if batch.once in tokens:
+                if batch.once in idempotency_keys:
                     # The second append with the same idempotency key waits for the first.
                     postponed_waiters.append(waiter)
                     continue
-                tokens.add(batch.once)
+                idempotency_keys.add(batch.once)
                 if self._finish_if_stored(log, waiter, batch, batch.once):
                     continue
             writing_waiters.append(waiter)
@@ -372,7 +372,7 @@ class WriteQueue:
             self._write_group(log, postponed_waiters)
 
     def _finish_if_stored(self, log: Log, waiter: Waiter, batch: Batch, once: str) -> bool:
-        """Return whether the session has the idempotency key; if so, finish the append."""
+        """Finish the append if its idempotency key is already stored. Return whether it is."""
         with log.mutex:
             token = log.find_token(once) if log.state_if_any() is not None else None
         if token is None:
@@ -385,7 +385,7 @@ class WriteQueue:
         try:
             writer.sync_log(log)
         except OSError as error:
-            # Allow no more appends to a log whose sync has failed.
+            # Raise the error, so that nothing is appended to a log whose sync has failed.
             waiter.finish(error=Outcome(0, error, is_unknown=True).failure(f"syncing {log.key!r}"))
             raise
         waiter.finish(first=token.first)
@@ -474,7 +474,7 @@ def fast_append(
 
 
 def _is_refused(waiter: Waiter) -> bool:
-    """Return whether the append is no longer allowed; if so, finish it with an error."""
+    """Finish the append with an error if it is no longer allowed. Return whether it is refused."""
     try:
         if waiter.check is not None:
             waiter.check()

@@ -34,13 +34,13 @@ def now() -> str:
     """Return the current time in the stored format."""
     global _last_second
     micros = time.time_ns() // 1000
-    second_start, text = _last_second
+    second_start, prefix = _last_second
     micros -= second_start
     if not 0 <= micros < 1_000_000:
         seconds, micros = divmod(micros + second_start, 1_000_000)
-        text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-7]
-        _last_second = (seconds * 1_000_000, text)
-    return f"{text}{micros:06d}Z"
+        prefix = timestamp(datetime.fromtimestamp(seconds, UTC))[:-7]
+        _last_second = (seconds * 1_000_000, prefix)
+    return f"{prefix}{micros:06d}Z"
 
 
 class WritePrefix(Struct, frozen=True, gc=False):
@@ -104,9 +104,9 @@ def sync_log(log: Log) -> None:
     A failed sync is not retried: the second sync would succeed although data was lost.
     """
     with log.mutex:
-        # The end of a log that is not loaded is unknown; an additional sync does no harm.
-        end = log.end_offset if log.is_loaded else -1
-        if log.is_loaded and log.synced_offset >= end and log.tail is None:
+        # The end of a log that is not loaded is unknown, so such a log is always synced.
+        end_offset = log.end_offset if log.is_loaded else -1
+        if log.is_loaded and log.synced_offset >= end_offset and log.tail is None:
             return
     try:
         sync_file(log.descriptor)
@@ -115,7 +115,7 @@ def sync_log(log: Log) -> None:
             log.is_suspect = True
         raise
     with log.mutex:
-        log.synced_offset = max(log.synced_offset, end)
+        log.synced_offset = max(log.synced_offset, end_offset)
 
 
 def _compose_first_states(key: str, created: str, tail: Tail | None = None) -> bytes:
