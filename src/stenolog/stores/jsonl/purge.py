@@ -246,7 +246,7 @@ class Purger:
     ) -> tuple[list[Span], str] | None:
         """Try the purge once; return the purged seqs and the summary.
 
-        Return None if the session or its archives were replaced meanwhile. The caller holds the
+        Return None if another process replaced the session or its archives. The caller holds the
         lock of the archive folder.
         """
         state = self._logs.read_log(key, lambda log: copy_state(log.known_state()))
