@@ -119,7 +119,7 @@ def _encode_with_json(value: Any, **options: Any) -> str:
 def _check_value(value: Any, field: str, depth: int) -> None:
     """Raise RefusedMessage for the first value in the message that JSON cannot represent."""
     if isinstance(value, Mapping | list | tuple) and depth > MAX_DEPTH:
-        raise RefusedMessage(_shorten(field), f"nested more than {MAX_DEPTH} deep, or in a cycle")
+        raise RefusedMessage(_shorten(field), f"nested more than {MAX_DEPTH} deep, or has a cycle")
     match value:
         case None | bool():
             pass
@@ -151,6 +151,7 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
+        # JSON decodes a surrogate pair as one character, so the stored text would differ.
         joined_text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if joined_text != text:
             raise RefusedMessage(
@@ -216,17 +217,17 @@ def check_once(token: str | None) -> None:
 
 
 def check_times(at: Sequence[datetime], count: int) -> list[str]:
-    """Return the times of `count` messages in stored form. Raises UsageError."""
+    """Return `at`, the times of `count` messages, in stored form. Raises UsageError."""
     if not isinstance(at, Sequence) or len(at) != count:
         raise UsageError(f"at must have one time for each of {count:,} messages")
     for moment in at:
         if not isinstance(moment, datetime) or moment.utcoffset() is None:
             raise UsageError(f"at must have datetimes with a time zone, not {moment!r}")
     try:
-        # Use isoformat, because strftime omits the leading zeros of early years.
         utc_times = [moment.astimezone(UTC).replace(tzinfo=None) for moment in at]
     except OverflowError as error:
         raise UsageError(f"at: {error}") from error
+    # Use isoformat, because strftime omits the leading zeros of early years.
     return [f"{moment.isoformat(timespec='microseconds')}Z" for moment in utc_times]
 
 
@@ -305,16 +306,16 @@ def is_intact(line: bytes) -> bool:
 def count_intact(buffer: bytes) -> int | None:
     """Count the lines of a buffer; return None if a line is incomplete or its checksum is wrong."""
     find = buffer.find
-    crcs, line_ends = [], []
+    crcs, crc_fields = [], []
     start = 0
     while (end := find(b"\n", start)) >= 0:
         crcs.append(crc32(buffer[start : end - _CRC_LENGTH]))
-        line_ends.append(buffer[end - _CRC_LENGTH : end])
+        crc_fields.append(buffer[end - _CRC_LENGTH : end])
         start = end + 1
-    # Comparing the ends of all lines at once is faster than comparing line by line.
-    if start < len(buffer) or b"".join(line_ends) != (_CRC_FORMAT * len(line_ends)) % tuple(crcs):
+    # Comparing the checksums of all lines at once is faster than comparing them line by line.
+    if start < len(buffer) or b"".join(crc_fields) != (_CRC_FORMAT * len(crcs)) % tuple(crcs):
         return None
-    return len(line_ends)
+    return len(crcs)
 
 
 def parse_line(line: bytes) -> Record | None:
@@ -337,9 +338,9 @@ def salvage(line: bytes) -> list[Record]:
     inside another object follows a colon, a comma or a bracket.
     """
     records: list[Record] = []
-    end = tried_starts = 0
+    salvaged_upto = tried_starts = 0
     for start in _record_starts(line):
-        if start < end:
+        if start < salvaged_upto:
             continue
         tried_starts += 1
         if tried_starts > _MAX_RECORD_STARTS + 2 * len(records):
@@ -351,7 +352,7 @@ def salvage(line: bytes) -> list[Record]:
                 record = parse_line(line[start : crc_match.end()])
                 if record is not None:
                     records.append(record)
-                    end = crc_match.end()
+                    salvaged_upto = crc_match.end()
                     break
     return records
 
@@ -394,7 +395,7 @@ def plain_message(line: bytes) -> bytes | None:
 def _parse_escaped(line: bytes) -> Record | None:
     """Parse a line that the fast decoder rejects, usually because of a lone surrogate.
 
-    The payload is located by its position; `json` decodes the fields around the payload.
+    The payload of a message is cut out of the line unchanged; `json` decodes the other fields.
     """
     envelope = _read_envelope(line)
     kind = envelope.get("kind")
@@ -411,7 +412,10 @@ def _parse_escaped(line: bytes) -> Record | None:
 
 
 def _parse_unknown_record(line: bytes) -> UnknownRecord | None:
-    """Return the record of an intact line whose kind or format is newer than this code."""
+    """Return the record of an intact line whose kind or format is newer than this code.
+
+    Return None for a known kind and format: such a line lacks a field or has a wrong value.
+    """
     envelope = _read_envelope(line)
     if envelope.get("kind") == "state":
         body = envelope.get("body")

@@ -181,7 +181,7 @@ class LeaseLost(UsageError):
 
 
 class ContextTooSmall(UsageError):
-    """The smallest request exceeds the context window. The text names the setting to change."""
+    """The smallest request exceeds the context window. The message names the setting to change."""
 
     def __init__(self, reason: str, *, needed: int, limit: int) -> None:
         self.needed = needed
@@ -192,7 +192,7 @@ class ContextTooSmall(UsageError):
 
 
 class ModelRefused(UsageError):
-    """The model's server rejects the request; the text has the reason. A retry does not help."""
+    """The model's server rejects the request; the message has the reason. A retry does not help."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ def lazy_exports(
 
 
 class _LazyPattern:
-    """A pattern that is compiled when the first of its attributes is read."""
+    """A pattern that is compiled when one of its attributes is first read."""
 
     def __init__(self, pattern: str, flags: int) -> None:
         self._source = pattern, flags
@@ -49,7 +49,7 @@ class _LazyPattern:
 def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
     """Return a pattern that is compiled on first use.
 
-    Compiling the patterns of a program takes longer than importing its modules, and most commands
+    Compiling all patterns of stenolog takes longer than importing its modules, and most commands
     use few patterns. An invalid pattern raises `re.error` on first use.
     """
     return cast("re.Pattern[str]", _LazyPattern(pattern, flags))

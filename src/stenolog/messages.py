@@ -308,24 +308,24 @@ def _read_image(part: Mapping[str, Any]) -> ImagePart:
     url = image.get("url") if _is_mapping(image) else image
     if url is None:
         source = part.get("source")
-        kind, data = encoded_data(part)
-        url = f"data:{kind};base64,{data}" if data else None
+        media_type, data = encoded_data(part)
+        url = f"data:{media_type};base64,{data}" if data else None
         if url is None and _is_mapping(source):
             url = source.get("url")
     return ImagePart(_nonempty_text(url) or "", part, _nonempty_text(detail) or "")
 
 
 def _read_file(part: Mapping[str, Any]) -> FilePart:
-    kind: str = part["type"]
-    sources = (part.get(name) for name in (kind, "source"))
+    part_type: str = part["type"]
+    sources = (part.get(name) for name in (part_type, "source"))
     inner: Mapping[str, Any] = next((source for source in sources if _is_mapping(source)), {})
     names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
     name = next((name for name in names if isinstance(name, str)), "")
-    media: Any = next((media for media in ("audio", "video") if media in kind), "file")
+    kind: Any = next((kind for kind in ("audio", "video") if kind in part_type), "file")
     if inner.get("type") == "text":
-        return FilePart(media, name, part, inner.get("data"), "source")
+        return FilePart(kind, name, part, inner.get("data"), "source")
     field = "source" if "content" in inner else "content"
-    return FilePart(media, name, part, inner.get("content", part.get("content")), field)
+    return FilePart(kind, name, part, inner.get("content", part.get("content")), field)
 
 
 def _read_tool_use(part: Mapping[str, Any]) -> ToolCall:
@@ -341,16 +341,16 @@ def _read_tool_use(part: Mapping[str, Any]) -> ToolCall:
 def _read_call_item(part: Mapping[str, Any]) -> ToolCall:
     """Return a Responses item as a tool call.
 
-    A call to a built-in tool may have no argument field: its other fields are the arguments.
+    A call to a built-in tool may have no argument field: the tool's own fields are the arguments.
     """
     field = next((name for name in _ARGUMENT_FIELDS if name in part), None)
     kind = part["type"].removesuffix("_call")
     default_name = UNNAMED if kind in ("function", "custom_tool") else kind
-    other_fields = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
+    tool_fields = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
     return ToolCall(
         id=_nonempty_text(part.get("call_id")) or _nonempty_text(part.get("id")),
         name=_nonempty_text(part.get("name")) or default_name,
-        arguments=other_fields if field is None else part[field],
+        arguments=tool_fields if field is None else part[field],
         value=part,
         in_content=True,
     )

@@ -227,11 +227,11 @@ class DeletedAs(Struct, frozen=True):
 
     key: str
     name: str
-    """Name of the file in the trash. The record does not apply to a file with any other name."""
+    """Name of the file in the trash. In a file with another name, this DeletedAs is ignored."""
 
 
 class State(Struct, omit_defaults=True):
-    """The state of a session at one point of its log. Opening a log starts at the last State."""
+    """The state of a session at one point of its log. A log is read from its last State on."""
 
     format: int
     key: str

@@ -44,7 +44,7 @@ TOOLS_TOKENS: Final = 12
 TOOL_TOKENS: Final = 4
 """Tokens that every tool costs in addition to its definition."""
 IMAGE_TOKENS: Final = 1_445
-"""Tokens counted for any other image: the maximum, for tiles of 512 pixels."""
+"""Tokens counted for an image without `detail: low`: the maximum, for tiles of 512 pixels."""
 LOW_IMAGE_TOKENS: Final = 85
 """Tokens of an image with `detail: low`."""
 AUDIO_CHARACTERS_PER_TOKEN: Final = 1_000
@@ -108,7 +108,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
         """
         if estimated <= 0 or reported <= 0:
             return self
-        # Limit the value first: the quotient of two integers may be too large for a float.
+        # Limit `reported` first: the quotient of two integers may be too large for a float.
         measured_ratio = min(reported, _MAX_RATIO * estimated) / estimated
         ratio = min(max(self.ratio, _MIN_RATIO), _MAX_RATIO)
         measured_ratio = min(max(measured_ratio, ratio / 2, _MIN_RATIO), ratio * 2)
@@ -174,10 +174,10 @@ _PIECE_PATTERN: Final = lazy_pattern(
 _PIECES_OF_LONG_RUN: Final = lazy_pattern(
     "[+/=_-]?[A-Z]{0,16}[a-z]{1,24}|[+/=_-]?[A-Z]{1,16}|[0-9]{1,3}|[ +/=_-]{1,64}"
 )
-"""Pieces of a long run of letters, digits and signs, such as a path, a key or base64."""
+"""Pieces of a long run of letters, digits and symbols, such as a path, a key or base64."""
 _LONG_RUN_WITH_SPACE: Final = lazy_pattern(f" ?{_LONG_CHARACTER_RUN}")
-# Changes between capitals, small letters and digits are rare in names and paths.
-# In keys, hashes and base64, about every fourth character starts a change of kind.
+# A change between capitals, small letters and digits is rare in names and paths. In keys, hashes
+# and base64, about every fourth character is of another kind than the character before it.
 _CHARACTER_KIND_CHANGE: Final = lazy_pattern("[A-Z][A-Z](?=[a-z])|[0-9](?=[A-Za-z])|[A-Z](?=[0-9])")
 _NOT_ALPHANUMERIC: Final = lazy_pattern(f"[^0-9{_LETTERS}]")
 _ACCENTED_LETTER: Final = lazy_pattern(f"[{_ACCENTED_LETTERS}]")
@@ -237,29 +237,29 @@ def _word_tokens(word: str) -> float:
     return tokens + 0.05 * min(letter_count - 1, 8)
 
 
-def _punctuation_tokens(signs: str) -> float:
+def _punctuation_tokens(symbols: str) -> float:
     """Estimate the tokens of punctuation; repetitions of one character cost less."""
-    if len(signs) > 3 and signs.count(signs[0]) == len(signs) and signs[0] < "\u2600":
-        return 1.0 + len(signs) / (64 if signs.isascii() else 16)
-    if signs.isascii():
-        return 1.0 + 0.25 * max(0, len(signs) - 3)
-    return sum(map(_sign_tokens, signs))
+    if len(symbols) > 3 and symbols.count(symbols[0]) == len(symbols) and symbols[0] < "\u2600":
+        return 1.0 + len(symbols) / (64 if symbols.isascii() else 16)
+    if symbols.isascii():
+        return 1.0 + 0.25 * max(0, len(symbols) - 3)
+    return sum(map(_symbol_tokens, symbols))
 
 
-def _sign_tokens(sign: str) -> float:
-    if sign >= "\U00010000":
+def _symbol_tokens(symbol: str) -> float:
+    if symbol >= "\U00010000":
         return 2.1
-    if sign in "\u200d\ufe0f":
+    if symbol in "\u200d\ufe0f":
         return 0.5
-    if "\u3000" <= sign < "\u3040" or sign >= "\uff00":
+    if "\u3000" <= symbol < "\u3040" or symbol >= "\uff00":
         # CJK punctuation often forms one token with the next Han character.
         return 0.8
-    return 0.3 if sign < "\x80" else 1.6 if "\u2600" <= sign < "\u2c00" else 1.0
+    return 0.3 if symbol < "\x80" else 1.6 if "\u2600" <= symbol < "\u2c00" else 1.0
 
 
-def _random_text_tokens(part: str) -> float:
+def _random_text_tokens(piece: str) -> float:
     """Estimate the tokens of random-looking text, which tokenizers split into short pieces."""
-    return 1.0 if len(part) <= 2 or part.isdigit() else 0.6 * len(part)
+    return 1.0 if len(piece) <= 2 or piece.isdigit() else 0.6 * len(piece)
 
 
 _SCRIPT_TOKENS: Final = (
@@ -305,8 +305,8 @@ _TEXT_FIELDS: Final = frozenset(
     {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
 )
 """Message fields of which only the value is counted, not the field name."""
-_COUNTED_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
-_COUNTED_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
+_EXCLUDED_CALL_FIELDS: Final = _SKIP_FIELDS | {"id", "name", "arguments", "input"}
+_EXCLUDED_RESULT_FIELDS: Final = _SKIP_FIELDS | {"tool_use_id", "content"}
 """Fields of a call or result that are counted separately or not at all."""
 _MAX_CONTENT_DEPTH: Final = 8
 """Maximum nesting depth of parts; deeper content counts as JSON."""
@@ -354,9 +354,9 @@ def _tool_call_tokens(call: ToolCall, count: Callable[[str], int]) -> int:
     """Return the tokens of a tool call: name, arguments, id and other fields."""
     call_fields = call.value[call.field] if call.field else call.value
     texts = (call_fields.get("name"), call.arguments, call.value.get("id"))
-    other_tokens = _other_field_tokens(call_fields, _COUNTED_CALL_FIELDS, count)
+    other_tokens = _other_field_tokens(call_fields, _EXCLUDED_CALL_FIELDS, count)
     if call.field:
-        other_tokens += _other_field_tokens(call.value, _COUNTED_CALL_FIELDS, count, call.field)
+        other_tokens += _other_field_tokens(call.value, _EXCLUDED_CALL_FIELDS, count, call.field)
     return CALL_TOKENS + sum(_value_tokens(value, count) for value in texts) + other_tokens
 
 
@@ -383,7 +383,7 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
         case ToolResult() if "output" not in value or value.get("content") is not None:
             total = _content_tokens(part.content, count, depth=depth)
             total += _value_tokens(value.get("tool_use_id"), count)
-            return CALL_TOKENS + total + _other_field_tokens(value, _COUNTED_RESULT_FIELDS, count)
+            return CALL_TOKENS + total + _other_field_tokens(value, _EXCLUDED_RESULT_FIELDS, count)
         case FilePart() if part.content is not None:
             total = _content_tokens(part.content, count, depth=depth)
             encoded_tokens = _attachment_tokens(value, part.kind)

@@ -100,7 +100,7 @@ class Claims:
 
 
 def delivery_claim_name(agent: str | None, key: str) -> str:
-    """Return the name of the claim to deliver answers in a session. All names are equally long."""
+    """Return the name of the claim to deliver answers in a session, with a digest of its key."""
     return f"delivery-{_session_digest(agent, key)}"
 
 

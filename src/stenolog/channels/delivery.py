@@ -119,7 +119,7 @@ UNSURE_NOTICE: Final = (
 _MAX_MESSAGE_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose unsent answer is still delivered later."""
 _MAX_RETRY_SECONDS: Final = 120.0
-"""Maximum total seconds of waiting between retries of a piece, without delays set by the app."""
+"""Maximum total seconds between the retries of a piece, not counting delays set by the app."""
 _MAX_ATTEMPTS: Final = 5
 """Maximum number of attempts to deliver an answer while the store is unavailable."""
 _CATALOG_PAGE_SIZE: Final = 200
@@ -351,7 +351,7 @@ class Delivery:
                 # A killed process was sending an answer.
                 # The user must be notified before the new mark replaces the mark of that answer.
                 await self._notify_unsure(instance, key, previous_mark)
-            # Earlier answers that a killed process left unsent are owed in the new mark.
+            # Earlier answers that a killed process left unsent become owed in the new mark.
             due_answers = await self._find_due_answers(instance, key, previous_mark)
             mark = make_sending_mark(previous_mark, answer, due_answers)
             sent_pieces: list[str] = []
@@ -409,7 +409,7 @@ class Delivery:
     async def _read_mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
         info = await self._loop.run(find_info, instance.store, key)
         mark = None if info is None else read_mark(info.meta)
-        # Older versions copied the mark of the source session into its fork.
+        # Older versions copied the mark of the source session into its fork: ignore such a mark.
         return None if info and mark and mark.seq > info.last_seq else mark
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
@@ -478,7 +478,7 @@ def split_pieces(text: str, limit: int) -> list[Piece]:
     rest, fence = text.strip("\n"), ""
     while rest.strip():
         if fence and (closing := _CLOSING_FENCE_PATTERN.match(rest)):
-            # The previous message has already closed the code block.
+            # The previous message has already closed the code block, so drop the closing fence.
             rest, fence = rest[closing.end() :].lstrip(), ""
             continue
         prefix = f"{fence}\n" if fence else ""

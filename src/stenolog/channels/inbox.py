@@ -110,7 +110,7 @@ class ChatSessions:
         """Record that the command in this message moved the chat to another session."""
         chat = message.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # the command was executed, so its move must be recorded
+        with suppress(StenologError):  # the move must be recorded even if reading fails
             last_move = await self.read_last_move(instance, root_key)
             if last_move is not None and last_move.chat == chat and last_move.number:
                 earlier = last_move.all_moves[-_MAX_EARLIER_MOVES:]
@@ -147,7 +147,7 @@ def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
     stored_move = meta.get(MOVE_FIELD)
     if not isinstance(stored_move, Mapping):
         return None
-    # If details are damaged, the chat still continues in its newest session.
+    # If other fields are damaged, `key` and `before` are enough to find the chat's last session.
     for fields in (stored_move, {name: stored_move.get(name) for name in ("key", "before")}):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(fields, ChatMove)
@@ -188,9 +188,10 @@ async def assign_number(claims: Claims, register_session: str, message: Incoming
 
 
 async def begin_command(claims: Claims, register_session: str, message: IncomingMessage) -> bool:
-    """Return whether to execute a command: False if a process has already started the command.
+    """Record that a command is started, and return whether to execute it.
 
-    After a crash, a command is not executed again, because it may have had an effect.
+    Return False if a process has already started the command and did not reject it. After a crash,
+    a command is not executed again, because it may have had an effect.
     """
     if not message.message_number:
         return True
@@ -224,7 +225,7 @@ async def record_rejection(claims: Claims, register_session: str, message: Incom
 
 
 def _digest(*texts: str) -> str:
-    # The digest of an id or text is used as an idempotency key.
+    # The register contains digests instead of ids and texts.
     content = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(content).hexdigest()
 
@@ -403,7 +404,7 @@ class Inbox:
         last_move = await self._chat_sessions.read_last_move(instance, root_key)
         key = find_session_key(root_key, last_move, message)
         if commands.parse_command(message.text) is None:
-            claims = None
+            claims = None  # only commands are registered as executed
         if key is None or (
             claims is not None and not await begin_command(claims, register_session, message)
         ):
@@ -525,8 +526,8 @@ def text_for_user(answer: Answer) -> str:
             return ""
         saved_text = "Your message is saved." if answer.saved else _NOT_SAVED_TEXT
         reasons = (
-            text
-            for error_type, text in _REASON_TEXTS.items()
+            reason
+            for error_type, reason in _REASON_TEXTS.items()
             if isinstance(answer.error, error_type)
         )
         return f"I could not answer: {next(reasons, 'something went wrong')}. {saved_text}"

@@ -66,7 +66,7 @@ class UpdateTracker:
 
     @property
     def has_open_updates(self) -> bool:
-        """Whether an update is not durable yet."""
+        """Whether an update is still open or must be fetched again."""
         return any(state != "durable" for state in self._states.values())
 
     def add_updates(self, update_numbers: Iterable[int]) -> list[int]:
@@ -74,7 +74,7 @@ class UpdateTracker:
         received_numbers = sorted(set(update_numbers))
         highest_number = max(received_numbers, default=0)
         for number, state in self._states.items():
-            # Only a higher received number shows that the server no longer has the update.
+            # The server no longer has an update that is missing below a received number.
             if state == "retry" and number < highest_number and number not in received_numbers:
                 self._states[number] = "durable"
         new_numbers = []
@@ -313,7 +313,7 @@ class Telegram:
             raise MaybeSent(self._error_text(error)) from None
 
     def allows(self, origin: Destination) -> bool:
-        """Return whether this is a private chat with a user whose id is on the allow list."""
+        """Return whether `origin` is a private chat with a user whose id is on the allow list."""
         return self._allowed.contains_id(str(origin.get("chat")))
 
     async def show_typing(self, origin: Destination) -> None:

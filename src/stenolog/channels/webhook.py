@@ -151,7 +151,7 @@ class Webhook:
             raise MaybeSent(f"reply_url failed ({status})")
 
     def allows(self, origin: Destination) -> bool:
-        """Return whether the sender is on the allow list."""
+        """Return whether the sender in `origin` is on the allow list."""
         return self.allowed.contains_id(str(origin.get("sender")))
 
     async def show_typing(self, origin: Destination) -> None:

@@ -194,11 +194,11 @@ class StreamedAnswer:
         Each call has a unique id, even if the server sent no id.
         """
         calls: dict[str, dict[str, Any]] = {}
-        for _, part in sorted(self._calls.items()):
-            if part.name:
-                id = part.id if part.id and part.id not in calls else f"call_{part.index}"
-                function = {"name": part.name, "arguments": self._arguments[part.index].text}
-                calls[id] = {**part.extra, "id": id, "type": "function", "function": function}
+        for _, call in sorted(self._calls.items()):
+            if call.name:
+                id = call.id if call.id and call.id not in calls else f"call_{call.index}"
+                function = {"name": call.name, "arguments": self._arguments[call.index].text}
+                calls[id] = {**call.extra, "id": id, "type": "function", "function": function}
         return list(calls.values())
 
     def message(self) -> dict[str, Any]:

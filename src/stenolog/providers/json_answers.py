@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 _MAX_ANSWER_CHARACTERS: Final = 1_000_000
-"""The rest of a longer answer is ignored."""
+"""Maximum number of characters that are read. The rest of a longer answer is ignored."""
 
 # The next two constants limit the work for a text full of broken objects.
 _MAX_TRIES: Final = 64

@@ -57,7 +57,7 @@ _SECRET_HEADER_NAME: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNO
 _END_WAIT_SECONDS: Final = 0.1
 """Seconds to wait, after a complete answer, for the end of the response.
 
-Only then can the connection be used again.
+The connection can be reused only if the response has ended.
 """
 _logger = logging.getLogger("stenolog")
 

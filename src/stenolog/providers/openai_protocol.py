@@ -162,7 +162,7 @@ def _without_tools(body: Body) -> Body:
         if role == "tool":
             text = f"[the tool answered: {_content_text(message.get('content'))}]"
             if last_role == "tool":
-                # Many chat templates require user and assistant messages to alternate.
+                # Many chat templates require alternating roles, so join consecutive results.
                 text = f"{messages.pop()['content']}\n{text}"
             messages.append({"role": "user", "content": text})
         elif calls := _calls_of(message):
@@ -432,7 +432,7 @@ class _CallParser:
             # A new call starts when the arguments of the previous call are complete JSON.
             is_second_call = index is not None and name and not id and arguments.startswith("{")
             return None if is_second_call and _is_json(self._arguments[index or 0].text) else index
-        # Some servers use index 0 for every call.
+        # Some servers use index 0 for every call, so another id starts a new call.
         return index if self._ids[index] == id else None
 
 
@@ -512,14 +512,14 @@ def _is_json(arguments: str) -> bool:
 
 
 def _fix_surrogates(text: str) -> str:
-    """Join surrogate pairs and replace lone surrogates, which stores reject."""
+    """Join surrogate pairs, which stores reject as two characters, and replace lone surrogates."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _make_storable(value: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and lone surrogates, which stores reject; return {} if that is impossible."""
+    """Replace NaN and fix surrogates, so that stores accept the value; return {} if impossible."""
     try:
         encoded = json.dumps(value, ensure_ascii=False)
         decoded = json.loads(_fix_surrogates(encoded), parse_constant=lambda _: None)

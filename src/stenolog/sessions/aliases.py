@@ -24,7 +24,7 @@ MAX_CACHED_KEYS: Final = 10_000
 """Maximum number of keys in each cache. A full cache is emptied."""
 _MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
-"""Marker of a store in which no session ever had an alias."""
+"""Value of the change marker if no session of the store ever had an alias."""
 
 
 class Aliases:
@@ -58,7 +58,7 @@ class Aliases:
             return key
         owner = self.owners().get(key)
         if key in self._all_aliases and (owner is None or key not in self._aliases_of(owner)):
-            # The session was deleted or restored under another key, or lost this alias.
+            # The session was deleted, was restored under another key, or lost this alias.
             owner = self.owners(rescan=True).get(key)
         return key if owner is None else owner
 
@@ -111,10 +111,10 @@ class Aliases:
         """Read the aliases of all sessions that changed since the last scan."""
         stamps = self._store.stamps()
         known_hashes = set(self._stamp_hashes)
-        changed = [key for key, stamp in stamps.items() if hash((key, stamp)) not in known_hashes]
-        unchanged_keys = (self._aliases_by_session.keys() & stamps.keys()) - set(changed)
+        changed_keys = [key for key in stamps if hash((key, stamps[key])) not in known_hashes]
+        unchanged_keys = (self._aliases_by_session.keys() & stamps.keys()) - set(changed_keys)
         aliases = {key: self._aliases_by_session[key] for key in unchanged_keys}
-        aliases |= {key: names for key in changed if (names := self._aliases_of(key))}
+        aliases |= {key: names for key in changed_keys if (names := self._aliases_of(key))}
         if aliases != self._aliases_by_session:
             self._aliases_by_session = aliases
             self._owners = _owner_by_alias(aliases)

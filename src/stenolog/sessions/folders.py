@@ -80,7 +80,10 @@ def agent_in_namespace(namespace: str) -> str | None:
 
 
 def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> SessionsLocation:
-    """Return the store and the folders of an agent. Raises UsageError."""
+    """Return the location of the sessions of an agent; None is the agent without a name.
+
+    Raises UsageError.
+    """
     if agent is not None and (not isinstance(agent, str) or not agent):
         raise UsageError(f"agent must be a name or None, not {agent!r}")
     address = parse_address(where)
@@ -95,7 +98,7 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
-                # Keep the fallback in the workspace, because a container may keep nothing else.
+                # The fallback is in the workspace, because a container may persist nothing else.
                 fallback=workspace / f"{NAMESPACE}{FALLBACK}",
                 json_fallback=folder,
             )
@@ -160,7 +163,7 @@ def log_folders(workspace: Path) -> list[str]:
     try:
         folders = list(_log_folder_names(workspace))
         agents = workspace / AGENTS
-        # The folder of each agent is a workspace, and a workspace may be a link.
+        # Links are followed, because the folder of an agent is a workspace, which may be a link.
         for agent in _subfolders(agents, follow_links=True) if agents.is_dir() else ():
             folders += [f"{AGENTS}/{agent}/{name}" for name in _log_folder_names(agents / agent)]
     except OSError as error:
@@ -207,7 +210,7 @@ def _other_namespaces_in_database(store: Store) -> OtherNamespaces:
 
 
 def _log_folder_names(place: Path) -> Iterator[str]:
-    """Yield the names of the folders with logs. Any folder that contains a log counts."""
+    """Yield the name of each folder with logs: `sessions`, and any other folder that has a log."""
     if os.path.lexists(place / NAMESPACE):  # if it is not a folder, the reader reports the error
         yield NAMESPACE
     for name in _subfolders(place, follow_links=False):
@@ -216,6 +219,7 @@ def _log_folder_names(place: Path) -> Iterator[str]:
 
 
 def _has_logs(folder: Path, *, by_name: bool) -> bool:
+    """Return whether a folder has logs. With `by_name`, an unreadable folder counts, too."""
     try:
         return has_logs(folder, by_name=by_name)
     except OSError:

@@ -39,7 +39,7 @@ def fork_source(info: SessionInfo) -> ForkSource | None:
 
 
 def find_fork_source(store: Store, info: SessionInfo) -> ForkSource | None:
-    """Return the source. If its seq is unknown, search the source session for the message.
+    """Return the source. If its seq is unknown, search the source for the last copied message.
 
     If another program made the fork, the meta has the identity of the last copied message instead
     of its seq, because the seqs may differ.

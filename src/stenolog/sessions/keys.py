@@ -1,4 +1,4 @@
-"""Session keys: from a message's channel, sender, thread and chat to a key, and back. Pure.
+"""Session keys, converted from and to the channel, sender, thread and chat of a message.
 
 A key has two or three parts separated by `:`: `channel:sender`, `channel:thread:sender`, or for a
 group that shares one session `channel:chat`. Inside a part `:` and `%` are written %3A and %25, so
@@ -79,7 +79,7 @@ def owner_in_key(key: str) -> str:
 
 
 def owner_for(origin: Origin, *, scope: Scope) -> str:
-    """Return the sender to store with a message. All threads of a sender have the same value.
+    """Return the sender to store with a message; it is the same for all threads of a sender.
 
     For a group that shares one session, return the group. Raises InvalidKey, UsageError.
     """

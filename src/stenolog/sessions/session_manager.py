@@ -192,7 +192,7 @@ class JSONFileStore:
         times = at or [datetime.now(UTC)] * len(new_messages)
 
         def add(memory: InMemoryStore) -> list[int]:
-            # A file has an idempotency key for each message, and none for a batch.
+            # A file stores one idempotency key per message, so a batch gets numbered keys.
             tokens = [
                 f"{once}:{number}" if once is not None and len(new_messages) > 1 else once
                 for number in range(len(new_messages))
@@ -280,7 +280,7 @@ class JSONFileStore:
             self._keep_foreign_file(folder, name, key)
             disk.replace_file(folder, name, json_file.compose_file(session))
         except OSError as error:
-            # The rename may have succeeded although the last sync failed, so read the file again.
+            # The rename may have succeeded before the sync failed, so the next call reads the file.
             self._known_files.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
         self._remember_session(key, session)
@@ -550,7 +550,7 @@ class JSONFileStore:
     def _load_changed_file(self, folder: int, name: str, old: Path | None = None) -> None:
         """Load a file if it is new or changed. `old`: path of the folder, if it is the old folder.
 
-        If two files have the same key, the file with stenolog's name for that key counts. A file of
+        If two files have the same key, the file with stenolog's name for that key wins. A file of
         the old folder is not loaded if stenolog wrote it for another store.
         """
         known_name = name if old is None else str(old / name)

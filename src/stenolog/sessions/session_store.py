@@ -46,7 +46,7 @@ class SessionHealth(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """Sessions as an agent loop uses them. A context manager. Only `save` and `close` raise.
+    """The sessions of an agent loop, as a context manager. Only `save` and `close` raise.
 
     A write that appends returns the seq, or None if it failed. Any other write returns True, or
     False if it failed. For example, `if not sessions.add_message(…)` detects every failure.
@@ -163,7 +163,7 @@ class JSONLBackend:
     """
 
     def __init__(self, store: Store, *, session: str | None = None) -> None:
-        """Create the facade. `session`: key that is known to be the key of an existing session."""
+        """Create the facade. `session`: key of a session that is known to exist."""
         self._store = store
         self._close_mutex = Lock()
         self._health_at_close: SessionHealth | None = None
@@ -393,7 +393,7 @@ def _read_last_step(store: Store, key: str) -> Undo | None:
 
 
 def _find_answer_span(history: Sequence[Message], step: Undo) -> Span | None:
-    """Return the first and last seq of the answer that followed a replacement, or None."""
+    """Return the first and last seq of the answer to the messages that `step` added, or None."""
     added_spans = [step.added] if step.added is not None else []
     last_seq = max((last for _, last in (*step.newly, *added_spans)), default=0)
     later_messages = (message for message in history if message.seq > last_seq)

@@ -1,4 +1,4 @@
-"""Messages, tokens and costs by day, model, channel, session and project. Pure.
+"""Sums of messages, tokens and costs by day, model, channel, session and project. No I/O.
 
 If a message has token counts of the provider, these counts are used. The tokens of other messages
 are estimated and counted separately, because it is unknown how often a model read a message.
@@ -54,7 +54,7 @@ class Counts:
             setattr(self, count.name, getattr(self, count.name) + getattr(added, count.name))
 
     def add_answer(self, usage: Mapping[str, int], cost: float | None) -> None:
-        """Count an answer by its provider's token counts."""
+        """Add an answer with the token counts of its provider, and its cost if known."""
         self.answers += 1
         self.prompt += usage.get("prompt", 0)
         self.answer += usage.get("answer", 0)
@@ -106,7 +106,7 @@ class Totals:
         last_copied_seq = fork_seq_of(info)
         uncounted_estimates: list[_Estimate] = []
         response_parts: list[tuple[str, _Estimate]] = []
-        covered_responses: set[str] = set()
+        counted_responses: set[str] = set()
         for message in messages:
             if message.seq <= last_copied_seq:
                 continue  # a fork copied this message; it counts in the source session
@@ -116,7 +116,7 @@ class Totals:
             response = response_of(body) if is_answer else ""
             if usage is not None:
                 uncounted_estimates.clear()  # the provider's prompt tokens include these messages
-                covered_responses.add(response)
+                counted_responses.add(response)
             elif is_answer and not response:
                 _count_estimates(uncounted_estimates)
             if (since and message.at < since) or (until and message.at >= until):
@@ -138,10 +138,10 @@ class Totals:
                 _count_estimates([(sums, _estimate_tokens(body))])
             else:
                 uncounted_estimates.append((sums, _estimate_tokens(body)))
-        uncovered_estimates = (
-            estimate for response, estimate in response_parts if response not in covered_responses
+        remaining_estimates = (
+            estimate for response, estimate in response_parts if response not in counted_responses
         )
-        _count_estimates([*uncounted_estimates, *uncovered_estimates])
+        _count_estimates([*uncounted_estimates, *remaining_estimates])
         if self.total.messages > messages_before:
             self.sessions += 1
             for (group, name), counts in zip(groups, session_sums[1:], strict=True):
@@ -161,12 +161,12 @@ _Estimate = tuple[list[Counts], int]
 """The sums that include a message without token counts, and the message's estimated tokens."""
 
 
-def _count_estimates(uncounted: list[_Estimate]) -> None:
+def _count_estimates(estimates: list[_Estimate]) -> None:
     """Add the estimates to their sums, and empty the list."""
-    for sums, tokens in uncounted:
+    for sums, tokens in estimates:
         for counts in sums:
             counts.estimated += tokens
-    uncounted.clear()
+    estimates.clear()
 
 
 def _estimate_tokens(body: Mapping[str, Any]) -> int:
@@ -258,7 +258,7 @@ def _valid_count(stored: Any) -> int:
 
 
 def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
-    """Return the counts by model. Each call is priced as an average one: only sums are known."""
+    """Return the counts by model. Only sums are stored, so each call has the average price."""
     counts: dict[str, Counts] = {}
     for name, sums in usage.items():
         calls = max(sums["calls"], 1)

@@ -159,7 +159,7 @@ def field_docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
 _MAX_SHOWN_LENGTH: Final = 60
 """Maximum number of characters of a wrong value that an error shows."""
 _VARIABLE_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NO_USER_TEXT: Final = (
+_USER_NOT_ALLOWED: Final = (
     "the address of a server must not contain a user or password; put the key in an environment "
     "variable and name it in key_env"
 )
@@ -174,7 +174,7 @@ class InvalidValue(Exception):
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether the text came from bytes that are not UTF-8."""
+    """Return whether a text contains surrogates, which stand for bytes that are not UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -257,14 +257,14 @@ def _check_sessions_address(address: str) -> None:
     try:
         parse_address(address)
     except UsageError as error:
-        # Even an unknown kind of address may contain a password.
+        # An address of an unknown kind may contain a password, which the error must not quote.
         text = "must be a folder, sqlite:FILE, postgresql://… or memory:"
         raise InvalidValue(text if "@" in address or has_secret(address) else str(error)) from error
 
 
 def _check_model(model: str) -> None:
     if has_user(model):
-        raise InvalidValue(_NO_USER_TEXT)
+        raise InvalidValue(_USER_NOT_ALLOWED)
 
 
 def _check_listed_model(name: str) -> None:
@@ -287,7 +287,7 @@ def _check_zone(zone: str) -> None:
 
 def _check_server(url: str) -> None:
     _check_model(url)
-    # Of all white space, only the plain space is printable.
+    # `isprintable` is False for all white space except the plain space.
     if _parse_url(url) is None or " " in url or not url.isprintable():
         raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
 
@@ -444,7 +444,7 @@ def commented_file() -> str:
 
 
 def _section_header(section: KeyPath) -> list[str]:
-    kind = section[0]
-    if len(section) > 1 and kind in _EXAMPLE_NAMES:
-        return [_SECTION_COMMENTS[kind], f"#[{kind}.{_EXAMPLE_NAMES[kind]}]\n"]
+    table = section[0]
+    if len(section) > 1 and table in _EXAMPLE_NAMES:
+        return [_SECTION_COMMENTS[table], f"#[{table}.{_EXAMPLE_NAMES[table]}]\n"]
     return [f"[{'.'.join(section)}]\n"]

@@ -22,7 +22,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def join_path(path: KeyPath) -> str:
-    """Return the path of a setting joined with dots. Names that are not plain words are quoted."""
+    """Return the path of a setting joined with dots. Names that are not bare keys are quoted."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else quote_text(part) for part in path)
 
 
@@ -92,7 +92,7 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
 
 
 def has_file_or_variables(environment: Mapping[str, str]) -> bool:
-    """Whether there is a config file or a variable of stenolog.
+    """Return whether a config file or an environment variable of stenolog exists.
 
     Without file and variables, all settings have their defaults. Code that needs only one setting
     calls this fast check first.
@@ -102,14 +102,14 @@ def has_file_or_variables(environment: Mapping[str, str]) -> bool:
     try:
         config_path(None, environment).stat()
     except OSError as error:
-        # The code that reads the file reports any other error.
+        # For any other error, return True: the code that reads the file reports the error.
         return not isinstance(error, FileNotFoundError)
     return True
 
 
 def expand_home(name: str | File) -> File:
     """Return the path of a file; `~` is the user's home folder."""
-    # Unlike pathlib, this function raises no error for an unknown user.
+    # Unlike `Path.expanduser`, this call raises no error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
 
 
@@ -136,7 +136,7 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileConten
 
 
 def start_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line in which each value and each table of this TOML starts.
+    """Return the line in which each value and each table of a TOML text starts.
 
     Python's tomllib does not report lines. A value always ends at the end of a line, and an
     incomplete value is not valid. This function therefore adds lines to a statement until the
@@ -173,7 +173,7 @@ def _all_paths(table: Mapping[str, Any], parent_path: KeyPath = ()) -> Iterator[
 
 def _decode_utf8(file: File, content: bytes) -> str:
     try:
-        # tomllib does not accept Windows line ends in text.
+        # `start_lines` splits at \n and parses single lines, where tomllib rejects a \r at the end.
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
@@ -199,7 +199,7 @@ def _long_number_problem(file: File, text: str) -> Problem:
     for match in _LONG_NUMBER.finditer(text):
         before, after = text[: match.start()], _LONG_NUMBER.sub("0", text[match.end() :])
         try:
-            # The digits may be in a text or a comment, where they are valid.
+            # Digits in a string or comment are valid, so parse the text with only this number.
             tomllib.loads(f"{_LONG_NUMBER.sub('0', before)}{match[0]}{after}")
         except ValueError:
             line = before.count("\n") + 1

@@ -143,7 +143,7 @@ class LayerReader:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.names: dict[str, dict[str, str]] = {kind: {} for kind in NAMED_TABLES}
+        self.names: dict[str, dict[str, str]] = {table: {} for table in NAMED_TABLES}
         """Source that first used each user-chosen name, by table and name."""
 
     # --- the layers --------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class LayerReader:
     def environment_values(self, variables: Mapping[str, str]) -> Iterable[SourcedValue]:
         """Yield the values of the environment.
 
-        Read the file's layer first, because user-chosen names are spelled as in the file.
+        The file's layer must be read first, because user-chosen names are spelled as in the file.
         """
         for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
             name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
@@ -182,7 +182,7 @@ class LayerReader:
 
     def _report_single_underscore(self, variable: str, name: str) -> None:
         """Report a variable with one underscore instead of two, which would have no effect."""
-        # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL is meant as a setting.
+        # STENO_AGENT_MODEL is reported, but not STENO_UPDATE, which starts with no section.
         section = name.partition("_")[0].lower()
         if section not in {path[0] for path in all_fields()}:
             return
@@ -228,20 +228,20 @@ class LayerReader:
         self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
 
     def _resolve_equivalent_fields(self, layer: Layer) -> None:
-        """Replace aliases by their fields, and report two fields of the same meaning."""
+        """Replace aliases by their fields, and report settings that exclude each other."""
         for alias, path in FIELD_ALIASES.items():
-            alias_value = layer.pop(alias, None)
-            if alias_value is None:
+            alias_setting = layer.pop(alias, None)
+            if alias_setting is None:
                 continue
-            value = layer.setdefault(path, alias_value)
-            if value.value != alias_value.value:
-                reason = f"contradicts {join_path(path)} ({value.source}); remove one of them"
-                self._add_problem(alias_value.source, alias, reason)
+            setting = layer.setdefault(path, alias_setting)
+            if setting.value != alias_setting.value:
+                reason = f"contradicts {join_path(path)} ({setting.source}); remove one of them"
+                self._add_problem(alias_setting.source, alias, reason)
         for path, setting in layer.items():
             alternative = _alternative_path(path)
-            # Only one of the two fields reports the conflict.
-            is_set = alternative in layer and bool(layer[alternative].value)
-            if setting.value and alternative > path and is_set:
+            is_alternative_set = alternative in layer and bool(layer[alternative].value)
+            # `alternative > path` holds for one of the two fields, so a conflict is reported once.
+            if setting.value and alternative > path and is_alternative_set:
                 source = layer[alternative].source
                 reason = f"set either this or {join_path(alternative)} ({source}), not both"
                 self._add_problem(setting.source, path, reason)
@@ -251,15 +251,15 @@ class LayerReader:
     def check_names(self) -> None:
         """Report user-chosen names that are invalid or too similar."""
         names_by_form: dict[KeyPath, str] = {}
-        for kind in NAMED_TABLES:
-            for name, source in sorted(self.names[kind].items()):
-                path = (kind, name)
+        for table in NAMED_TABLES:
+            for name, source in sorted(self.names[table].items()):
+                path = (table, name)
                 if not _VALID_NAME.fullmatch(name):
                     reason = "invalid name; use letters and digits, with single - or _ between them"
                     self._add_problem(source, path, reason)
                 elif path == ("agents", _MAIN_AGENT):
                     self._add_problem(source, path, "configure the agent main in [agent]")
-                other_name = names_by_form.setdefault((kind, variable_form(name)), name)
+                other_name = names_by_form.setdefault((table, variable_form(name)), name)
                 if other_name != name:
                     reason = "environment variables ignore case and dashes"
                     self._add_problem(source, path, f"too similar to {other_name!r}: {reason}")
@@ -273,8 +273,8 @@ class LayerReader:
             for route in setting.value:
                 other_path = routes.setdefault(route, path)
                 if other_path != path:
-                    other_place = f"{join_path(other_path)} ({layer[other_path].source})"
-                    self._add_problem(setting.source, path, f"{route} is also in {other_place}")
+                    other_field = f"{join_path(other_path)} ({layer[other_path].source})"
+                    self._add_problem(setting.source, path, f"{route} is also in {other_field}")
 
     def check_reserves(self, layer: Layer) -> None:
         """Report each `context.reserve` that leaves no tokens for the request."""

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import ChatModel
 
-# --- ollama ---------------------------------------------------------------------------------------
+# --- context size on Ollama -----------------------------------------------------------------------
 # Ollama's native API, used for the context size of a model.
 #
 # Ollama silently truncates requests that are too long, so the size must be known in advance.
@@ -34,8 +34,8 @@ _NUM_CTX_PATTERN: Final = re.compile(r"^num_ctx\s+(\d{1,9})\s*$", re.MULTILINE)
 def context_size(address: str, model: str, *, environment: Mapping[str, str]) -> int:
     """Return the probable context size, in tokens, of a model on an Ollama server.
 
-    The sources, in this order, are the model's own file, the size with which the model is loaded,
-    `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the model's maximum.
+    The sources, in this order, are `num_ctx` in the Modelfile, the size with which the model is
+    loaded, `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the model's maximum.
     """
     response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
     details = response if isinstance(response, dict) else {}
@@ -62,7 +62,7 @@ def ask_ollama(
     from urllib.request import ProxyHandler, Request, build_opener
 
     data = None if body is None else json.dumps(body).encode()
-    # Use no proxy: Ollama is on this machine or in its network.
+    # Use no proxy: Ollama is on this machine or in the local network.
     opener = build_opener(ProxyHandler({}))
     try:
         headers = {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ OLLAMA_PORT: Final = 11_434
 
 
 class Provider(Struct, frozen=True):
-    """A known server of models."""
+    """A known model server."""
 
     name: str
     base_url: str
@@ -231,7 +231,7 @@ class _ModelFinder(Struct, frozen=True):
 
     def find_configured(self, name: str, base_url: str, key_name: str) -> ModelChoice:
         reason = "it is configured"
-        # With a custom address, the name is passed to the server unchanged.
+        # With a custom address, any name is a model of that server, even `scripted` or `local`.
         if name == SCRIPTED and not base_url:
             return ModelChoice(provider=SCRIPTED, model=SCRIPTED, reason=reason)
         if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
@@ -346,7 +346,7 @@ def open_model(
     )
 
 
-# --- Ollama ----------------------------------------------------------------------------------
+# --- Ollama's address and chat models --------------------------------------------------------
 
 _NON_CHAT_WORDS: Final = ("embed", "bge-", "minilm", "rerank", "bert", "clip")
 """Words in the name or family of models that cannot chat."""

@@ -7,7 +7,7 @@ HIDDEN: Final = "***"
 """Text that replaces a secret."""
 
 _PATH_PREFIXES: Final = ("jsonl:", "local:", "memory:", "sqlite:")
-"""Prefixes of paths, in which @ and : have no special meaning."""
+"""Prefixes of addresses that are paths, so that @ and : in them have no special meaning."""
 _HOST_PATTERN: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
 """Pattern of a host with an optional port and without a user, up to the path."""
 # The pattern is anchored at the start of a name, so that each name is read only once.
@@ -43,7 +43,7 @@ def has_user(address: str) -> bool:
 
 
 def _mask_values(text: str, value_pattern: re.Pattern[str]) -> str:
-    """Hide the value after each `name=` whose name suggests a secret, in linear time."""
+    """Mask the value after each `name=` whose name suggests a secret, in linear time."""
     pieces, position = list[str](), 0
     for name in _PARAMETER_NAME_PATTERN.finditer(text):
         value_start = name.end() + 1
@@ -56,7 +56,7 @@ def _mask_values(text: str, value_pattern: re.Pattern[str]) -> str:
 
 def _mask_password(text_after_scheme: str, end_characters: str) -> str:
     """Mask the password, or a user without a password, in the text after the scheme."""
-    ends = (index for index, letter in enumerate(text_after_scheme) if letter in end_characters)
+    ends = (end for end, character in enumerate(text_after_scheme) if character in end_characters)
     end = next(ends, len(text_after_scheme))
     if "@" not in text_after_scheme[:end]:
         if "@" not in text_after_scheme or _HOST_PATTERN.match(text_after_scheme):

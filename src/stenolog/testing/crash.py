@@ -141,7 +141,7 @@ class CrashContract:
                 seq = store.add_message(KEY, "user", f"after kill {run}")
                 acked_texts[seq] = f"after kill {run}"
             acked_count = len(killed_writer.results)
-            print(f"{acked_count} messages were acknowledged, {len(run_texts)} are there")
+            print(f"{acked_count} messages were acknowledged, {len(run_texts)} are stored")
 
     @pytest.mark.parametrize(
         "call_index", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}"

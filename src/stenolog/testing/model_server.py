@@ -86,7 +86,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reset: bool = False
     """Reset the connection before sending anything."""
     usage: bool = True
-    """Whether the numbers of used tokens are sent."""
+    """Whether token counts are sent."""
     done: bool = True
     """Whether `[DONE]` is sent."""
     finish: bool = True
@@ -214,7 +214,7 @@ class ModelServer:
         self._http.end_connections()
         self._http.server_close()
 
-    # --- for the threads of the requests -----------------------------------------------------
+    # --- called by the threads that handle requests ------------------------------------------
 
     def count(self, name: str) -> None:
         """Increment a counter."""
@@ -326,7 +326,7 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """The requests of one connection."""
+    """The handler of the requests on one connection."""
 
     protocol_version = "HTTP/1.1"
     server: _HttpServer
@@ -490,7 +490,7 @@ class _Connection(BaseHTTPRequestHandler):
             raise _Disconnected from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait. Raises _Disconnected if the client disconnects or the server closes."""
+        """Wait `seconds`. Raises _Disconnected if the client disconnects or the server closes."""
         deadline = time.monotonic() + seconds
         while (seconds_left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select([self.connection], [], [], min(seconds_left, 0.05))
@@ -500,7 +500,7 @@ class _Connection(BaseHTTPRequestHandler):
                 self.server.model.count("left")
                 raise _Disconnected
             if readable:
-                # The next request has already arrived; only a disconnect matters.
+                # The next request has arrived, so `select` returns at once: sleep instead.
                 time.sleep(min(seconds_left, 0.01))
 
     def _reset_connection(self) -> None:
@@ -585,11 +585,11 @@ def _delta_body(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
         return {"reasoning_details": list(delta.details)}
     if not delta.calls:
         return {"content": delta.text}
-    part = delta.calls[0]
-    id_fields = {"id": part.id, "type": "function"} if part.id else {}
-    name_field = {"name": part.name} if part.name else {}
-    function = {**name_field, "arguments": part.arguments}
-    return {"tool_calls": [{"index": part.index, **part.extra, **id_fields, "function": function}]}
+    call = delta.calls[0]
+    id_fields = {"id": call.id, "type": "function"} if call.id else {}
+    name_field = {"name": call.name} if call.name else {}
+    function = {**name_field, "arguments": call.arguments}
+    return {"tool_calls": [{"index": call.index, **call.extra, **id_fields, "function": function}]}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _compare_stores(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._reference.list_sessions()
-        # A writer that was killed while it created a session may leave a stamp of the session.
+        # The store may have more stamps: a writer killed while it creates a session may leave one.
         assert self._store.stamps().keys() >= set(self._reference.list_sessions())
         assert trash_content(self._store) == trash_content(self._reference)
         for key in keys:

@@ -1,6 +1,7 @@
 """Tests of appends, unknown keys (promises P1, P2, P8) and idempotency keys (P12).
 
-Stored messages are returned unchanged, and errors name the invalid field (P10).
+Further tests check that messages are returned unchanged, and that errors name the invalid field
+(P10).
 """
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -335,7 +336,7 @@ VALID_MESSAGES: dict[str, Callable[[], Any]] = {
     "names with a dash and a dot": lambda: {"-object": 1, "-hidden": True, "_at": 2, "a.b": 3},
     "1 and 1.0 and true": lambda: {"a": [1, 1.0, True, 0, 0.0, -0.0, False, None]},
     "4,300 digits": lambda: {"a": [10**4300 - 1, 1 - 10**4300]},
-    "integers past 64 bits": lambda: {"a": [2**53 + 1, 2**63, 2**64, -(2**64), 10**100]},
+    "integers beyond 64 bits": lambda: {"a": [2**53 + 1, 2**63, 2**64, -(2**64), 10**100]},
     "smallest and largest floats": lambda: {"a": [5e-324, 1.7976931348623157e308, 0.1, 1e22]},
     "a lone surrogate": lambda: {"content": "\ud800", "\udfff": "x", "c": "\udc00\ud800"},
     "NUL": lambda: {"content": "\x00", "a\x00": "\x00b"},
@@ -344,7 +345,7 @@ VALID_MESSAGES: dict[str, Callable[[], Any]] = {
     "200 deep": lambda: {"content": _nested_list(199)},
     "many empty lists": lambda: {"content": [[] for _ in range(500)]},
     "ten megabytes": lambda: {"role": "tool", "content": "0123456789\n" * 1_000_000},
-    "eleven megabytes of text past ASCII": lambda: {"content": "\u00e9\U0001f600" * 1_900_000},
+    "eleven megabytes of non-ASCII text": lambda: {"content": "\u00e9\U0001f600" * 1_900_000},
 }
 
 INVALID_MESSAGES: dict[str, tuple[Callable[[], Any], str]] = {

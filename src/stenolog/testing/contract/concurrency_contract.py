@@ -1,6 +1,7 @@
 """Tests of promise P7: many threads write, read, archive and follow one session.
 
-A lease has one holder at a time, and a holder that lost its lease cannot write.
+Further tests check that a lease has one holder at a time, and that a holder that lost its lease
+cannot write.
 """
 # ruff: noqa: D102 - tests have names instead of docstrings
 
@@ -502,10 +503,10 @@ class Leases(ExpiredLeases):
         assert not lease.lost
         store.purge("a")
         assert_raises(LeaseLost, lease.store.add_message, "a", "user", "2")
-        append(store, "a", "another life")
+        append(store, "a", "another session")
         assert_raises(LeaseLost, lease.store.add_message, "a", "user", "2")
         store.lease("a", ttl=60, wait=0).release()
-        assert visible_texts(store, "a") == ["another life"]
+        assert visible_texts(store, "a") == ["another session"]
 
     def test_p8_purge_ends_the_wait_for_a_lease_with_no_such_session(self, store: Store) -> None:
         lease = create_and_lease(store)
@@ -541,8 +542,8 @@ class Leases(ExpiredLeases):
             assert not lease.lost
             assert lease.store.add_message("a", "user", "2") == 2
             store.delete("a")
-            assert lease.store.add_message("a", "user", "another life") == 1
-        assert visible_texts(store, "a") == ["another life"]
+            assert lease.store.add_message("a", "user", "another session") == 1
+        assert visible_texts(store, "a") == ["another session"]
 
     def test_p8_close_releases_leases_and_rejects_new_ones(self, store: Store) -> None:
         lease = create_and_lease(store)

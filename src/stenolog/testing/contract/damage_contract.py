@@ -131,9 +131,9 @@ class DamageContract(ContractPart):
             if not isinstance(damaged_store, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             # A session in the trash may be listed by its uid instead of its key.
-            [snapshot] = [mark for mark in damaged_store.list_snapshots() if mark.key != "b"]
-            assert snapshot.key == "a" or record == "trash"
-            with damaged_store.read_snapshot(snapshot) as reading:
+            [mark] = [mark for mark in damaged_store.list_snapshots() if mark.key != "b"]
+            assert mark.key == "a" or record == "trash"
+            with damaged_store.read_snapshot(mark) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
                 assert reading.snapshot.summary == "so far"
                 assert reading.snapshot.hidden == [(2, 3)]

@@ -619,7 +619,7 @@ class Purging(ContractPart):
 
     def test_earlier_summary_cannot_be_restored_by_undo_after_a_purge(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        store.checkpoint("a", summary="the first not_reached a secret", upto=1)
+        store.checkpoint("a", summary="the first message has a secret", upto=1)
         store.set_summary("a", "something else")
         not_reached = store.purge("a", before=2).not_reached
         assert [sentence for sentence in not_reached if "summary" in sentence]

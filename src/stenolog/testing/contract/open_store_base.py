@@ -39,10 +39,10 @@ class ContractPart(ABC):
 @contextmanager
 def shifted_clock(seconds: float) -> Iterator[None]:
     """Set the wall clock of this process ahead by `seconds`, or back if `seconds` is negative."""
-    seconds_now, nanoseconds_now = time.time, time.time_ns
+    real_time, real_time_ns = time.time, time.time_ns
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: seconds_now() + seconds)
-        patch.setattr(time, "time_ns", lambda: nanoseconds_now() + int(seconds * 1e9))
+        patch.setattr(time, "time", lambda: real_time() + seconds)
+        patch.setattr(time, "time_ns", lambda: real_time_ns() + int(seconds * 1e9))
         yield
 
 
