@@ -30,7 +30,7 @@ from stenolog.stores.base import Append, BusyTimeoutStore, GroupStore, Lease, St
 from stenolog.stores.state import check_lease_times
 
 MAX_THREADS: Final = 32
-"""Maximum number of calls that run at once; each follower has a thread of its own."""
+"""Maximum number of calls that run at once; followers have their own threads and do not count."""
 READER_CHECK_SECONDS: Final = 0.5
 """Interval in seconds at which a follower's thread checks whether its reader still exists."""
 MAX_READ_AHEAD: Final = 256
@@ -73,7 +73,7 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # Waiting appends by session key; a key is present while a group is scheduled or written.
+        # Waiting appends by loop and key; a key is present while a group is scheduled or written.
         self._queues: WeakKeyDictionary[Loop, dict[str, list[_PendingAppend]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -139,8 +139,8 @@ class AsyncStore:
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, BusyTimeoutStore) else LEASE_WAIT_SECONDS
-        # Wait in the event loop, not on a thread: waiting calls could use up the thread pool.
-        # The holder of the lease needs a free thread to finish.
+        # Wait in the event loop, not on a thread: waiting calls could use up the thread pool, but
+        # the holder needs a free thread to release the lease.
         deadline = monotonic() + wait
         while True:
             try:
@@ -206,7 +206,7 @@ class AsyncStore:
     # --- one call, one thread ----------------------------------------------------------------
 
     async def _call(self, call: Callable[[], T], *, must_run: bool = False) -> T:
-        """Run `call` on a thread; with `must_run`, even if it is cancelled before it starts."""
+        """Run `call` on a thread; with `must_run`, even if the task is cancelled beforehand."""
         awaited_call = _AwaitedCall[T]()
         job = self._submit(call)
         job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), awaited_call))
@@ -287,7 +287,7 @@ class AsyncLease:
         self._lease = lease
         self._async_store = store
         self.store = store._fenced_by(lease.store)
-        """The store, with writes that fail once the lease is lost. See `Lease.store`."""
+        """The store, with writes that are fenced by the lease. See `Lease.store`."""
 
     @property
     def key(self) -> str:
@@ -428,14 +428,14 @@ class _Follower(Struct, eq=False):
         has_started = False
         while True:
             try:
-                # Follow by uid: the session may be deleted and created again between two rounds.
+                # Follow by uid: the session may be recreated between two calls of `follow`.
                 if uid is None and (info := find_info(self.store, self.key)) is not None:
                     uid = info.uid
-                arrivals = self.store.follow(
+                new_messages = self.store.follow(
                     self.key, after=last_seq, uid=uid, timeout=self._follow_seconds(last_arrival)
                 )
                 has_started = True
-                for message in arrivals:
+                for message in new_messages:
                     if uid is None:
                         break  # the session exists now; read its messages once its uid is known
                     self.free_slots.acquire()
@@ -465,7 +465,7 @@ class _Follower(Struct, eq=False):
 def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseException:
     try:
         return store.add_messages(key, append.messages, once=append.once, at=append.at)
-    except Exception as error:  # noqa: BLE001 - raised by the caller of this append
+    except Exception as error:  # noqa: BLE001 - raised in the task that awaits the append
         return error
 
 
@@ -486,6 +486,6 @@ def _post_outcome(loop: Loop, awaited_call: _AwaitedCall[T], future: Future[T]) 
 
 
 def _call_in_loop(loop: Loop, callback: Callable[[], None]) -> None:
-    # A closed loop accepts no callbacks, and no task of that loop waits.
+    # A closed loop rejects the callback with RuntimeError; no task of that loop waits for it.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)

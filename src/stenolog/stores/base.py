@@ -25,9 +25,9 @@ from stenolog.records import (
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source session."""
-# The fields in NOT_FORKED record deliveries, answered requests and resumes.
-# The field `goes_on_in` names the session in which a chat continues.
-# A seq in one of these fields may belong to another message in the fork.
+# These fields record deliveries, answered requests and resumes, and `goes_on_in` names the session
+# in which a chat continues. A seq in such a field refers to a message of the source: in the fork,
+# the same seq may belong to another message.
 NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
 """Fields of a session's meta that `fork` does not copy, because they describe only the source."""
 
@@ -47,15 +47,15 @@ def fork_seq_of(info: SessionInfo) -> int:
 class SessionView(Struct, frozen=True, kw_only=True):
     """Info, summary and visible messages of a session at one moment.
 
-    If `uid`, `generation` and `change` are unchanged, an earlier view lacks only messages that
-    were appended later.
+    If two views have the same `uid`, `generation` and `change`, the earlier view lacks only
+    messages that were appended after it.
 
     `uid` differs if the session was deleted or purged and another session now has the key.
 
     `generation` grows with every step that moves or destroys messages. On all engines, `compact`
-    and `purge(before=)` increase `generation`. On the database and file engines, a copy that is
-    written over the session increases `generation`, too. On JSONL, every replacement of the log
-    file increases `generation`, for example after a failed sync.
+    and `purge(before=)` increase `generation`. On all engines except `memory:`, overwriting the
+    session with a copy increases `generation`, too. On JSONL, every replacement of the log file
+    increases `generation`, for example after a failed sync.
 
     `change` grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
     `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
@@ -107,7 +107,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return self.after is not None
 
     def matches(self, uid: str, generation: int, change: int) -> bool:
-        """Return whether the uid, generation and change number of this view equal these values."""
+        """Return whether this view has the given uid, generation and change number."""
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
@@ -222,8 +222,8 @@ class Store(Protocol):
     ) -> None:
         """Make exactly these messages visible; the summary stays.
 
-        If the visible messages and `messages` begin alike, this common start is not touched. All
-        other visible messages are hidden, and only the rest of `messages` is appended.
+        The common prefix of the visible messages and `messages` is not touched. All other visible
+        messages are hidden, and only the rest of `messages` is appended.
         `expect_last`: last seq that the caller has read. If the session has another last seq, raise
         StaleHistory and change nothing. `expect_last=0` expects a session without messages.
         """
@@ -391,7 +391,7 @@ class Lease(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store, whose writes fail once the lease is lost.
+        """The store, with writes that are fenced by the lease.
 
         Writes raise LeaseLost after a release, after another holder took over, and after the
         session was purged. Writes still work if only the ttl has passed, and if the session is
@@ -478,7 +478,7 @@ class LeaseListStore(Protocol):
     """A store that knows which sessions are leased."""
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the subset of `keys` whose sessions any process has leased now."""
+        """Return the subset of `keys` whose sessions are leased now, by any process."""
 
 
 def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
@@ -520,14 +520,14 @@ def conversation_times(
 
     The meta of an imported session has a field `imported`: import receipts with the times of the
     conversation in the other program. The conversation started at the earliest time in the receipts
-    or in this store. If no message was added after the import, the conversation was last continued
-    at the last time in the receipt.
+    or in this store. If no message was added after an import, the conversation was last continued
+    at the last time in the receipt of that import.
     """
     if "imported" not in meta:
         return created, updated
-    times = list(_imported_times(meta["imported"]))
-    start_time = min([created, *(first for first, _, _ in times)])
-    import_ends = [last for _, last, end in times if end == last_seq]
+    receipts = list(_imported_times(meta["imported"]))
+    start_time = min([created, *(first for first, _, _ in receipts)])
+    import_ends = [last for _, last, imported_upto in receipts if imported_upto == last_seq]
     return start_time, max([start_time, *import_ends]) if import_ends else max(start_time, updated)
 
 

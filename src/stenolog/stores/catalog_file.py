@@ -52,7 +52,7 @@ def catalog_path(file: Path, namespace: str) -> Path:
 
 
 def find_catalogs(file: Path) -> list[Path]:
-    """Return the paths of all catalogs of a database, even if only the journal is left.
+    """Return the paths of all catalogs of a database, even those with only a journal left.
 
     Raises OSError.
     """

@@ -85,20 +85,20 @@ def open_descriptor(
 
 def duplicate_descriptor(descriptor: int) -> Descriptor:
     """Return a second descriptor of the same open file or folder. Raises OSError."""
-    (copy,) = map(Descriptor, map(os.dup, (descriptor,)))
-    return copy
+    (duplicate,) = map(Descriptor, map(os.dup, (descriptor,)))
+    return duplicate
 
 
 def read_all(descriptor: int, start: int, stop: int) -> bytes:
     """Read the bytes from start to stop, fewer if the file ends earlier. Raises OSError."""
-    parts = []
+    chunks = []
     while start < stop:
-        part = os.pread(descriptor, stop - start, start)
-        if not part:
+        chunk = os.pread(descriptor, stop - start, start)
+        if not chunk:
             break
-        parts.append(part)
-        start += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        chunks.append(chunk)
+        start += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def write_all(descriptor: int, text: bytes) -> None:
@@ -145,7 +145,8 @@ def sync_folder(descriptor: int) -> None:
         if sys.platform == "darwin":
             sync_file(descriptor)
     except OSError as error:
-        # A file system that cannot sync folders reports EINVAL and keeps folder entries in order.
+        # A file system that cannot sync folders reports EINVAL. The error is ignored, because such
+        # a file system keeps folder entries in order.
         if error.errno != errno.EINVAL:
             raise
 
@@ -217,8 +218,8 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     with temporary_file(folder, temporary_name) as descriptor:
         write_all(descriptor, text)
         sync_file(descriptor)  # guard: fallback-store-sync
-        # Closing a descriptor drops the POSIX locks of this process on the file, as used by SQLite.
-        # Close the file before the rename: a thread may open and lock the renamed file at once.
+        # Close the file before the rename: closing it later would drop the POSIX locks that SQLite,
+        # in another thread, may have acquired on the renamed file.
         descriptor.close()
         os.rename(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder(folder)

@@ -16,13 +16,13 @@ _ESCAPED_STEM: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 def escape_key(key: str) -> str:
     """Return the key as part of a file name. A long key is cut, and its sha256 is added."""
-    text = _UNSAFE_BYTES.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
-    if len(text) > _MAX_STEM_LENGTH:
+    stem = _UNSAFE_BYTES.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
+    if len(stem) > _MAX_STEM_LENGTH:
         # `hashlib` is rarely needed and slow to import.
         from hashlib import sha256
 
-        return f"{text[:_LONG_KEY_PREFIX_LENGTH]}~{sha256(key.encode()).hexdigest()}"
-    return text
+        return f"{stem[:_LONG_KEY_PREFIX_LENGTH]}~{sha256(key.encode()).hexdigest()}"
+    return stem
 
 
 def unescape_key(stem: str) -> str | None:

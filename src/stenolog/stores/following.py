@@ -56,10 +56,10 @@ def poll_messages(
         if uid is not None and (result is None or result[0] != uid):
             raise SessionDeleted(key, recreated=result is not None)
         if result is not None:
-            uid, end, messages = result
+            uid, last_seq, messages = result
             yield from messages
-            if end > after:
-                after = end
+            if last_seq > after:
+                after = last_seq
                 idle_since = monotonic()
                 continue
         wait_seconds = poll

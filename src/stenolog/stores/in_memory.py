@@ -174,8 +174,8 @@ class _Session(Struct, eq=False):
         removed_seqs = sorted(purged_seqs.intersection(self.messages))
         self.messages = {seq: m for seq, m in self.messages.items() if seq not in purged_seqs}
         self.hidden = self.hidden | purged_seqs
-        steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
-        for step in steps:
+        old_steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
+        for step in old_steps:
             self.undo_steps.append(step)
             if step.was or purged_seqs & _affected_seqs(step):
                 # Drop earlier steps, too: without this step, they would restore no former state.
@@ -289,8 +289,8 @@ class InMemoryStore:
         """Hide all messages, or all messages up to a seq, and empty the summary."""
         check_optional_int(upto=upto)
         with self._session_to_change(key) as session:
-            last = session.last_seq if upto is None else min(upto, session.last_seq)
-            session.change("clear", hide=range(1, last + 1), summary="")
+            hide_upto = session.last_seq if upto is None else min(upto, session.last_seq)
+            session.change("clear", hide=range(1, hide_upto + 1), summary="")
 
     def set_history(
         self,
@@ -351,34 +351,34 @@ class InMemoryStore:
             if not session.undo_steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
             step = session.undo_steps.pop()
-            newly_hidden = _expand_spans(step.newly)
-            hidden_again = _affected_seqs(step) - newly_hidden
+            shown_seqs = _expand_spans(step.newly)
+            seqs_to_hide = _affected_seqs(step) - shown_seqs
             if step.op == "replace" and answered is not None:
                 last_replaced = max(_affected_seqs(step), default=answered[1])
                 answer_seqs = range(max(answered[0], last_replaced + 1), answered[1] + 1)
-                hidden_again |= session.messages.keys() & set(answer_seqs)
-            withdrawn = hidden_again - session.hidden
-            session.hidden = (session.hidden - newly_hidden) | withdrawn
+                seqs_to_hide |= session.messages.keys() & set(answer_seqs)
+            newly_hidden = seqs_to_hide - session.hidden
+            session.hidden = (session.hidden - shown_seqs) | newly_hidden
             if step.was is not None:
                 session.summary = step.was
             session.change_number += 1
             session.updated = _now()
             return UndoResult(
                 op=step.op,
-                shown=len(newly_hidden),
-                hid=len(withdrawn),
+                shown=len(shown_seqs),
+                hid=len(newly_hidden),
                 summary_restored=step.was is not None,
             )
 
     def compact(self, key: str) -> CompactionResult:
         """Mark the hidden messages at the start as archived, without moving them."""
         with self._session_to_change(key) as session:
-            old_upto, size = session.archived_upto, session.live_bytes()
+            old_upto, bytes_before = session.archived_upto, session.live_bytes()
             session.archived_upto = max(old_upto, session.floor())
-            archived = sum(old_upto < seq <= session.archived_upto for seq in session.messages)
-            session.generation += archived > 0
+            count = sum(old_upto < seq <= session.archived_upto for seq in session.messages)
+            session.generation += count > 0
             return CompactionResult(
-                archived=archived, bytes_before=size, bytes_after=session.live_bytes()
+                archived=count, bytes_before=bytes_before, bytes_after=session.live_bytes()
             )
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
@@ -564,7 +564,7 @@ class InMemoryStore:
             return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
 
     def refresh(self, view: SessionView) -> SessionView:
-        """Return the messages after `view`, or a full view if more than appends happened."""
+        """Return a view with only the messages after `view`, or a full view if more has changed."""
         with self._locked_store():
             new_view = self.view(view.key, view.last)
             if not view.matches(new_view.uid, new_view.generation, new_view.change):
@@ -729,7 +729,7 @@ class InMemoryStore:
             self._changed.notify_all()
 
     def _fenced_by(self, lease: "InMemoryLease") -> "InMemoryStore":
-        """Return a copy of this store that rejects writes once the lease is lost."""
+        """Return a copy of this store that rejects writes once `lease.taken_over` is true."""
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced
@@ -738,8 +738,8 @@ class InMemoryStore:
 class InMemoryLease:
     """A lease in memory.
 
-    The lease ends when it is released, or when another holder takes over after the lease has
-    expired.
+    The lease ends when it is released, when its session is purged, or when another holder takes
+    over after the lease has expired.
     """
 
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
@@ -829,7 +829,7 @@ class _SnapshotWriter:
 
 
 def _snapshot_of(session: _Session) -> Snapshot:
-    floor, end = session.floor(), session.last_seq
+    floor, last_seq = session.floor(), session.last_seq
     known_spans = spans.union(
         session.lost_spans, session.void_spans, spans.from_seqs(session.messages)
     )
@@ -839,7 +839,7 @@ def _snapshot_of(session: _Session) -> Snapshot:
         created=records.timestamp(session.created),
         updated=records.timestamp(session.updated or session.created),
         deleted=_stored_time(session.deleted),
-        last_seq=end,
+        last_seq=last_seq,
         floor=floor,
         hidden=spans.from_seqs(seq for seq in session.hidden if seq > floor),
         number=session.change_number,
@@ -848,7 +848,7 @@ def _snapshot_of(session: _Session) -> Snapshot:
         undo=list(session.undo_steps),
         lost=session.lost_spans,
         void=session.void_spans,
-        purged=spans.minus([(1, end)], known_spans) if end else [],
+        purged=spans.minus([(1, last_seq)], known_spans) if last_seq else [],
         archived=session.archived_upto,
         forked_from=session.forked_from,
         tokens=[
@@ -901,7 +901,7 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
 
 
 def _affected_seqs(step: Undo) -> set[int]:
-    """Return the seqs that the operation hid or appended."""
+    """Return the seqs that the operation of this undo step hid or appended."""
     return _expand_spans(step.newly if step.added is None else [*step.newly, step.added])
 
 

@@ -173,7 +173,7 @@ def _parse_message(value: object, label: str, problems: list[str]) -> JSONMessag
 
 
 def _add_hidden_messages(session: JSONSession, stenolog_field: Any) -> JSONSession:
-    """Return the session with the content of its field `stenolog`."""
+    """Return the session with idempotency keys, times and hidden messages from `stenolog_field`."""
     visible = [
         JSONMessage(message.payload, parse_go_time(at), _parse_token(once))
         for message, once, at in zip(

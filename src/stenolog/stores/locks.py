@@ -23,7 +23,7 @@ class ThreadLock(RLock):  # type: ignore[misc]  # final only for type checkers
     `__enter__` written in Python, Ctrl-C could strike after the acquire, and the lock would stay
     locked for all other threads.
 
-    All locks are free in a forked child. A thread of the parent that held a lock at the fork does
+    All locks are reset in a forked child: a thread of the parent that held a lock at the fork does
     not exist in the child and would never release the lock.
     """
 

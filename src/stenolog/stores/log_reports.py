@@ -17,8 +17,8 @@ def warning(text: str, *values: object) -> None:
     try:
         import logging
     except (ImportError, OSError):
-        # A process without free file descriptors cannot import modules, but must show the warning.
-        # A program that configured logging has already imported `logging`.
+        # A process without free file descriptors cannot import modules: write to stderr instead.
+        # This bypasses no handler, because a program with handlers has already imported `logging`.
         sys.stderr.write(f"{text % values}\n")
         return
     logging.getLogger("stenolog").warning(text, *values, stacklevel=2)
@@ -49,15 +49,15 @@ class DamageReports:
         with self._mutex:
             known_lost = self._lost_by_uid.pop(uid, [])
             intact_seqs = spans.from_seqs(message.seq for message in intact)
-            missing_spans = spans.union(spans.minus(known_lost, intact_seqs), lost)
-            if missing_spans:
-                self._lost_by_uid[uid] = missing_spans
+            all_lost = spans.union(spans.minus(known_lost, intact_seqs), lost)
+            if all_lost:
+                self._lost_by_uid[uid] = all_lost
         for first, last in spans.minus(lost, known_lost):
-            seqs = f"message {first}" if first == last else f"messages {first} to {last}"
-            warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs)
+            skipped = f"message {first}" if first == last else f"messages {first} to {last}"
+            warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, skipped)
 
     def report_once(self, subject: str, *, action_taken: str = "skipped") -> None:
-        """Report once that data other than a message is damaged, and the action that was taken."""
+        """Warn once per `subject` that it cannot be read, and name the action that was taken."""
         with self._mutex:
             is_known = subject in self._reported_subjects
             self._reported_subjects.add(subject)

@@ -1,6 +1,6 @@
 """Open the store at an address.
 
-An engine is imported only when a store uses it, which keeps the start fast.
+An engine is imported only when a store uses it, so that programs start fast.
 """
 
 import os
@@ -161,12 +161,12 @@ def check_no_file(place: str | os.PathLike[str]) -> None:
     """Raise UsageError if a file is at `place`, where the caller needs a folder."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
-    header, name = b"", os.fspath(place)
+    header, path = b"", os.fspath(place)
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
         header = file.read(len(_SQLITE_MAGIC))
     if header == _SQLITE_MAGIC:
-        raise UsageError(f"{name} is a database, not a folder; use sqlite:{name}")
-    raise UsageError(f"{name} is a file, not a folder; give a folder")
+        raise UsageError(f"{path} is a database, not a folder; use sqlite:{path}")
+    raise UsageError(f"{path} is a file, not a folder; give a folder")
 
 
 def _expand_user(path: str) -> str:
@@ -185,7 +185,7 @@ _OPTIONS: Final[dict[Engine, dict[str, tuple[str, Callable[[str], Any]]]]] = {
         "answer_timeout": (_NUMBER, float),
     },
 }
-"""Options of the engines in an address: the pattern of the value, and its conversion."""
+"""Options that an address can set, by engine: pattern and conversion of the option's value."""
 _OPTION_ADVICE: Final[dict[Engine, str]] = {
     "sqlite": "synchronous=full, synchronous=normal or cache_kb=NUMBER, joined by &",
     "postgresql": "schema=NAME, connections=NUMBER, busy_timeout=SECONDS or answer_timeout=SECONDS",
@@ -193,7 +193,7 @@ _OPTION_ADVICE: Final[dict[Engine, str]] = {
 
 
 def _parse_options(engine: Engine, parameters: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of the engine, and the parameters for the driver of PostgreSQL.
+    """Return the options of the engine, and the other parameters, which the driver gets.
 
     Raises UsageError.
     """

@@ -55,8 +55,8 @@ Decide: TypeAlias = Callable[[OpenSession], Decision[T]]
 class SessionOperations(ABC):
     """The Store calls that change visibility, summary or meta; the base class of the engines.
 
-    Each method checks its arguments. Each method passes `_change` a function that decides the
-    change of the open session.
+    Each method checks its arguments, and passes `_change` a function that decides the change of the
+    open session.
     """
 
     @abstractmethod
@@ -83,9 +83,9 @@ class SessionOperations(ABC):
         """Hide all messages, or all messages up to a seq, and empty the summary."""
         check_optional_int(upto=upto)
 
-        def decide(state: State, end: int) -> Change | None:
-            last = end if upto is None else min(upto, end)
-            return states.decide_checkpoint(state, end, summary="", upto=last, op="clear")
+        def decide(state: State, last_seq: int) -> Change | None:
+            hide_upto = last_seq if upto is None else min(upto, last_seq)
+            return states.decide_checkpoint(state, last_seq, summary="", upto=hide_upto, op="clear")
 
         self._change_state(key, decide)
 
@@ -138,9 +138,9 @@ class SessionOperations(ABC):
         payloads = encode_messages(messages)
 
         def decide(session: OpenSession) -> Decision[None]:
-            state, end, visible = session.state, session.last_seq, session.visible_messages()
+            state, last_seq, visible = session.state, session.last_seq, session.visible_messages()
             change, new_payloads = states.decide_replace(
-                state, end, visible, payloads, expect_last=expect_last
+                state, last_seq, visible, payloads, expect_last=expect_last
             )
             return Decision(change, None, new_payloads)
 

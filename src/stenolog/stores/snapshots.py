@@ -38,7 +38,7 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
     last_seq: int | None = None
     """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
-    """Reason why the session cannot be opened; empty if the session can be opened or is damaged."""
+    """Reason why the session cannot be opened now; empty for an available or a damaged session."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     undo: list[Undo] = []
     """Undo steps, oldest first, each with all of its data (`Undo.elsewhere` is False)."""
     lost: list[Span] = []
-    """Seqs of lost messages. A read returns only the known seqs; a write needs all seqs."""
+    """Seqs of lost messages. After a read, these are only the known ones; a write needs all."""
     void: list[Span] = []
     purged: list[Span] = []
     archived: int = 0
@@ -207,11 +207,9 @@ def snapshot_of(
 
 
 def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
-    """Return the state of a snapshot, and the changes that the state needs.
+    """Return the state of a snapshot without `archive` and `tokens`, and a list of changes.
 
-    The state lacks `archive` and `tokens`.
-
-    An undo step that is too long for the state is stored in a change of the same number.
+    The list has a change for each undo step that is too long for the state, with the same number.
     """
     state = states.blank_state(snapshot.key, snapshot.uid, generation, snapshot.created)
     state.floor, state.hidden, state.number = snapshot.floor, list(snapshot.hidden), snapshot.number
@@ -225,10 +223,10 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
     changes = []
     for step in snapshot.undo:
         change = states.rebuild_change(step)
-        short_state = states.blank_state("", "", 1, "")
-        states.apply_change(short_state, change)
-        state.undo = [*state.undo, *short_state.undo]
-        if short_state.undo[-1].elsewhere:
+        scratch_state = states.blank_state("", "", 1, "")
+        states.apply_change(scratch_state, change)
+        state.undo = [*state.undo, *scratch_state.undo]
+        if scratch_state.undo[-1].elsewhere:
             changes.append(change)
     return state, changes
 

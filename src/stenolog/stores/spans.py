@@ -1,4 +1,4 @@
-"""Sets of sequence numbers (seqs) as sorted, disjoint spans `(first, last)`. Pure."""
+"""Pure functions on sets of sequence numbers (seqs): sorted, disjoint spans `(first, last)`."""
 
 import sys
 from bisect import bisect_right

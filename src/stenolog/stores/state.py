@@ -1,4 +1,4 @@
-"""State of a session: functions that apply records to a state or decide operations on it. Pure.
+"""State of a session: functions that apply records to a state or decide operations on it.
 
 `apply_…` functions apply a record to a State. `decide_…` functions turn a call into one Change, or
 None if the call changes nothing. This module reads and writes no files.
@@ -163,10 +163,10 @@ def decide_hide(
     summary: str | None = None,
     added: Span | None = None,
 ) -> Change | None:
-    """Return the change that hides these seqs and sets `summary`, if given; None if no effect.
+    """Return the change that hides these seqs and sets `summary`, if given.
 
-    `added`: seqs of messages that the same write appends. Raises UsageError if too many separate
-    ranges would be hidden.
+    Return None if nothing would change. `added`: seqs of messages that the same write appends.
+    Raises UsageError if too many separate ranges would be hidden.
     """
     if summary is not None and summary == state.summary:
         summary = None
@@ -203,9 +203,8 @@ def decide_replace(
 ) -> tuple[Change | None, Sequence[bytes]]:
     """Return the change that makes exactly these payloads visible, and the payloads to append.
 
-    If the visible messages and the payloads begin alike, this common start is not touched; all
-    other visible messages are hidden. Raises StaleHistory if the last seq differs from
-    `expect_last`.
+    The common prefix of the visible messages and the payloads is not touched; all other visible
+    messages are hidden. Raises StaleHistory if the last seq differs from `expect_last`.
     """
     if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
         raise StaleHistory(state.key, expect_last, last_seq)
@@ -357,7 +356,7 @@ def decide_purge(
 
 
 def _affects_purged_data(step: Undo, purged_upto: int) -> bool:
-    """Return whether the undo step has a purged message, or a summary that may describe one."""
+    """Return whether the step refers to a purged message, or to a summary that may describe one."""
     affected_spans = step.newly if step.added is None else [*step.newly, step.added]
     return bool(step.was) or any(first <= purged_upto for first, _ in affected_spans)
 
@@ -382,7 +381,7 @@ def describe_remaining(
 
 
 def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return sentences about files of other programs that an imported session came from."""
+    """Return a sentence about each file from which the session with this meta was imported."""
     receipts = meta.get("imported")
     files = [receipt.get("file") for receipt in receipts or () if isinstance(receipt, dict)]
     return tuple(
@@ -441,23 +440,23 @@ def undo_result(
     state: State, step: Undo, change: Change, answered: Span | None = None
 ) -> UndoResult:
     """Return the value that `Store.undo` returns for this change."""
-    hidden_again = spans.minus(_seqs_hidden_by_undo(step, answered), missing_seqs(state))
+    hidden_by_undo = spans.minus(_seqs_hidden_by_undo(step, answered), missing_seqs(state))
     return UndoResult(
         op=step.op,
         shown=spans.size(step.newly),
-        hid=spans.size(spans.minus(hidden_again, _all_hidden(state))),
+        hid=spans.size(spans.minus(hidden_by_undo, _all_hidden(state))),
         summary_restored=change.summary is not None,
     )
 
 
 def _seqs_hidden_by_undo(step: Undo, answered: Span | None) -> list[Span]:
     """Return the seqs that an undo with this step hides."""
-    added = [step.added] if step.added is not None else []
+    added_spans = [step.added] if step.added is not None else []
     if step.op != "replace" or answered is None:
-        return added
-    # An answer always comes after all messages that the replace hid or appended.
-    end = max((last for _, last in (*step.newly, *added)), default=answered[1])
-    return spans.union(added, spans.clipped([answered], end + 1, answered[1]))
+        return added_spans
+    # An answer comes after all messages that the replace hid or appended: ignore earlier seqs.
+    last_replaced = max((last for _, last in (*step.newly, *added_spans)), default=answered[1])
+    return spans.union(added_spans, spans.clipped([answered], last_replaced + 1, answered[1]))
 
 
 def check_summary(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages that a person withdrew before a summary hid the messages around them. Pure.
+"""Messages that a person withdrew before a summary hid the messages around them.
 
 After a summary, a withdrawn message looks like every other hidden message. So each summary records
 the withdrawn seqs in the session's meta, and the memory learns nothing from these messages later.

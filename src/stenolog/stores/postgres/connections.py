@@ -252,7 +252,7 @@ class ConnectionPool:
             time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> Transaction:
-        # `connect_timeout` applies to each host: the first of several hosts may be unreachable.
+        # Of several hosts, each unreachable host delays the call by at most `connect_timeout`.
         connection = Connection.connect(
             self._settings.conninfo,
             autocommit=True,
@@ -320,7 +320,7 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     try:
         parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
-        # The driver's message may contain parts of the URL, even of the password.
+        # Show only messages about a query parameter: others may contain parts of the password.
         message = " ".join(str(error).split())
         if "query parameter" in message:
             raise UsageError(f"postgresql: {message}") from None

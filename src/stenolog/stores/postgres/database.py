@@ -94,7 +94,7 @@ class Database:
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
-        """Open a transaction that reads the data of one moment."""
+        """Open a transaction that reads a consistent snapshot."""
         with self._convert_errors(read_failure), self._borrow_connection() as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
@@ -236,7 +236,7 @@ class Database:
         try:
             return self._connections.acquire(deadline)
         except _DRIVER_ERRORS as error:
-            # The pool retried until the deadline, or a retry cannot help.
+            # Do not retry: the pool has retried until the deadline, or a retry cannot help.
             raise read_failure(error, self._error_prefix()) from error
 
     @contextmanager
@@ -380,10 +380,10 @@ _RESTORE_ADVICE: Final = (
 
 def examine(database: Database) -> Report:
     """Examine the server and the tables. Raises StoreUnavailable if the tables cannot be read."""
-    errors, problems = database.problems()
+    errors, warnings = database.problems()
     findings = [
         Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
-        for meaning in (*errors, *problems)
+        for meaning in (*errors, *warnings)
     ]
     try:
         with database.read_transaction() as transaction:

@@ -29,7 +29,7 @@ SLOW_POLL_SECONDS: Final = 2.0
 FAST_POLL_SECONDS: Final = 0.1
 """Poll interval of a follower that cannot receive notifications, in seconds."""
 _COLLECT_SECONDS: Final = 0.01
-"""Seconds for which names are collected before they are sent together."""
+"""Seconds for which the names of changed sessions are collected before they are sent."""
 _TIMEOUT_SECONDS: Final = 2.0
 """Maximum number of seconds to wait for a connection, or on close for a thread."""
 _IDLE_SECONDS: Final = 5.0
@@ -114,7 +114,7 @@ class Notifications:
         self._work.set()
 
     def _register_sender(self, thread: threading.Thread) -> bool:
-        """Return whether the thread is, or has now become, the sending thread."""
+        """Make `thread` the sending thread if there is none; return whether it is the sender."""
         with self._mutex:
             if self._sender_thread is None:
                 self._sender_thread = thread
@@ -230,7 +230,7 @@ class _Listener:
         try:
             self._thread.start()
         except BaseException:
-            # The thread may be running, although no caller has this object.
+            # End the thread, which may be running although no caller has this object.
             self._closed = True
             os.close(self._wake_writer)
             raise
@@ -243,7 +243,7 @@ class _Listener:
                 except (psycopg.Error, OSError, StenologError) as error:
                     log_reports.info("no notifications from other processes: %s", error)
                 self.is_listening = False
-                # From now on, followers poll more often.
+                # Wake the followers, so that they poll more often from now on.
                 self._notifications.wake(None)
                 if not self._closed:
                     _wait_readable([self._wake_reader], FAST_POLL_SECONDS)

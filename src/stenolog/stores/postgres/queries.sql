@@ -83,10 +83,11 @@ INSERT INTO {schema}.message (session, seq, at, body)
 SELECT id, last_seq, $3, $4 FROM taken
 RETURNING seq;
 
--- Append a batch. $8 is its idempotency key and $9 the epoch of the caller's lease, or NULL. If two
--- callers use the same key at the same time, the second one violates the unique key and retries.
--- The row of the lease is locked, so that no other holder takes over before the commit. Every
--- transaction locks a session before its lease, as a purge does. The opposite order would deadlock.
+-- Append a batch. $8 is its idempotency key and $9 the epoch of the caller's lease. Both may be NULL.
+-- If two callers use the same idempotency key at the same time, the second one violates the primary
+-- key of `token` and retries. The row of the lease is locked, so that no other holder takes over
+-- before the commit. Every transaction locks a session before its lease, as a purge does. The
+-- opposite order could deadlock.
 -- name: append
 WITH locked AS MATERIALIZED (
     SELECT id FROM {schema}.session

@@ -58,8 +58,9 @@ def newest_version() -> int:
 def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
     """Create or migrate the tables.
 
-    Return True if the tables keep an older version, because the store is read-only. The call waits
-    while another process changes the tables. Raises NewerFormat, DamagedStore, EmptyStore.
+    Return True if the tables have an older version, which a read-only store does not migrate. The
+    call waits while another process changes the tables. Raises NewerFormat, DamagedStore,
+    EmptyStore.
     """
     version = table_version(connection, settings.schema)
     if version is not None and version == newest_version():

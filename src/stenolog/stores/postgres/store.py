@@ -70,8 +70,8 @@ class PostgresStore(SQLStore):
     raises StoreUnavailable, NotStored or MaybeStored. `read_only`: change no data; a standby server
     is enough.
 
-    Purged rows are deleted and vacuumed. For some time, the server's log, unused parts of its
-    files, standbys and backups may still contain purged rows.
+    Purged rows are deleted and vacuumed. For some time, the server's write-ahead log, unused parts
+    of its files, standbys and backups may still contain purged rows.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PostgresStore(SQLStore):
         return self.database.is_same_database(other.database)
 
     def _run_message_read(self, work: Callable[[sql.Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, on the data of one moment.
+        """Run `work`, which reads a session and its messages, on a consistent snapshot.
 
         Messages never change, so two statements without a transaction are enough. If messages were
         purged between the two statements, `work` runs again in one transaction.
@@ -274,8 +274,8 @@ class PostgresStore(SQLStore):
     def health(self) -> Health:
         """Return whether writes are expected to work."""
         self._check_open()
-        errors, problems = self.database.problems()
-        return Health(ok=not errors, free_bytes=None, problems=(*errors, *problems))
+        errors, warnings = self.database.problems()
+        return Health(ok=not errors, free_bytes=None, problems=(*errors, *warnings))
 
     def _close_database(self) -> None:
         self.database.release()
@@ -312,14 +312,14 @@ def _append_one(transaction: "Transaction", namespace: str, key: str, payload: b
         ):
             return int(seq)
         raise _SessionMissing
-    row = transaction.run_prepared(
+    seq_bytes = transaction.run_prepared(
         "append_one",
         _APPEND_ONE_TYPES,
         (namespace.encode(), key_bytes, at.encode(), payload, _to_int8(size), _to_int8(version)),
     )
-    if row is None:
+    if seq_bytes is None:
         raise _SessionMissing
-    return int.from_bytes(row, "big")
+    return int.from_bytes(seq_bytes, "big")
 
 
 def _to_int8(number: int) -> bytes:

@@ -28,7 +28,7 @@ _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
 _MANY_ROWS: Final = 100  # from this number of rows on, COPY is faster than one statement
 _PAGE_SIZE: Final = 2_000
-"""Number of messages per fetch. A whole session may not fit in memory."""
+"""Number of messages per fetch, because a whole session may not fit in memory."""
 _RETRYABLE_CONSTRAINTS: Final = (
     "token_pkey",
     "session_live",
@@ -125,7 +125,7 @@ class Transaction:
         return value
 
     def _fetch_result(self, expected_status: ExecStatus) -> Any:
-        # A server that closes the connection may send a result first, then the error.
+        # Check all results: a server that closes the connection may send a result, then the error.
         results = self.connection.wait(generators.execute(self.connection.pgconn))
         for result in results:
             if result.status != expected_status:
@@ -134,9 +134,9 @@ class Transaction:
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
-        values = list(rows)
-        if values:
-            self.executemany(self.sql[name], values)
+        all_rows = list(rows)
+        if all_rows:
+            self.executemany(self.sql[name], all_rows)
 
     def commit(self) -> None:
         """Commit the transaction. Raises NotStored if one of its statements has failed."""
@@ -158,9 +158,9 @@ class Transaction:
     @property
     def is_usable(self) -> bool:
         """Whether the next caller can use the connection, because it is open and idle."""
-        connection = self.connection.pgconn
-        idle = connection.status == _STATUS_OPEN and connection.transaction_status == _STATUS_IDLE
-        return idle and not self.in_use
+        pgconn = self.connection.pgconn
+        is_idle = pgconn.status == _STATUS_OPEN and pgconn.transaction_status == _STATUS_IDLE
+        return is_idle and not self.in_use
 
     @contextmanager
     def mark_in_use(self) -> Iterator[Self]:

@@ -32,7 +32,7 @@ def to_not_stored(error: StenologError) -> StenologError:
 
 
 class UniqueConflict(Exception):
-    """Another writer stored the same unique value at the same moment."""
+    """Another writer stored the same unique value concurrently."""
 
 
 class Transaction(Protocol):
@@ -87,7 +87,7 @@ class Transaction(Protocol):
     def erase_on_delete(self) -> AbstractContextManager[object]:
         """Return a context manager for the statements that delete rows in a purge.
 
-        `SQLStore._erase_bytes` erases the bytes that these statements leave.
+        `SQLStore._erase_bytes` erases the bytes that these statements leave behind.
         """
 
     def unfinished_purges(self) -> list[str | bytes]:
@@ -127,7 +127,7 @@ class Database(Protocol):
         """
 
     def read_transaction(self) -> AbstractContextManager[Transaction]:
-        """Open a transaction that reads the data of one moment."""
+        """Open a transaction that reads a consistent snapshot of the database."""
 
     def run_write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction.

@@ -46,11 +46,11 @@ class StoreLeases:
             self._epochs[key] = epoch, os.getpid()
 
     def confirm_renewal(self, key: str, epoch: int) -> bool:
-        """Record a renewed lease; return False if its release has failed. Raises StoreClosed."""
+        """Record a renewed lease; return False if an earlier release failed. Raises StoreClosed."""
         with self._mutex:
             if epoch in self._abandoned:
                 return False
-            # Another thread that tried to take over the lease may have replaced the epoch.
+            # Record the epoch again: a thread that tried to take over may have replaced it.
             self.add_lease(key, epoch)
             return True
 
@@ -148,7 +148,7 @@ class SQLLease(Generic[S]):
         try:
             yield
         except NoSuchSession:
-            # A purge of the session removes its lease, too.
+            # A purge removes session and lease: raise LeaseLost then, not NoSuchSession.
             self._require_lease_row(transaction, "check_lease")
             raise
         self._require_lease_row(transaction, "check_lease")

@@ -128,7 +128,7 @@ def restore(
 def list_trash(
     transaction: Transaction, namespace: str, damage: DamageReports | None = None
 ) -> list[TrashedSession]:
-    """Return the deleted sessions, the most recent first. Report and skip damaged rows."""
+    """Return the deleted sessions, the last deleted first. Report and skip damaged rows."""
     trashed = []
     for raw_key, raw_uid, deleted, last_seq, encoded, session_id in transaction.run(
         "list_deleted", namespace
@@ -175,7 +175,7 @@ def _describe_import_sources(transaction: Transaction, namespace: str, key: str)
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, expected: Collection[DeletedSession]
 ) -> PurgeResult | None:
-    """Remove these deleted sessions of a key.
+    """Remove the deleted sessions in `expected`, all of this key.
 
     Return None and remove nothing if `expected` is empty or has a session that is not in the trash.
     """
@@ -210,8 +210,8 @@ def _remove_sessions(
             transaction.run("end_lease_of", namespace, transaction.key_parameter(key))
     not_reached = states.describe_remaining(key, forks=_find_fork_keys(transaction, namespace, key))
     return PurgeResult(
-        messages=sum(messages for messages, *_ in ranges),
-        first=min((first for messages, first, _ in ranges if messages), default=0),
+        messages=sum(count for count, *_ in ranges),
+        first=min((first for count, first, _ in ranges if count), default=0),
         last=max(last for _, _, last in ranges),
         not_reached=not_reached + import_notes,
     )
@@ -235,7 +235,7 @@ def purge_before(
     )
     import_notes = states.import_sources(session.state.meta)
     last_purged_seq = min(before - 1, session.last_seq)
-    messages, first, last = _message_range(transaction, session.id, max(last_purged_seq, 0))
+    count, first, last = _message_range(transaction, session.id, max(last_purged_seq, 0))
     steps = readable_undo_steps(
         session.state, lambda step: complete_undo_step(transaction, session, step)
     )
@@ -246,7 +246,7 @@ def purge_before(
     state = states.decide_purge(
         readable_state, session.last_seq, before, lambda step: steps_by_number[step.number]
     )
-    if messages or state != session.state:
+    if count or state != session.state:
         with transaction.erase_on_delete():
             transaction.run("remove_messages", session.id, last_purged_seq)
             transaction.run("remove_tokens", session.id, last_purged_seq)
@@ -263,7 +263,7 @@ def purge_before(
             [(*_, size)] = transaction.run("extent", session.id, first_unarchived_seq, MAX_SEQ)
             save_state(transaction, session, state, size=size)
     return PurgeResult(
-        messages=messages, first=first, last=last, not_reached=not_reached + import_notes
+        messages=count, first=first, last=last, not_reached=not_reached + import_notes
     )
 
 
@@ -453,16 +453,16 @@ class SQLSnapshotWriter:
                 raise SessionExists(snapshot.key)
 
     def _put_messages(self, session_id: int, messages: Iterable[Message]) -> None:
-        tokens: list[tuple[int, bytes, int, int]] = []
+        token_rows: list[tuple[int, bytes, int, int]] = []
 
         def message_rows() -> Iterator[tuple[int, str, bytes]]:
             for message in messages:
                 if message._once is not None and (token := token_of(message)) is not None:
-                    tokens.append((session_id, token_bytes(token[0]), message.seq, token[1]))
+                    token_rows.append((session_id, token_bytes(token[0]), message.seq, token[1]))
                 yield message.seq, message._at, message.to_json()
 
         self._transaction.add_messages(session_id, message_rows())
-        self._transaction.run_many("put_token", tokens)
+        self._transaction.run_many("put_token", token_rows)
 
     def _put_state(self, session_id: int, snapshot: Snapshot, old_row: _SnapshotRow | None) -> None:
         transaction = self._transaction
@@ -473,10 +473,10 @@ class SQLSnapshotWriter:
         session = Session(session_id, snapshot.updated, snapshot.last_seq, 0, state)
         for change in states.changes_for_state(state, snapshot.undo):
             add_change(transaction, session, change)
-        tokens = [
+        token_rows = [
             (session_id, token_bytes(token.token), token.first, token.count)
             for token in snapshot.tokens
         ]
-        transaction.run_many("put_token", tokens)
+        transaction.run_many("put_token", token_rows)
         [(*_, size)] = transaction.run("extent", session_id, snapshot.archived + 1, MAX_SEQ)
         transaction.run("set_state", session_id, size, transaction.json_parameter(encode(state)))

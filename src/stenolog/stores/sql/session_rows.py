@@ -60,9 +60,9 @@ def find_session(
 
 def session_from_row(transaction: Transaction, row: Row, *, key: str, uid: str) -> Session:
     """Return the session of a row. Raises NewerFormat, UnicodeDecodeError, TypeError."""
-    session_id, _, created, updated, last_seq, size, fork_of, encoded, version, *_ = row
+    session_id, _, created, updated, last_seq, size, fork_of, encoded_state, version, *_ = row
     transaction.check_row_format(version)
-    state = session_state(transaction, session_id, key, uid=uid, encoded=encoded)
+    state = session_state(transaction, session_id, key, uid=uid, encoded=encoded_state)
     state.uid, state.created = uid, created
     state.forked_from = None if fork_of is None else decode_text(fork_of)
     return Session(session_id, updated, operator.index(last_seq), size, state)
@@ -147,7 +147,7 @@ def list_keys(
     try:
         return [key.decode() for (key,) in rows]
     except UnicodeDecodeError:
-        # A damaged key must not hide the other keys.
+        # A damaged key must not hide the other keys: `session_stamps` skips only this key.
         stamps = session_stamps(transaction, namespace, damage)
         keys = sorted(key for key in stamps if key.startswith(prefix) and key > (after or ""))
         return keys[:limit]
@@ -362,10 +362,10 @@ def compact(transaction: Transaction, namespace: str, key: str) -> CompactionRes
         return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
     state = states.copy_state(session.state)
     first, last = states.archived_upto(state) + 1, state.floor
-    count = size = 0
+    count = archived_bytes = 0
     if first <= last:
-        [(count, _, _, size)] = transaction.run("extent", session.id, first, last)
-    bytes_after = session.bytes - size
+        [(count, _, _, archived_bytes)] = transaction.run("extent", session.id, first, last)
+    bytes_after = session.bytes - archived_bytes
     if count:
         state.archive = Archive("", 1, last)
         state.generation += 1

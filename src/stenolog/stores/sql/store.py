@@ -213,7 +213,7 @@ class SQLStore(SessionOperations):
         return self._erase_purged_bytes(_NOTHING_REMOVED)
 
     def _erase_purged_bytes(self, removed: PurgeResult) -> PurgeResult:
-        """Erase the bytes of a purge, and add the places where bytes remain to its result."""
+        """Erase the bytes of a purge, and add to its result the places where bytes remain."""
         return replace(removed, not_reached=removed.not_reached + self._erase_bytes())
 
     # --- leases ------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class SQLStore(SessionOperations):
         }.intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
-        """Return a copy of this store that rejects writes after the lease was released or taken."""
+        """Return a copy of this store whose writes fail after release or takeover of the lease."""
         fenced_store = copy.copy(self)
         fenced_store._lease = lease
         return fenced_store
@@ -301,7 +301,7 @@ class SQLStore(SessionOperations):
         return session_info(session, self.database.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages of one moment."""
+        """Return info, summary and visible messages as of one moment."""
         return self._read_view(key, last, None)
 
     def refresh(self, view: SessionView) -> SessionView:
@@ -438,8 +438,8 @@ class SQLStore(SessionOperations):
                 if epochs:
                     self._release_leases(epochs)
         finally:
-            # Python switches threads only at calls and loops. None is between check and assignment,
-            # so only one of two threads releases the database.
+            # Python switches threads only at calls and loops. Between check and assignment there is
+            # neither, so only one of two threads releases the database.
             if not self._leases.has_released_database:
                 self._leases.has_released_database = True
                 self._close_database()
@@ -468,7 +468,7 @@ class SQLStore(SessionOperations):
         )
 
     def _run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
-        """Run `work`, which reads a session and its messages, on the data of one moment.
+        """Run `work`, which reads a session and its messages, on a consistent snapshot.
 
         PostgresStore overrides this method: it first passes None instead of DamageReports, and
         runs `work` again only if `work` raises MissingRows.

@@ -133,9 +133,9 @@ def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
     for session_id, last_seq, encoded_state in transaction.run("lock_states", uid):
         check = _check_state(transaction, session_id, key, encoded_state)
         if check.is_rebuilt or check.damaged_change_numbers:
-            stored = None if encoded_state is None else to_bytes(encoded_state)
+            old_state = None if encoded_state is None else to_bytes(encoded_state)
             seqs = [seq for (seq,) in transaction.run("seqs", session_id)]
-            state, change = repaired_state(check, stored, last_seq=last_seq, present_seqs=seqs)
+            state, change = repaired_state(check, old_state, last_seq=last_seq, present_seqs=seqs)
             add_change(transaction, Session(session_id, "", 0, 0, state), change)
             transaction.run("repair_state", session_id, transaction.json_parameter(encode(state)))
     return "the session has a readable state again"

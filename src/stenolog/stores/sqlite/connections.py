@@ -46,7 +46,7 @@ from stenolog.stores.sqlite.transactions import Transaction
 SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
 """SQLite's levels. With NORMAL, a power cut may lose the last commits, but no other data."""
 
-_CHECKPOINT_PAGES: Final = 1_000  # growth of the log between two checkpoints
+_CHECKPOINT_PAGES: Final = 1_000  # growth of the write-ahead log between two checkpoints
 _LOG_RESTART_PAGES: Final = 16_000  # for a longer log, a checkpoint waits for readers
 _CHECKPOINT_WAIT_SECONDS: Final = 0.25  # maximum wait of a checkpoint for readers
 _BUSY_POLL_SECONDS: Final = 0.002
@@ -167,7 +167,7 @@ class WriteConnection:
             self.is_entered = False
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
-        """Checkpoint the log into the database; a failure only costs disk space."""
+        """Checkpoint the write-ahead log into the database; a failure only costs disk space."""
         pages = self._log_pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= _LOG_RESTART_PAGES:
@@ -191,9 +191,9 @@ class WriteConnection:
             run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
             read_version(connection, self._file)
-            # A killed writer may have left unsynced transactions in the log.
-            # The first connection that opens the log treats these transactions as committed.
-            # So sync the log before any read.
+            # A killed writer may have left unsynced transactions in the write-ahead log, and the
+            # next connection that opens the log treats these transactions as committed. So sync
+            # the log before any read.
             # guard: sqlite-checkpoint-leftover-log
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except BaseException:
@@ -350,7 +350,7 @@ def _read_file_state(file: Path) -> _FileState:
 
 
 def _has_log(file: Path) -> bool:
-    """Return whether the log contains data that is not yet in the database file."""
+    """Return whether the write-ahead log may contain data that is not in the database file."""
     try:
         return file.with_name(f"{file.name}-wal").stat().st_size > 0
     except FileNotFoundError:

@@ -118,7 +118,7 @@ class Database:
             return work(transaction)
 
     def rewrite(self) -> None:
-        """Rewrite the file and empty its log, so that no bytes of deleted rows remain.
+        """Rewrite the file and empty its write-ahead log, so that no bytes of deleted rows remain.
 
         Raises StoreBusy if a reader still needs the log, NotStored if the rewrite fails.
         """
@@ -218,7 +218,7 @@ class Database:
     def _run_group(self, group: list[QueuedWrite]) -> None:
         """Do the work of all callers. A caller left unfinished has stored nothing."""
         if not self._try_group(group):
-            # Perhaps only one session is damaged, which must not affect the other callers.
+            # Perhaps only one session is damaged: in their own transactions, other callers succeed.
             for caller in group:
                 self._try_group([caller])
 
@@ -305,7 +305,7 @@ class Database:
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
-        """Open a transaction that reads the data of one moment.
+        """Open a transaction that reads a consistent snapshot.
 
         Raises StoreUnavailable, DamagedStore.
         """
@@ -322,7 +322,7 @@ class Database:
             raise read_failure(error, f"reading {self.file}") from error
 
     def run_read(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work`, which only reads, on the data of one moment."""
+        """Run `work`, which only reads, on a consistent snapshot."""
         with self.read_transaction() as transaction:
             return work(transaction)
 
@@ -370,7 +370,7 @@ class Database:
         """Open new connections, because a connection belongs to the process that opened it."""
         self._writer.abandon_in_child()
         self._readers.abandon_in_child()
-        # A thread of the parent may have held locks inside the old objects.
+        # Replace the old objects: a thread of the parent may have held locks inside them.
         self.closed = False
         self._create_connections()
 

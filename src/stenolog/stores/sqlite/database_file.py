@@ -1,7 +1,7 @@
 """The database file: its path, its header, its tables and their migrations, its file modes.
 
-This module reads the header only through SQLite's file layer. Closing another descriptor of the
-file would release the locks that SQLite holds in this process.
+This module reads the header only through SQLite's file layer, because closing another descriptor
+of the file would release the POSIX locks that SQLite holds in this process.
 
 schema.sql creates the tables, and the files in schema/ migrate older tables. A read-only connection
 migrates nothing. Instead, the files in older/ with the same numbers define temporary views that
@@ -43,7 +43,7 @@ _LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view
 
 
 def resolve_path(file: str | os.PathLike[str]) -> Path:
-    """Return the path with symlinks resolved, except in the last part."""
+    """Return the path with the symlinks of its folder resolved, but not of the file itself."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
@@ -113,18 +113,18 @@ def rename_orphaned_log(file: Path) -> None:
     SQLite would apply the log to a new database of the same name, and damage the database.
     The caller must hold the gate, the lock between processes. Raises OSError.
     """
-    log = file.with_name(f"{file.name}-wal")
-    if log.exists():
-        new_path = file.with_name(f"{log.name}.left-{time.time_ns()}")
-        log.rename(new_path)
+    wal = file.with_name(f"{file.name}-wal")
+    if wal.exists():
+        new_path = file.with_name(f"{wal.name}.left-{time.time_ns()}")
+        wal.rename(new_path)
         log_reports.warning(
-            "%s belongs to a database that no longer exists; it was renamed to %s", log, new_path
+            "%s belongs to a database that no longer exists; it was renamed to %s", wal, new_path
         )
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
 def create_file(file: Path, content: bytes) -> None:
-    """Replace a missing or empty file by a database with this content, and sync it.
+    """Create a database file with this content, or replace an empty file, and sync it.
 
     The caller must hold the gate, the lock between processes. Raises OSError.
     """
@@ -146,8 +146,8 @@ class DatabasePath:
     def check_same_file(self) -> None:
         """Raise StoreUnavailable if the file was replaced, OSError if the file is missing.
 
-        Writes to the removed file would be lost, and the log next to the new file belongs to the
-        old file.
+        Writes to the removed file would be lost, and the write-ahead log next to the new file
+        belongs to the old file.
         """
         status = os.lstat(self._name)
         if self._identity is None:
@@ -251,8 +251,7 @@ def run_script(connection: apsw.Connection, script: str) -> None:
 
 def find_problems(file: Path) -> list[str]:
     """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
-    # The folder may be shared, for example a project folder.
-    # Only the database files must be private.
+    # The mode of the folder is not checked: the folder may be shared, like a project folder.
     problems = []
     companions = [file.with_name(file.name + suffix) for suffix in COMPANION_SUFFIXES]
     for path in (file, *companions, *find_catalogs(file)):

@@ -1,9 +1,9 @@
 """The gate: a queue of writer threads in each process, and file locks between processes.
 
-SQLite itself waits for a lock by sleeping, longer each time. A writer that asks again immediately
-always gets the lock, and the other writers wait for seconds. Therefore the threads of a process
-form a queue, and the first thread polls for a file lock at short intervals. The thread whose turn
-it is executes the waiting appends of the next threads in its own transaction.
+SQLite itself waits for a lock by sleeping, longer each time. So a writer that requests the lock
+again right after releasing it always wins, and the other writers wait for seconds. Therefore the
+threads of a process form a queue, and the first thread polls for a file lock at short intervals.
+The thread whose turn it is executes the waiting appends of the next threads in its own transaction.
 
 There is no background thread. No thread blocks on the lock of the queue, because another writer may
 hold the lock for long. A thread acquires the lock by `(acquired,) = map(lock.acquire, (False,))`
@@ -209,11 +209,11 @@ class WriteQueue:
 
 
 class ProcessLock:
-    """The lock that all processes share: two empty files next to the database.
+    """The lock that all processes share: the empty files `-gate` and `-next` beside the database.
 
-    The process whose turn is next locks the second file. Only the process that holds the second
-    lock tries to lock the first file, the gate. So a process that releases the gate and returns
-    immediately overtakes no waiting process. All other waiting processes can sleep longer.
+    The process whose turn is next locks `-next`. Only this process polls for the lock of `-gate`,
+    the gate; all other waiting processes can sleep longer. So a process that releases the gate and
+    requests it again immediately does not overtake the process whose turn is next.
 
     A suspended process whose turn is next would block all others. Therefore a process that has
     waited for a while takes the gate if the gate is free. Processes that have waited for long may

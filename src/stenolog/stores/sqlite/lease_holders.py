@@ -29,11 +29,11 @@ _CLOCK_TOLERANCE_SECONDS: Final = 2.0
 
 
 class Process(Struct, frozen=True):
-    """One process of this machine, identified by its number and start time.
+    """One process of this machine, identified by its PID and start time.
 
-    Process numbers are reused, so the number alone is not enough. Number and start time depend on
-    namespaces and can only be compared within the same namespaces. The number of a namespace is
-    reused, too, but only after all its processes have ended.
+    PIDs are reused, so the PID alone is not enough. PID and start time depend on the Linux
+    namespaces of the process, and can only be compared within the same namespaces. The number of a
+    namespace is reused, too, but only after all its processes have ended.
     """
 
     boot: str
@@ -49,7 +49,7 @@ class Process(Struct, frozen=True):
         return " ".join(map(str, astuple(self)))
 
     def can_check(self, other: "Process") -> bool:
-        """Return whether this process can find out whether another process has ended."""
+        """Return whether this process can find out whether `other` has ended."""
         return self.shares_clock(other) and self.pid_namespace == other.pid_namespace
 
     def shares_clock(self, other: "Process") -> bool:
@@ -68,7 +68,7 @@ def current_process() -> Process | None:
 @cache
 def _read_current_process() -> Process:
     pid = os.getpid()
-    # If /proc belongs to another namespace, it has another number for this process, or several.
+    # If /proc belongs to another PID namespace, it shows another PID or several, so do not use it.
     [pids] = _NAMESPACE_PIDS.findall((_PROC_FOLDER / "self/status").read_text(errors="replace"))
     if pids != str(pid):
         raise ValueError(pids)
@@ -122,8 +122,8 @@ def _read_stat(pid: int) -> tuple[int, bool]:
     Raises OSError, ValueError, IndexError.
     """
     text = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")
-    # The process name, in brackets, may contain any characters.
-    # The field after the name is the third field.
+    # The process name, in brackets, may contain any characters, so split after the last bracket.
+    # The field after the name is the third field of the line.
     fields = text.rpartition(")")[2].split()
     state, thread_count, start_time = fields[0], int(fields[17]), int(fields[19])
     # If only the first thread has ended, the process looks ended, but its other threads still run.
@@ -192,7 +192,7 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
         return time.monotonic() < monotonic_expiry
     wall_time = time.time()
     try:
-        # If `since` is in the future, the clock was ahead, perhaps by years.
+        # If `since` is in the future, the clock was ahead: treat the lease as expired.
         acquired_at = datetime.fromisoformat(since.decode()).timestamp()
         return acquired_at - _CLOCK_TOLERANCE_SECONDS < wall_time < expires
     except (ValueError, TypeError):  # the row is damaged
@@ -200,6 +200,6 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
 
 
 def format_holder(store_name: str, ttl: float) -> str:
-    """Return the holder text for a lease acquired or renewed now; empty if it is unknown."""
+    """Return the holder text of a lease taken or renewed now; empty if the process is unknown."""
     current = current_process()
     return "" if current is None else f"{current} {store_name}@{time.monotonic() + ttl:.6f}"

@@ -26,7 +26,7 @@ WHERE id = ?1;
 INSERT INTO state (session, body) VALUES (?1, ?5)
 ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
--- Without an end, keys are compared with an empty blob, which is greater than every text.
+-- Without an upper bound, keys are compared with an empty blob, which is greater than every text.
 -- name: list_keys
 SELECT CAST(key AS BLOB)
 FROM session

@@ -42,7 +42,7 @@ def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> S
     """Return the error for a failed commit; `system_errno` is the errno of the failed call.
 
     A commit that failed for lack of space, or because of a lock, stored nothing. After any other
-    error, above all a failed sync, the next reader of the log may find the transaction complete.
+    error, above all a failed sync, the write-ahead log may still contain the complete transaction.
     """
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
         return write_failure(error, action)
@@ -56,7 +56,7 @@ def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> S
 
 
 def is_no_space_for_index(error: apsw.Error) -> bool:
-    """Return whether the index of the log (`-shm`) could not be created for lack of space."""
+    """Return whether there was no space for the index of the write-ahead log (`-shm`)."""
     code = getattr(error, "extendedresult", 0)
     return code in (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN)
 

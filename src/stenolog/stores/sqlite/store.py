@@ -203,7 +203,7 @@ class SQLiteStore(SQLStore):
                 )
                 leases.add_lease(key, epoch)
         except BaseException:
-            # No caller uses this lease. If it was not committed, another lease may get its epoch.
+            # Forget the lease, which no caller uses: if uncommitted, another may get its epoch.
             leases.forget_lease(key, epoch)
             raise
         return int(epoch)
@@ -229,7 +229,7 @@ class SQLiteStore(SQLStore):
             if last_purge is None:
                 return ()
             try:
-                # Keep the row of the purge: after a failure, a later purge repeats all steps.
+                # The purge's row still exists: after a failure, a later purge repeats all steps.
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
                 return (f"the catalog of {database.file} still contains it: {error}; purge again",)

@@ -147,7 +147,7 @@ class Transaction:
         try:
             yield
         except BaseException:
-            # After some errors SQLite has already rolled back the whole transaction.
+            # After some errors SQLite has rolled back the whole transaction and its savepoint.
             if self._connection.in_transaction:
                 self.execute("ROLLBACK TO snapshot")
                 self.execute("RELEASE snapshot")
@@ -159,7 +159,7 @@ class Transaction:
         """Overwrite deleted rows with zeros, and record that the file must be rewritten.
 
         Until the rewrite, the deleted bytes stay in free pages, in unused parts of other pages, and
-        in the log.
+        in the write-ahead log.
         """
         list(self.execute("PRAGMA secure_delete = ON"))
         try:

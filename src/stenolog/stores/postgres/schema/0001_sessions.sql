@@ -5,9 +5,9 @@ CREATE TABLE {schema}.about (
     version int8 NOT NULL
 );
 
--- One row per session, including deleted ones. Every append makes a new version of the row: on the
--- same page if it has room (fillfactor), and without long values (toast_tuple_target). Keys are bytes,
--- because a text of PostgreSQL cannot contain a NUL, and are compared by their bytes. `version` grows
+-- One row per session, including deleted ones. Every append writes the row again: fillfactor leaves
+-- room for that on the same page, and toast_tuple_target keeps long values out of the row. Keys are
+-- bytes, because a text of PostgreSQL cannot contain a NUL, and are compared as bytes. `version` grows
 -- with every change. `written` is different for each row that was ever created. `format` repeats the
 -- number in `about`, so that an append need not read it there. `state`: floor, hidden ranges, summary,
 -- meta and undo steps, as JSON.
