@@ -137,8 +137,9 @@ class _Renderer:
         self.mask = SecretMask(enabled=on_page)
 
     def markdown(self, text: str) -> Markup:
-        # Text after MAX_RENDERED is not shown, so secrets in it need not be hidden.
-        text = self.mask.with_placeholders(text[:MAX_RENDERED]) + text[MAX_RENDERED:]
+        # Text after MAX_RENDERED is not shown, so it is not masked. Spaces keep its position.
+        start, rest = text[:MAX_RENDERED], text[MAX_RENDERED:]
+        text = self.mask.with_placeholders(start).ljust(MAX_RENDERED if rest else 0) + rest
         html = self.mask.with_buttons(to_html(text, self.colours))
         return Markup(_CODE_BLOCK.sub(_CODE_WITH_BUTTON, str(html))) if self.on_page else html
 

@@ -253,7 +253,7 @@ def _markdown_parser() -> "MarkdownIt":
 _MAX_SEARCHED: Final = 1_000_000
 """Maximum number of characters on one page that are searched for secrets.
 
-Secrets in further texts are not covered.
+Further texts are covered as a whole.
 """
 # A placeholder consists of digits, because lexers of JSON and TOML split other words.
 _NONCE: Final = str(10**19 + randbelow(10**19))
@@ -278,21 +278,29 @@ class SecretMask:
     def __init__(self, *, enabled: bool = True) -> None:
         self._secrets: list[tuple[str, str]] = []
         """Text and kind of each secret."""
-        self._characters_left = _MAX_SEARCHED if enabled else 0
+        self._enabled = enabled
+        self._characters_left = _MAX_SEARCHED
 
     def with_placeholders(self, text: str) -> str:
         """Return the text with a placeholder for each secret. Rendering keeps placeholders."""
-        if len(text) > self._characters_left:
+        if not self._enabled:
             return text
+        if len(text) > self._characters_left:
+            return self._add_secret(text, "unsearched text")
         self._characters_left -= len(text)
         pieces, end = list[str](), 0
         find = _find_secrets_cached if len(text) <= _MAX_CACHED_LENGTH else find_secrets
         for secret in find(text):
             kind = secret.stub.strip("\"'").removeprefix("[redacted: ").removesuffix("]")
-            pieces += [text[end : secret.start], f"{_NONCE}{len(self._secrets):06}"]
-            self._secrets.append((text[secret.start : secret.end], kind))
+            secret_text = text[secret.start : secret.end]
+            pieces += [text[end : secret.start], self._add_secret(secret_text, kind)]
             end = secret.end
         return "".join([*pieces, text[end:]]) if pieces else text
+
+    def _add_secret(self, text: str, kind: str) -> str:
+        """Store a secret and return its placeholder."""
+        self._secrets.append((text, kind))
+        return f"{_NONCE}{len(self._secrets) - 1:06}"
 
     def cut_position(self, text: str, end: int) -> int:
         """Return where to cut the text: at `end`, or before a placeholder that `end` splits."""

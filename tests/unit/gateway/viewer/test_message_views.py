@@ -1,9 +1,10 @@
 """From stored messages to what a page shows of them."""
 
+import re
 from typing import Any
 
 from stenolog.gateway.viewer.message_views import message_views, prompt_line
-from stenolog.gateway.viewer.safe_html import is_link_address, is_picture_url
+from stenolog.gateway.viewer.safe_html import MAX_RENDERED, is_link_address, is_picture_url
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -284,3 +285,32 @@ def test_number_that_is_a_secret_is_covered_in_json() -> None:
     assert 'data-secret="123456"' in made.html
     assert made.html.count("••••••") == 1
     assert '"password"</span>' in made.html
+
+
+def test_text_that_is_not_searched_for_secrets_is_covered_as_a_whole() -> None:
+    secret = "sk-ant-api03-" + "A1b2C3d4" * 12
+    long_text = "word " * 19_000
+    text = f"{secret} {long_text}"
+    edit = {"old_string": text, "new_string": text.replace(" ", "\n")}
+    first, *others, newest = message_views(
+        _stored(
+            {"role": "assistant", "content": "", "tool_calls": [_call("a", "edit", edit)]},
+            {"role": "tool", "tool_call_id": "a", "content": text},
+            {"role": "user", "content": text},
+            {"role": "user", "content": {"text": text}},
+            *[{"role": "user", "content": long_text}] * 11,
+        )
+    )
+    [call] = first.calls
+    for html in (call.arguments, call.result, *(view.html for view in others)):
+        assert secret not in re.sub('data-secret="[^"]*"', "", str(html))
+    assert f'data-secret="{text}" data-kind="unsearched text"' in others[0].html
+    assert "<p>word word" in newest.html
+
+
+def test_text_after_the_shown_part_is_not_shown_instead_of_secrets() -> None:
+    secret = "sk-ant-api03-" + "A1b2C3d4" * 12
+    text = (f"{secret} " * 1_000)[: MAX_RENDERED - 1] + " the end is not masked"
+    [made] = message_views(_stored({"role": "user", "content": text}))
+    assert "not masked" not in made.html
+    assert '<p class="cut">21 more characters are not shown.</p>' in made.html
