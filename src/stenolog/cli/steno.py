@@ -162,10 +162,8 @@ class Steno(click.Group):
             _discard_output()
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
-            # Errors of the output name no file.
-            text = f"Cannot write the output: {error}"
-            if error.filename:
-                text = f"{error.filename}: {error.strerror}"
+            # An error of the output has no file name.
+            text = f"{error.filename or 'Cannot write the output'}: {error.strerror or error}"
             raise click.ClickException(sentence(text)) from error
         ctx.exit(exit_code or 0)
 
