@@ -20,10 +20,10 @@ Arguments: the model name, and the token counts by name.
 """
 
 _MAX_MODEL_NAMES: Final = 10_000
-"""Maximum number of model names kept in memory: messages may contain invented names."""
+"""Maximum number of cached model names: messages may contain any number of invented names."""
 _MAX_NAME_LENGTH: Final = 300
 _fork_lock: Final = threading.Lock()
-# If another thread imports a module during a fork, the module stays locked in the child.
+# A fork waits for this lock: a module that is imported during a fork stays locked in the child.
 os.register_at_fork(
     before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_fork_lock.release
 )
@@ -41,7 +41,7 @@ def load_prices() -> Price | None:
 
 
 class LazyPrices:
-    """Prices that are loaded with the first answer, because importing genai-prices takes long.
+    """A callable that loads the prices at its first call, because importing genai-prices is slow.
 
     This class does not use `cached_property`: its lock in Python 3.11 would stay locked in a forked
     child.
@@ -125,7 +125,7 @@ class _PriceList:
         return None
 
     def _rates_for(self, model: _Model, tier: int) -> _Rates:
-        """Return the prices for a prompt. `tier`: number of thresholds that the prompt exceeds."""
+        """Return the prices per token for a prompt that exceeds `tier` thresholds of the model."""
         if tier not in model.rates:
             prompt_tokens = model.thresholds[tier - 1] + 1 if tier else 1
             price = self._total_price(model, prompt_tokens)

@@ -60,7 +60,7 @@ class BackgroundCatalog(Catalog):
         """Number of the newest request for an update; the first request is made at the start."""
         self._fulfilled_request = 0
         """Number of the newest request that was fulfilled."""
-        self._is_listed = False
+        self._can_list = False
         """Whether a list can be shown: the catalog has old rows, or rows of the newest sessions."""
         self._is_refreshing = False
         self._is_closing = False
@@ -90,7 +90,7 @@ class BackgroundCatalog(Catalog):
         return super()._read(work, progress)
 
     def _refresh(self, refresher: Refresher, progress: Progress | None) -> int | None:
-        """Return the id of the catalog. In the catalog's own thread, add new messages first."""
+        """Return the id of the catalog. Only a refresh by its own thread adds messages first."""
         if self._is_refreshing and threading.current_thread() is self._thread:
             return super()._refresh(refresher, progress)
         with refresher.database.read_transaction() as transaction:
@@ -102,7 +102,7 @@ class BackgroundCatalog(Catalog):
             self._newest_request += 1
             request = self._newest_request
             self._condition.notify_all()
-            self._condition.wait_for(lambda: self._is_listed or self._is_closing, LIST_WAIT_SECONDS)
+            self._condition.wait_for(lambda: self._can_list or self._is_closing, LIST_WAIT_SECONDS)
             if self._progress is None:
                 self._condition.wait_for(
                     lambda: self._fulfilled_request >= request or self._is_closing,
@@ -123,7 +123,7 @@ class BackgroundCatalog(Catalog):
             try:
                 self._add_rows()
                 self._is_refreshing = True
-                self.refresh(self._store_progress)
+                self.refresh(self._record_progress)
             except StoreClosed:
                 return
             except StenologError as error:
@@ -132,22 +132,22 @@ class BackgroundCatalog(Catalog):
                 _logger.exception("updating the catalog failed")
             finally:
                 self._is_refreshing = False
-                self._notify_readers(is_listed=True, fulfilled_request=request)
+                self._notify_readers(can_list=True, fulfilled_request=request)
 
-    def _notify_readers(self, *, is_listed: bool, fulfilled_request: int = 0) -> None:
+    def _notify_readers(self, *, can_list: bool, fulfilled_request: int = 0) -> None:
         with self._condition:
-            self._is_listed = is_listed
+            self._can_list = can_list
             if fulfilled_request:
                 self._fulfilled_request, self._progress = fulfilled_request, None
             self._condition.notify_all()
 
-    def _store_progress(self, _done: int, total: int) -> None:
+    def _record_progress(self, _done: int, total: int) -> None:
         """Record the progress of the refresh. Raises StoreClosed if the catalog is being closed."""
         if self._is_closing:
             raise StoreClosed("the catalog is closed")
         is_count_due = time.monotonic() - self._counted_at > _COUNT_INTERVAL_SECONDS
         if total > _FEW_NEW_SESSIONS and is_count_due:
-            # Count the rows of the table, because other processes may index at the same time.
+            # Count the indexed rows instead of using `_done`, because other processes index, too.
             with self._active.database.read_transaction() as transaction:
                 rows = transaction.run("stamps")
                 indexed_count = sum(stamp is not None for _, stamp in rows)
@@ -163,7 +163,7 @@ class BackgroundCatalog(Catalog):
             return catalog_id, {key for key, _ in transaction.run("stamps")}
 
         catalog_id, known_keys = self._read(read_known_keys)
-        self._notify_readers(is_listed=self._is_listed or bool(known_keys))
+        self._notify_readers(can_list=self._can_list or bool(known_keys))
         keys = self._store.stamps().keys()
         self._session_count = len(keys)
         new_keys = [key for key in keys if key not in known_keys]
@@ -188,7 +188,7 @@ class BackgroundCatalog(Catalog):
             if row_count == _FIRST_ROW_COUNT:
                 # The newest sessions come first, so these rows are enough for the first page.
                 writer.flush()
-                self._notify_readers(is_listed=True)
+                self._notify_readers(can_list=True)
             writer.add_steps(head.key, [Step(key=head.key, version=None, columns=columns)])
         writer.flush()
-        self._notify_readers(is_listed=True)
+        self._notify_readers(can_list=True)

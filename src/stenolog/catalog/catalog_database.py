@@ -36,7 +36,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
-    """Return the range of keys with a prefix: its start, and its end, which is excluded."""
+    """Return the range of keys with a prefix: the inclusive start and the exclusive end."""
     if not prefix:
         return None, None
     prefix_bytes = prefix.encode("utf-8", "replace")
@@ -48,16 +48,16 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 # These functions load the SQL statements of a catalog in SQLite.
 
 
-# A catalog of another version is discarded and built again.
+# A catalog with a different version is discarded and built again.
 VERSION: Final = "10"
-"""Version of the catalog. Increase it if tables, tokens, stems, texts or sums change."""
+"""Version of the catalog. Increase it if tables, tokens, stems, indexed texts or sums change."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of messages per block. The table catalog_block has each block's oldest and newest time."""
 
 _FOLDER: Final = Path(__file__).parent
 _SQL_COMMENT: Final = re.compile(r"(?m)^--.*\n")
-_SHARED_SQL_PARTS: Final = {"session_filter", "entry_columns"}
+_SHARED_FRAGMENTS: Final = {"session_filter", "entry_columns"}
 
 
 @cache
@@ -68,21 +68,21 @@ def load_statements() -> Mapping[str, str]:
 
 @cache
 def load_schema() -> tuple[str, ...]:
-    """Return the statements that create the tables; the last one needs the version as value."""
+    """Return the statements that create the tables; the last one takes the version as parameter."""
     return split_statements((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 
 def split_named_statements(text: str) -> Mapping[str, str]:
-    """Split a file into its named statements, and insert the parts that statements share."""
+    """Split a file into its named statements, and insert the fragments that statements share."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     sql_by_name = {
-        name: _SQL_COMMENT.sub("", part).strip().removesuffix(";")
-        for name, part in zip(sections[::2], sections[1::2], strict=True)
+        name: _SQL_COMMENT.sub("", sql).strip().removesuffix(";")
+        for name, sql in zip(sections[::2], sections[1::2], strict=True)
     }
-    for part_name in _SHARED_SQL_PARTS & sql_by_name.keys():
-        shared_sql = sql_by_name[part_name]
+    for fragment_name in _SHARED_FRAGMENTS & sql_by_name.keys():
+        fragment = sql_by_name[fragment_name]
         sql_by_name = {
-            name: sql.replace(f"{{{part_name}}}", shared_sql) for name, sql in sql_by_name.items()
+            name: sql.replace(f"{{{fragment_name}}}", fragment) for name, sql in sql_by_name.items()
         }
     return sql_by_name
 
@@ -116,7 +116,7 @@ class DatabaseUnreachable(CatalogBusy):
 
 
 FullTextIndex = Literal["fts5", "tsquery"]
-"""Kind of full-text index, for which `query.DIALECTS` has a dialect."""
+"""Kind of full-text index. `query.DIALECTS` has a dialect for each kind."""
 
 
 class Transaction(Protocol):
@@ -138,13 +138,13 @@ class Database(Protocol):
     """The database of a catalog. Every call may raise CatalogDamaged and CatalogUnusable."""
 
     def read_transaction(self) -> AbstractContextManager[Transaction]:
-        """Start a read transaction, which sees a consistent state of the tables."""
+        """Start a read transaction, which sees a consistent snapshot of the tables."""
 
     def write_transaction(self) -> AbstractContextManager[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
 
     def rebuild(self) -> None:
-        """Discard the tables if they are damaged, and create empty tables."""
+        """Replace missing, outdated or damaged tables by empty tables."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -54,7 +54,7 @@ Identity = tuple[int, int]
 
 
 class LockFile:
-    """The lock of the writers: a file that also has the stamp of the database after a write."""
+    """The lock file of the writers, which also records the database's stamp after each write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -138,9 +138,9 @@ def file_identity(path: Path) -> Identity | None:
 
 # --- threads ---------------------------------------------------------------------------------
 # One thread at a time uses a connection. KeyboardInterrupt may be raised at any time, even directly
-# after a lock is acquired. Each use of the connection is therefore an object. The use ends when the
-# object is marked as ended or garbage-collected. If a traceback keeps the object alive, as in a
-# notebook, the thread that started the use takes it over at its next call. Other threads wait no
+# after a lock is acquired. Each use of the connection is therefore represented by an object. The
+# use ends when the object is marked as ended or garbage-collected. If a traceback keeps the object
+# alive, as in a notebook, the next call of the same thread replaces it. Other threads wait no
 # longer than their timeout.
 
 
@@ -162,7 +162,7 @@ class ExclusiveUse:
         self.lock: Descriptor | None = None
         """Descriptor of the lock file, if this use writes."""
         self.wakeup: SimpleQueue[None] = SimpleQueue()
-        """Queue that wakes the waiting thread. The queue is written in C, and survives Ctrl-C."""
+        """Queue that wakes the waiting thread. It is written in C, so Ctrl-C cannot break it."""
         self.checked_at = 0.0
         """Monotonic time at which the thread last checked whether it may start."""
 
@@ -175,14 +175,14 @@ class ExclusiveLock:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # This lock is held only briefly, and only in a `with` block, which acquires it in one step.
+        # Held only briefly, and only in `with` blocks, so that Ctrl-C cannot leave it locked.
         self._mutex = ThreadLock()
         self._active_ref: weakref.ref[ExclusiveUse] | None = None
         self._queue: deque[weakref.ref[ExclusiveUse]] = deque()
 
     @contextmanager
     def exclusive_use(self, *, timeout: float) -> Iterator[ExclusiveUse]:
-        """Start a use for a `with` block. Raises CatalogBusy after `timeout` seconds."""
+        """Lock the connection for a `with` block. Raises CatalogBusy after `timeout` seconds."""
         use = ExclusiveUse()
         try:
             self.begin(use, timeout=timeout)
@@ -232,7 +232,7 @@ class ExclusiveLock:
                 self._add_to_queue(use)
                 return False
             elif active_use.lock is not None:
-                # A traceback keeps the interrupted use alive, so no finalizer closes its file.
+                # A traceback keeps the interrupted use alive, so no finalizer closes the lock file.
                 active_use.lock.close()
             self._active_ref = weakref.ref(use)
             return True
@@ -242,7 +242,7 @@ class ExclusiveLock:
             self._queue.append(weakref.ref(use))
 
     def _first_waiting_use(self) -> ExclusiveUse | None:
-        """Return the use that has waited longest. Drop abandoned uses."""
+        """Drop abandoned uses from the queue, and return the use that has waited longest."""
         now = time.monotonic()
         while self._queue:
             use = self._queue[0]()
@@ -293,7 +293,7 @@ class FileDatabase:
         self._uses_during_fork: dict[int, ExclusiveUse] = {}
         """Exclusive uses that block other threads during a fork, by id of the forking thread."""
         self._connections: dict[str, Connection] = {}
-        """Open connections: for reading ("ro") and for writing ("rw")."""
+        """Open connections by mode: "ro" for reading, "rw" for writing."""
         self._damaged_file: Identity | None = None
         """Identity of the file that was found to be damaged."""
         self._closed = False
@@ -301,7 +301,7 @@ class FileDatabase:
 
     @contextmanager
     def read_transaction(self) -> Iterator[Connection]:
-        """Start a read transaction, which sees a consistent state of the tables."""
+        """Start a read transaction, which sees a consistent snapshot of the tables."""
         with self._exclusive_use() as use:
             connection = self._begin_read()
             with self._convert_errors(connection, use):
@@ -329,7 +329,7 @@ class FileDatabase:
                 raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
-        """Discard the file if it is damaged, and create empty tables."""
+        """Replace the file by a file with empty tables, unless another process has done so."""
         with self._exclusive_use() as use, self._hold_lock() as lock:
             use.lock = lock
             if self._damaged_file is None or file_identity(self._path) != self._damaged_file:
@@ -340,8 +340,8 @@ class FileDatabase:
             self._close_connections()
             try:
                 new_file = self._create_new_file(self._read_calibrations())
-                # A kill between two steps must not leave a database with the journal of another
-                # database.
+                # Remove the old files before the rename: a kill must not leave the new database
+                # with the old journal.
                 for path in (self._path, self._journal):
                     path.unlink(missing_ok=True)
                 write_lock_content(lock, WRITING_MARK)
@@ -468,7 +468,7 @@ class FileDatabase:
 
     @contextmanager
     def _convert_errors(self, connection: Connection, use: ExclusiveUse) -> Iterator[None]:
-        """Convert errors of SQLite, and leave no transaction open."""
+        """Convert errors of SQLite to errors of the catalog, and leave no transaction open."""
         try:
             yield
         except sqlite3.Error as error:
@@ -511,7 +511,7 @@ class FileDatabase:
         return self._lock.hold_lock()
 
     def _is_unchanged(self) -> bool:
-        """Return whether a write is in progress, or nothing has changed since the last write."""
+        """Return whether the file is unchanged since the last write; True during a write."""
         while True:
             content = self._lock.read_content()
             if content in (WRITING_MARK, file_stamp(self._path)):
@@ -522,7 +522,7 @@ class FileDatabase:
     # --- forks -------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Keep other threads out of SQLite: locks of SQLite would stay locked in the child."""
+        """Keep other threads out of SQLite: locks that they hold would stay locked in the child."""
         if self._exclusive_lock.is_held_by_caller():
             return  # this thread uses SQLite, so no other thread does
         use = ExclusiveUse()
@@ -531,7 +531,7 @@ class FileDatabase:
             self._uses_during_fork[use.thread] = use
 
     def after_fork_in_parent(self) -> None:
-        """Let other threads continue. Several threads may fork at the same time."""
+        """Let other threads continue: end the use that this thread began before the fork."""
         use = self._uses_during_fork.pop(get_ident(), None)
         if use is not None:
             self._exclusive_lock.end(use)
@@ -634,7 +634,7 @@ class MemoryDatabase:
 _CACHE_KB: Final = 2 * 1024
 """Page cache size in KiB; small, because the operating system caches the file, too."""
 _WRITE_CACHE_KB: Final = 64 * 1024
-"""Page cache size in KiB during a write. While it suffices, readers wait only for the commit."""
+"""Page cache size in KiB during a write. If the changes fit, readers wait only for the commit."""
 
 _UNUSABLE_ERROR_CODES: Final = {
     sqlite3.SQLITE_FULL,
@@ -723,7 +723,7 @@ def roll_back(connection: Connection) -> None:
 
 
 def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUnusable:
-    """Return the catalog's error for an SQLite error. `name`: the database, for the message."""
+    """Convert an SQLite error to an error of the catalog. `name`: the database, for the message."""
     code = error_code(error)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return CatalogBusy(f"{name}: {error}")

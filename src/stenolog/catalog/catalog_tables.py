@@ -1,6 +1,6 @@
 """The catalog inside a PostgreSQL store, in a separate set of tables per namespace.
 
-Readers see a consistent state, and wait only while the tables are emptied or created. A writer
+Readers see a consistent snapshot, and wait only while the tables are emptied or created. A writer
 locks the row of the table `about`, which excludes other writers and purges.
 """
 
@@ -55,14 +55,14 @@ def load_statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
 
 @cache
 def load_triggers(schema: str, namespace: str) -> Mapping[str, str]:
-    """Return the SQL of the function that empties the catalog after a purge, and its triggers."""
+    """Return the SQL, by name, of the triggers that empty the catalog after a purge."""
     text = _read_sql("triggers.sql", schema, table_prefix(namespace))
     return split_named_statements(text.replace("{namespace}", namespace.encode().hex()))
 
 
 @cache
 def load_schema(schema: str, prefix: str) -> tuple[str, ...]:
-    """Return the statements that create the tables; the last one needs the version as value."""
+    """Return the statements that create the tables; the last one takes the version as parameter."""
     return split_statements(_read_sql("schema.sql", schema, prefix))
 
 
@@ -88,7 +88,7 @@ class SchemaDatabase:
 
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
-        """Start a read transaction, which sees a consistent state of the tables."""
+        """Start a read transaction, which sees a consistent snapshot of the tables."""
         with self._convert_errors(), self._database.read_transaction() as store_transaction:
             transaction = _BytesTransaction(store_transaction, self._sql)
             transaction.run("hold")
@@ -108,13 +108,13 @@ class SchemaDatabase:
         """Create the tables again, unless another process has just done so."""
         self._check_writable()
         was_damaged, self._damaged = self._damaged, False
-        # Lock one table at a time: appends and purges lock both tables in another order.
+        # To avoid deadlocks, lock one table at a time: appends and purges use another order.
         for table in ("message", "session"):
             self._create_trigger(table)
         with self._locked_transaction() as transaction:
             [(has_tables,)] = transaction.run("has_tables", (self._about,))
             if was_damaged or not has_tables or transaction.run("version") != [(self._version,)]:
-                self._recreate_tables(transaction, is_replacement=has_tables)
+                self._recreate_tables(transaction, has_tables=has_tables)
 
     def close(self) -> None:
         """Do nothing: the database belongs to the store."""
@@ -141,8 +141,8 @@ class SchemaDatabase:
         for name in ("purged", "not_for_others"):
             transaction.execute(load_triggers(self.schema, self._namespace)[name])
 
-    def _recreate_tables(self, transaction: "_BytesTransaction", *, is_replacement: bool) -> None:
-        if is_replacement:
+    def _recreate_tables(self, transaction: "_BytesTransaction", *, has_tables: bool) -> None:
+        if has_tables:
             transaction.run("hold_all")
         *table_statements, about_statement = load_schema(self.schema, self.prefix)
         transaction.run("drop_tables")

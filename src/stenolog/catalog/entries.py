@@ -90,7 +90,7 @@ class SessionFilter(Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     """Earliest time of the last message."""
     until: datetime | None = None
-    """Time before which the last message was stored."""
+    """Time before which the last message must have been stored."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     failed: int
     """Number of matching sessions with a failed tool call."""
     facets: Mapping[str, Sequence[Group]]
-    """Most frequent values of each facet, such as `model`. A filter on the facet is ignored."""
+    """Most frequent values by facet, such as `model`. Each facet ignores the filter on itself."""
 
 
 class ProjectGroup(Struct, frozen=True, kw_only=True):

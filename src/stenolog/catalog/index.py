@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 Progress = Callable[[int, int], None]
-"""Function that receives the number of processed sessions and the number of changed ones."""
+"""Function that receives the number of processed sessions and of all changed sessions."""
 
 _MAX_REFRESH_ROUNDS: Final = 20
 _MAX_READ_ATTEMPTS: Final = 12
@@ -146,10 +146,10 @@ class Catalog:
         after: str | None = None,
         progress: Progress | None = None,
     ) -> Page:
-        """Return a page of sessions in the order `sort`. `after`: `after` of the previous page.
+        """Return a page of sessions in the order `sort`.
 
-        The other arguments are described in `SessionFilter`. Raises UsageError if a value is
-        invalid.
+        `after`: `Page.after` of the previous page. The other arguments are described in
+        `SessionFilter`. Raises UsageError if an argument is invalid.
         """
         where = SessionFilter(
             prefix=prefix,
@@ -178,7 +178,8 @@ class Catalog:
     ) -> Overview:
         """Return a page of the list, the number of all matching sessions, and their facets.
 
-        `values`: maximum number of values of each facet. Raises UsageError if a value is invalid.
+        `values`: maximum number of values of each facet. Raises UsageError if an argument is
+        invalid.
         """
         query = self._make_list_query(where, sort, limit, after)
 
@@ -207,8 +208,8 @@ class Catalog:
     ) -> ProjectPage:
         """Return the projects, the most recently used first, each with its newest sessions.
 
-        `size`: maximum number of sessions per project. `after`: `after` of the previous page.
-        Raises UsageError if a value is invalid.
+        `size`: maximum number of sessions per project. `after`: `ProjectPage.after` of the previous
+        page. Raises UsageError if an argument is invalid.
         """
         query = self._make_list_query(where, "newest", size)
         offset = min(max(0, after), MAX_INTEGER)
@@ -269,7 +270,7 @@ class Catalog:
     def _read_entry(self, key: str, *, with_state: bool) -> Entry | None:
         if replace_surrogates(key) != key:
             return None  # the key without surrogates could belong to another session
-        # Check for a lease first: a turn that ends during the read must not leave an old state.
+        # Check the lease before the read: otherwise a turn that ends in between looks interrupted.
         is_running = with_state and bool(leased_keys(self._store, [key]))
         rows = self._read(lambda transaction: _read_rows(transaction, "entry", (key,)))
         return _entry_from_row(rows[0], is_running) if rows else None
@@ -321,8 +322,8 @@ class Catalog:
         """Return messages with all words of a query, grouped by session, the best match first.
 
         `where`: conditions on the sessions; only `since` and `until` apply to the messages. `size`:
-        maximum number of hits per session. `after`: `after` of the previous page. Raises UsageError
-        if a value is invalid.
+        maximum number of hits per session. `after`: `GroupedHits.after` of the previous page.
+        Raises UsageError if an argument is invalid.
         """
         # Imported on demand: a list does not need this module.
         from stenolog.catalog.message_search import Search
@@ -469,7 +470,7 @@ class Catalog:
     def _find_running_keys(
         self, where: SessionFilter, progress: Progress | None = None
     ) -> set[str] | None:
-        """Return the keys of the running sessions; None if the filter selects no state."""
+        """Return the keys of the running sessions; None if the filter has no state."""
         if where.state is None:
             return None
         rows = self._read(lambda transaction: list(transaction.run("stamps")), progress)
@@ -488,7 +489,7 @@ class Catalog:
                 self._check_open()
                 with refresher.database.read_transaction() as transaction:
                     [(current_id, _)] = transaction.run("about")
-                    # A purge may have emptied the catalog since the refresh.
+                    # If a purge has emptied the catalog since the refresh, refresh it again.
                     if current_id == catalog_id:
                         return work(transaction)
             except CatalogDamaged as error:
@@ -598,27 +599,27 @@ class Refresher:
         catalog_id: int | None = None
         missed_keys: set[str] | None = None
         for _ in range(_MAX_REFRESH_ROUNDS):
-            # Read the catalog before the store: a session that only the catalog has was deleted.
+            # Read the catalog first: then a session that only the catalog has was deleted.
             catalog_stamps = self._read_known_stamps()
-            stamps = self._store.stamps()
-            if catalog_stamps.stamps == stamps:
+            store_stamps = self._store.stamps()
+            if catalog_stamps.stamps == store_stamps:
                 return catalog_stamps.catalog_id
             if missed_keys is not None and catalog_stamps.catalog_id == catalog_id:
-                # The other sessions are up to date: their stamps were read during this call.
+                # Only the missed sessions are left: this call has already updated the others.
                 known_stamps = _select_stamps(catalog_stamps.stamps, missed_keys)
                 catalog_stamps = replace(catalog_stamps, stamps=known_stamps)
-                stamps = _select_stamps(stamps, missed_keys)
+                store_stamps = _select_stamps(store_stamps, missed_keys)
             catalog_id = catalog_stamps.catalog_id
             missed_keys = self._index_changes(
-                catalog_stamps, stamps, progress or (lambda _done, _total: None)
+                catalog_stamps, store_stamps, progress or (lambda _done, _total: None)
             )
             if not missed_keys:
                 return catalog_id
-            # Another process changed the missed sessions, perhaps with older stamps than ours.
+            # Another process changed the missed sessions, perhaps with older stamps, so retry them.
         raise CatalogBusy("other processes kept changing the catalog")
 
     def _index_changes(
-        self, catalog_stamps: _KnownStamps, stamps: dict[str, str], progress: Progress
+        self, catalog_stamps: _KnownStamps, store_stamps: dict[str, str], progress: Progress
     ) -> set[str]:
         """Index the changes. Return the keys of sessions that another process changed first."""
         # Imported on demand: this module is needed only if there are changes.
@@ -632,11 +633,13 @@ class Refresher:
             price_list_version=self._price_list_version,
         )
         new_stamps = {
-            key: stamp for key, stamp in stamps.items() if catalog_stamps.stamps.get(key) != stamp
+            key: stamp
+            for key, stamp in store_stamps.items()
+            if catalog_stamps.stamps.get(key) != stamp
         }
         if new_stamps:
             indexer.index(new_stamps, progress)
-        indexer.remove_sessions(catalog_stamps.stamps.keys() - stamps.keys())
+        indexer.remove_sessions(catalog_stamps.stamps.keys() - store_stamps.keys())
         return indexer.missed_keys
 
     def _read_known_stamps(self) -> _KnownStamps:
@@ -711,7 +714,7 @@ class _ListQuery(Struct, frozen=True):
 
     filter_values: Sequence[Any]
     running_keys: set[str] | None
-    """Keys of the running sessions; None if the filter selects no state."""
+    """Keys of the running sessions; None if the filter has no state."""
     sort: Sort
     limit: int
     cursor: tuple[int | None, str | None]
@@ -725,7 +728,7 @@ class _ListQuery(Struct, frozen=True):
 def filter_values(where: SessionFilter, running_keys: set[str] | None = None) -> list[Any]:
     """Return the values for `session_filter` in queries.sql.
 
-    `running_keys`: keys of the running sessions; None if the filter selects no state.
+    `running_keys`: keys of the running sessions; None if the filter has no state.
     """
     return [
         *prefix_range(where.prefix),

@@ -58,7 +58,7 @@ class Indexer:
         known_stamps: Mapping[str, str | None],
         price_list_version: int = 0,
     ) -> None:
-        self._known = known_stamps
+        self._known_stamps = known_stamps
         self._database = database
         self._price_list_version = price_list_version
         self._sessions = SessionReader(store)
@@ -70,7 +70,7 @@ class Indexer:
         """Add the new messages of these sessions. `stamps`: the stamp of each session by key."""
         keys = list(stamps)
         if self._sessions.has_log_stamps:
-            # Messages of about the same time get neighbouring ids: the newest are easy to find.
+            # Sort by time, so that the newest messages get neighbouring ids and share few blocks.
             keys.sort(key=lambda key: session_list.write_time(stamps[key]))
         # Concurrent processes start at different sessions and share the work.
         start = int.from_bytes(os.urandom(4)) % max(1, len(keys))
@@ -81,24 +81,24 @@ class Indexer:
         progress(len(keys), len(keys))
 
     def remove_sessions(self, keys: Iterable[str]) -> None:
-        """Remove these sessions from the catalog, except those that were created again."""
+        """Remove these sessions from the catalog, unless another process changed their rows."""
         for key in keys:
             row = self._read_row(key)
-            if row is not None and row.stamp == self._known[key]:
+            if row is not None and row.stamp == self._known_stamps[key]:
                 self._writer.add_steps(key, steps.removal_steps(key, row))
         self._writer.flush()
 
     def _read_row(self, key: str) -> CatalogRow | None:
         with self._database.read_transaction() as transaction:
             rows = list(transaction.run("row", (self._price_list_version, key)))
-            # An invalid row raises an error here: the catalog is damaged.
+            # Decoded in the transaction, so that an invalid row raises CatalogDamaged.
             return steps.decode_row(rows[0]) if rows else None
 
     def _index_session(self, key: str, stamp: str) -> None:
         row = self._read_row(key)
         if row is not None and row.stamp == stamp:
             return  # another process was faster
-        if (row.stamp if row is not None else None) != self._known.get(key):
+        if (row.stamp if row is not None else None) != self._known_stamps.get(key):
             # Another process changed the row, perhaps with a newer stamp than ours.
             self.missed_keys.add(key)
             return
@@ -116,10 +116,10 @@ class Indexer:
             self._replace_row(key, row, SessionColumns(stamp=None, problem=str(error)))
         except NotIndexable as error:
             log_reports.warning("session %r: %s", key, error)
-            # Steps before the failure may have changed the row.
+            # Steps before the failure may have changed the row, so read it again.
             self._writer.flush()
-            retry_stamp = None if error.is_temporary else stamp
-            columns = SessionColumns(stamp=retry_stamp, problem=str(error))
+            new_stamp = None if error.is_temporary else stamp
+            columns = SessionColumns(stamp=new_stamp, problem=str(error))
             self._replace_row(key, self._read_row(key), columns)
 
     def _replace_row(self, key: str, row: CatalogRow | None, columns: SessionColumns) -> None:
@@ -134,7 +134,7 @@ class SessionReader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.has_log_stamps = isinstance(store, JSONLStore)
-        """Whether stamps show that a log has grown. Others only show that a session changed."""
+        """Whether stamps show that a log has only grown. Stamps of other stores show any change."""
         self._price = LazyPrices()
 
     def steps_to_current(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
@@ -170,7 +170,7 @@ class SessionReader:
                 known_row is None
                 or (
                     self._has_last_indexed_message(info, known_row, tail)
-                    # With a lower count, the store no longer has all messages of the catalog.
+                    # If `info.count` is lower, the store no longer has all messages of the catalog.
                     and info_before.count <= known_row.count + len(messages) <= info.count
                     and _keeps_owner(known_row, messages)
                 )
@@ -202,9 +202,8 @@ class SessionReader:
     ) -> list[Span]:
         """Return the ranges of visible seqs up to the last message that was read.
 
-        Old messages are not read again: the cost of an append must not depend on the length of the
-        history. Old messages are read again only if messages are damaged, or if the store does not
-        report the visible seqs.
+        Old messages are read again only if messages are damaged, or if the store does not report
+        the visible seqs. Otherwise the cost of an append would depend on the length of the history.
         """
         if known_row is None:
             return spans.from_seqs(message.seq for message in messages if not message.hidden)
@@ -324,7 +323,7 @@ class CatalogWriter:
                 usage_values = (*astuple(step.usage), self._price_list_version, session_id)
                 transaction.run("add_usage", usage_values)
             if step.columns is not None:
-                self._replace_row(transaction, session_id, step, step.columns)
+                self._write_columns(transaction, session_id, step, step.columns)
             else:
                 row_values = (step.messages[-1].seq, len(step.messages), session_id)
                 transaction.run("advance_row", row_values)
@@ -355,19 +354,19 @@ class CatalogWriter:
         messages = list(transaction.run("some_messages", (session_id, step.remove_count)))
 
         def read_added_tokens() -> list[MessageTokens]:
-            lines_by_id = [(id_, role, tokenizer.token_lines(text)) for id_, role, text in messages]
-            word_rows = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in lines_by_id]
+            token_rows = [(id_, role, tokenizer.token_lines(text)) for id_, role, text in messages]
+            word_rows = [(id_, role, lines, stem_marks(lines)) for id_, role, lines in token_rows]
             return _make_message_tokens(session_id, owner, word_rows)
 
         ids = [id_ for id_, _, _ in messages]
-        token_rows = DIALECTS[transaction.fulltext].tokens_to_remove(ids, read_added_tokens)
-        transaction.run_many("remove_words", token_rows)
+        values = DIALECTS[transaction.fulltext].tokens_to_remove(ids, read_added_tokens)
+        transaction.run_many("remove_words", values)
         id_rows = [(id_,) for id_ in ids]
         transaction.run_many("remove_said", id_rows)
         transaction.run_many("remove_message", id_rows)
         transaction.run("shrink_row", (len(id_rows), session_id))
 
-    def _replace_row(
+    def _write_columns(
         self, transaction: Transaction, session_id: int, step: Step, columns: SessionColumns
     ) -> None:
         meta, tokens = columns.meta, columns.tokens
@@ -418,7 +417,7 @@ class CatalogWriter:
 def _make_message_tokens(
     session_id: int, owner: str, messages: Sequence[tuple[int, str, tokenizer.TokenLines, str]]
 ) -> list[MessageTokens]:
-    """Return the tokens for the full-text index. `messages`: id, role, tokens, stems of each."""
+    """Return the tokens for the full-text index. `messages`: id, role, token lines and stems."""
     marks = session_mark(session_id) + (f" {owner_mark(owner)}" if owner else "")
     return [
         MessageTokens(id_, lines.parts, lines.extra_tokens, f"{marks} {role_mark(role)} {stems}")

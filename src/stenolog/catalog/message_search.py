@@ -114,7 +114,7 @@ class Search:
         )
 
     def find_best(self, limit: int, after: str | None) -> Hits:
-        """Return a page of matches: those of people and models first, then by BM25 and time."""
+        """Return a page of ranked matches. Texts that users and models wrote come first."""
         start = max(0, _decode_number(after, after)) if after is not None else 0
         match_page = self._newest_matches(MAX_RANKED, None)
         ranked_ids = [id_ for id_, _ in self._rank_matches(match_page)]
@@ -128,7 +128,7 @@ class Search:
         )
 
     def find_by_session(self, limit: int, start: int, size: int) -> SessionGroups:
-        """Return the best matches of each session, the session with the best match first."""
+        """Return up to `size` matches per session, the session with the best match first."""
         match_page = self._newest_matches(MAX_RANKED, None)
         ids_by_session: dict[int, list[int]] = {}
         for id_, session in self._rank_matches(match_page):
@@ -363,9 +363,9 @@ class CandidateSearch:
 
     def _visibility_of(self, session_id: int) -> "_Visibility":
         if session_id not in self._visibilities:
-            row = self._sessions[session_id]
+            session = self._sessions[session_id]
             self._visibilities[session_id] = _Visibility(
-                _decode_spans(row.visible_json), _decode_spans(row.withdrawn_json)
+                _decode_spans(session.visible_json), _decode_spans(session.withdrawn_json)
             )
         return self._visibilities[session_id]
 
@@ -383,7 +383,7 @@ class CandidateSearch:
     # --- selection ---------------------------------------------------------------------------
 
     def _find_newest(self, mark_groups: MarkGroups, limit: int, *, in_period: bool) -> list[int]:
-        """Return the ids of the newest messages of the owner with these marks, up to a limit.
+        """Return the ids of the owner's newest messages that have a mark of each group.
 
         `in_period`: return only messages of the requested period.
         """
@@ -453,8 +453,8 @@ class CandidateSearch:
         positions_to_read = []
         for session, seq in positions:
             visibility = self._visibility_of(session)
-            is_current = self._asking_session is not None and session == self._asking_session.id
-            is_visible = is_current and spans.contains(visibility.visible_spans, seq)
+            is_asking = self._asking_session is not None and session == self._asking_session.id
+            is_visible = is_asking and spans.contains(visibility.visible_spans, seq)
             if visibility.may_return(seq) and not is_visible:
                 positions_to_read.append((session, seq))
         values = (MAX_TEXT_LENGTH, json.dumps(positions_to_read))
@@ -517,11 +517,11 @@ def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snip
     shift = len(before) - start
     marks: list[tuple[int, int]] = []
     for position in positions:
-        first, last = max(position.start, start) + shift, min(position.end, end) + shift
-        if first < last and marks and first <= marks[-1][1]:
-            marks[-1] = (marks[-1][0], max(last, marks[-1][1]))
-        elif first < last:
-            marks.append((first, last))
+        mark_start, mark_end = max(position.start, start) + shift, min(position.end, end) + shift
+        if mark_start < mark_end and marks and mark_start <= marks[-1][1]:
+            marks[-1] = (marks[-1][0], max(mark_end, marks[-1][1]))
+        elif mark_start < mark_end:
+            marks.append((mark_start, mark_end))
     return Snippet(before + line + after, marks)
 
 
@@ -568,14 +568,14 @@ def _find_pairs(text: str, start: int, word: Word, tokens: set[str]) -> Iterator
 
 
 def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
-    """Return start and end of the first part of the text with the most different matches."""
+    """Return start and end of the first window with the most different matching tokens."""
     if len(text) <= width:
         return 0, len(text)
     best_count, start = -1, 0
     starts = [first.start for first in positions]
     for index, first in enumerate(positions):
-        end = bisect_left(starts, first.start + width - _MAX_CHARACTERS_BEFORE_MATCH)
-        token_sets = (position.tokens for position in positions[index:end])
+        end_index = bisect_left(starts, first.start + width - _MAX_CHARACTERS_BEFORE_MATCH)
+        token_sets = (position.tokens for position in positions[index:end_index])
         distinct_count = len(frozenset().union(*token_sets))
         if distinct_count > best_count:
             best_count, start = distinct_count, first.start

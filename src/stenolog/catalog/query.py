@@ -131,7 +131,7 @@ def _split_token_runs(tokens: Sequence[str], chars: set[str], *, is_prefix: bool
     for is_char, group in groupby(tokens, chars.__contains__):
         run = list(group)
         runs += [TokenRun([token]) for token in run] if is_char else [TokenRun(run)]
-    # In scripts without spaces, a token has at most two characters: no pair is a prefix.
+    # In scripts without spaces, no token is longer than a pair, so none is searched as a prefix.
     if is_prefix and not set(tokens[-1]) <= chars:
         runs[-1] = TokenRun(runs[-1].tokens, is_prefix=True)
     return runs
@@ -223,8 +223,8 @@ def _quote_tokens(tokens: Sequence[str]) -> str:
 
 # --- PostgreSQL ------------------------------------------------------------------------------
 # A tsquery finds the messages that have the words of a query in any order. The order is checked in
-# the stored tokens of these messages: a tsvector has no positions above 16,383, and at most 255
-# positions per word. Words of a query are always quoted, never operators.
+# the stored tokens of these messages, because a tsvector has no positions above 16,383, and at most
+# 255 positions per word. Words of a query are always quoted, never operators.
 
 
 _MAX_TSVECTOR_BYTES: Final = 1_000_000
@@ -248,10 +248,10 @@ _MAX_LEXEME: Final = 500
 
 
 class TSQuery:
-    """Dialect of PostgreSQL: a search is a tsquery, and conditions that it cannot express."""
+    """Dialect of PostgreSQL: a search is a tsquery plus conditions that no tsquery can express."""
 
     def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
-        """Return the tokens of each message as a tsvector, and as text in order."""
+        """Return the tokens of each message as a tsvector, and as a text that keeps their order."""
         return [(m.id, _make_vector(m), f" {m.parts} \n {m.extra_tokens} ") for m in messages]
 
     def tokens_to_remove(

@@ -47,9 +47,9 @@ def text_of(fields: Mapping[str, Any], parts: Iterable[Part] | None = None) -> s
     texts: list[str] = []
     last_texts: list[str] = []
     for part in read_message(fields) if parts is None else parts:
-        # Files come last: a title is made from the first words, which should be the user's own.
-        is_file = isinstance(part, FilePart | UnknownPart)
-        (last_texts if is_file else texts).extend(_texts_of_part(part))
+        # Files and unknown parts come last: a title should consist of the user's own words.
+        comes_last = isinstance(part, FilePart | UnknownPart)
+        (last_texts if comes_last else texts).extend(_texts_of_part(part))
     return replace_surrogates("\n".join(texts + last_texts)[:LONGEST_TEXT])
 
 
@@ -76,7 +76,7 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     if len(line) <= LONGEST_TITLE:
         return line
     cut_line = line[: LONGEST_TITLE - 1]
-    # Scripts without spaces have no word boundary to cut at.
+    # Cut at a space in the second half, if any: scripts without spaces have none.
     head, space, _ = cut_line.rpartition(" ")
     return (head if space and len(head) > LONGEST_TITLE // 2 else cut_line).rstrip(" ,;:.-") + "…"
 

@@ -180,8 +180,8 @@ def update_steps(
 ) -> Iterator[Step]:
     """Yield the steps that bring a row of the catalog up to date with the session's content."""
     info = content.info
-    # Reset a row without messages: its time is the time of its creation, which may be later than
-    # the times of imported messages.
+    # Reset a row without messages: its `last_message` is the time of its creation, which may be
+    # later than the times of imported messages.
     is_first_batch = row is not None and row.indexed == 0 and bool(content.messages)
     kept_row = None if content.has_all_messages or is_first_batch else row
     reset_to = info.uid, info.generation, info.archived
@@ -222,7 +222,7 @@ def _adding_steps(
     info = content.info
     fork_seq = fork_seq_of(info)
     prompt, last_seq, tokens = (row.prompt, row.indexed, row.tokens) if row else ("", 0, 0)
-    # A process that was stopped may not have stored the session's prompt.
+    # If a process was stopped before the last step, the row may lack the prompt of its messages.
     is_partial = row is not None and (not row.listed or row.stamp is None)
     ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
     groups = list(_split_messages(content.messages)) or [()]

@@ -36,7 +36,7 @@ MAX_TOKEN_LENGTH: Final = 64
 _MAX_PARTS: Final = 12
 """A name with more parts is regarded as encoded data and not split."""
 _MAX_DIGIT_RUNS: Final = 4
-"""A name with more runs of digits and of non-digits between underscores is not split at digits."""
+"""Text between underscores with more runs of digits and of non-digits is not split at digits."""
 
 _MAX_NAME_LENGTH: Final = 256
 """Maximum number of characters of a name; the rest is ignored."""
@@ -146,7 +146,7 @@ def token_lines(text: str) -> TokenLines:
 def split_words(text: str) -> list[Word]:
     """Return the words of a text or a query."""
     runs = [run.split() for run in text.translate(_replacements).split(" ")]
-    return [_join_words([_word_cache[name] for name in run]) for run in runs if run]
+    return [_join_names([_word_cache[name] for name in run]) for run in runs if run]
 
 
 def split_names(text: str) -> list[str]:
@@ -166,7 +166,7 @@ def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
             start += len(run)
 
 
-def _tokenize_word(text: str) -> Word:
+def _tokenize_name(text: str) -> Word:
     """Split a name into its tokens (see the module docstring)."""
     if text.isascii() and text.isalpha() and text.islower():
         return _make_word([text[:MAX_TOKEN_LENGTH]], [], [])
@@ -188,10 +188,10 @@ def _tokenize_word(text: str) -> Word:
     return _make_word(parts, joined_tokens if joined_tokens != parts else [], chars)
 
 
-_word_cache: Final = BoundedCache(_tokenize_word)
+_word_cache: Final = BoundedCache(_tokenize_name)
 
 
-def _join_words(names: Sequence[Word]) -> Word:
+def _join_names(names: Sequence[Word]) -> Word:
     """Join the names of a word such as `a.b/c-d`, which has signs between its names."""
     if len(names) == 1:
         return names[0]
@@ -221,7 +221,7 @@ def _make_word(parts: list[str], joined_tokens: list[str], chars: list[str]) -> 
 
 
 def _split_name(name: str) -> list[str]:
-    """Split a name at underscores, changes of case, and digits."""
+    """Split a name at underscores, changes of case and digits, and fold the case of the parts."""
     name = name[:_MAX_NAME_LENGTH]
     runs_of_name: list[str] = []
     for word in name.split("_"):
@@ -234,7 +234,7 @@ def _split_name(name: str) -> list[str]:
 
 
 def _split_case(run: str) -> list[str]:
-    """Split a name where capital letters start a word: `HTTPServer` gives HTTP, Server."""
+    """Split a name where capital letters start a word: `HTTPServer` in two, `URLs` not at all."""
     if run.islower() or run.isupper():
         return [run]
     starts = [0]
@@ -268,8 +268,8 @@ def _fold_case(text: str) -> str:
 def normalize(form: Literal["NFKC", "NFKD"], text: str) -> str:
     """Normalize a text in linear time, with the result of `unicodedata.normalize`.
 
-    Python sorts the combining marks after a letter by insertion. Sorting 100,000 marks takes half a
-    minute, and blocks all other threads. Long runs of marks are therefore sorted first.
+    Python sorts the combining marks after a letter with an insertion sort. Sorting 100,000 marks
+    takes half a minute and blocks all other threads. Long runs of marks are therefore sorted first.
     """
     sorted_text = _LONG_MARKS.sub(_sort_marks, text)  # guard: linear-normalization
     return unicodedata.normalize(form, sorted_text)
@@ -446,7 +446,7 @@ def _restore_base(head: str) -> str:
 
 
 def _normalize_ending(word: str) -> str:
-    """Remove `-er` of agent nouns, `-ate` and a mute e; replace ll by l, and y by i."""
+    """Remove `-er` of agent nouns, `-ate` and a silent e; replace ll by l, and y by i."""
     if len(word) > 6 and _AGENT_NOUN_ENDING.search(word):
         word = _restore_base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):

@@ -53,8 +53,8 @@ class Context:
     `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
     without a model, summaries quote the messages. `complete_limits`: limits of the model
     `complete`, if different from `limits`. `on_event` is called after each summary; its errors are
-    logged. `catalog`: keeps the token counts that the provider of `model` reports, for the next
-    run. Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
+    logged. `catalog`: stores the calibration of the token counts of `model` for the next run.
+    Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
     """
 
     def __init__(
@@ -238,9 +238,9 @@ class Context:
         plan = self._make_plan(view, trigger, limits, memory, overfull=overfull)
         if plan is None:
             return None
-        limits, tokens = self._complete_limits or limits, self.tokens
+        writer_limits, tokens = self._complete_limits or limits, self.tokens
         report = apply_plan(
-            self.store, key, plan, complete=self._complete, limits=limits, tokens=tokens
+            self.store, key, plan, complete=self._complete, limits=writer_limits, tokens=tokens
         )
         if report is not None and self._on_event is not None:
             try:
@@ -261,13 +261,13 @@ class Context:
         if view is None:
             return None
         tokens, info = self.tokens, view.info
-        head_message = {"role": "system", "content": f"{self._system}\n\n{memory}"}
+        system_message = {"role": "system", "content": f"{self._system}\n\n{memory}"}
         return plan_summary(
             view.messages,
             summary=info.summary,
             floor=info.floor,
             uid=info.uid,
-            fixed=tokens.tools(self._tools) + tokens.message(head_message),
+            fixed=tokens.tools(self._tools) + tokens.message(system_message),
             limits=limits,
             needs=self._needs,
             tokens=tokens,
@@ -296,7 +296,7 @@ class Attempt(Struct, eq=False):
     _limits: Limits
     window: Window
     _stated_limit: int | None = None
-    _tries_left: int = MAX_RETRIES
+    _retries_left: int = MAX_RETRIES
 
     def shorten(self, error: Exception) -> bool:
         """Replace `window` by a shorter window if the request was too long; otherwise return False.
@@ -306,9 +306,9 @@ class Attempt(Struct, eq=False):
         overflow = read_overflow(error)
         if overflow is None:
             return False
-        if self._tries_left == 0:
+        if self._retries_left == 0:
             raise _retries_exhausted_error(self.window, overflow) from error
-        self._tries_left -= 1
+        self._retries_left -= 1
         self._limits = _reduce_limits(self._limits, self.window, overflow)
         if overflow.limit is not None:
             usable_tokens = int(overflow.limit * _STATED_LIMIT_SHARE)

@@ -91,7 +91,7 @@ def to_request_messages(
 def _order_by_answers(
     stored_messages: Sequence[tuple[Body, int | None]],
 ) -> list[tuple[Body, int | None]]:
-    """Move each user message that the next answer did not see to a place after the answer.
+    """If the next answer has not seen a user message, move the message after that answer.
 
     A message that was stored while an answer was being written precedes the answer in the log.
     Without the move, a model would consider the message answered.
@@ -172,7 +172,7 @@ class _MessageArranger:
         """Return `id`, or a similar id if another call of the request already has `id`."""
         unique_id = id
         while unique_id in self._ids:
-            # Count on from the last suffix, because a model may use one id for all its calls.
+            # Continue after the last suffix, because a model may use one id for all its calls.
             self._repeat_counts[id] += 1
             unique_id = f"{id}_{self._repeat_counts[id] + 1}"
         self._ids.add(unique_id)
@@ -251,7 +251,7 @@ class _MessageArranger:
 
 
 def _combine_content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[str]) -> Body:
-    """Return the content and the calls of an assistant message."""
+    """Return the fields `content` and `tool_calls` of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
     if not calls[0].in_content:

@@ -1,4 +1,4 @@
-"""Plans and writes a summary: one checkpoint, and one event that reports the summary.
+"""Plans a summary, stores it as a checkpoint, and reports it.
 
 An undone summary is recognized by the session's meta field `compacted`. Before each checkpoint,
 `compacted` is set to the seq up to which the checkpoint will hide messages. The checkpoint raises
@@ -244,7 +244,7 @@ def _make_checkpoint(
 
 
 def _is_as_planned(info: SessionInfo, visible_spans: Sequence[Span], plan: SummaryPlan) -> bool:
-    """Return whether the visible messages up to `plan.upto` are exactly the planned messages."""
+    """Return whether the session still has the floor, summary and messages of the plan."""
     planned_seqs = [message.seq for message in plan.messages]
     return (
         (info.floor, info.summary) == (plan.expect_floor, plan.summary)
@@ -275,7 +275,7 @@ def _last_summarized_seq(info: SessionInfo) -> int:
 
 
 def _restore_meta(store: Store, key: str, info: SessionInfo, visible_spans: Sequence[Span]) -> bool:
-    """Try to restore the meta after a failed summary; False if the session is gone or replaced."""
+    """Try to restore the meta after a failed summary. Return whether the session still exists."""
     with suppress(StenologError):
         current_info = find_info(store, key)
         if current_info is None:

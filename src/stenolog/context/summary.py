@@ -116,9 +116,9 @@ def parse_summary(text: str) -> Summary:
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
         if heading in name_by_title:
             section = name_by_title[heading]
-        elif text := line.strip().removeprefix("- ").strip():
+        elif line_text := line.strip().removeprefix("- ").strip():
             # Long lines are wrapped, not cut: text from another source is kept in full.
-            sections[section] += textwrap.wrap(text, MAX_LINE_CHARACTERS)
+            sections[section] += textwrap.wrap(line_text, MAX_LINE_CHARACTERS)
     last_state = _clean_line(" ".join(sections.pop("last_state")))
     return Summary(
         last_state=last_state, **{name: _distinct_lines(lines) for name, lines in sections.items()}
@@ -226,7 +226,7 @@ MAX_MODEL_CALLS: Final = 20
 If the calls are not enough, the oldest messages are only quoted.
 """
 _MIN_PROMPT_TOKENS: Final = 256
-"""Limit of prompt tokens that is not halved again; after a rejection, the model is given up."""
+"""If a prompt of at most this many tokens is rejected as too long, the model is given up."""
 
 
 class SummaryWriter:

@@ -351,7 +351,7 @@ class _TurnShortener:
             partial(self._shorten_messages, older_indexes, elide_text),
             partial(self._cut_results, newest_indexes, min_tokens=0),
             partial(self._shorten_messages, newest_indexes, elide_text),
-            self._leave_out_calls,
+            self._leave_out_messages,
             partial(self._shorten_messages, range(len(self.entries)), _without_thinking),
         ]
         for step in steps:
@@ -391,7 +391,7 @@ class _TurnShortener:
             if self.token_counts[index] <= max_tokens:
                 return
 
-    def _leave_out_calls(self, budget: int) -> None:
+    def _leave_out_messages(self, budget: int) -> None:
         """Leave out messages, oldest first, and calls only together with their results.
 
         A user message at the start of the turn goes last. The newest user message and the end of

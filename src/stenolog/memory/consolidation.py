@@ -11,12 +11,12 @@ synced before they are read, so that a power failure cannot remove messages and 
 
 No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
 of the turn, and the kind of the notes. The boundaries of turns do not depend on later messages (see
-`transcript`). If a turn is repeated, after a kill or by another process, its idempotency keys are
-the same, even if the model answers differently or the turns are grouped differently. An idempotency
-key therefore belongs to a turn, not to the group of turns of one model call. A store remembers the
-idempotency keys of at least its last thousand messages, and a group of turns writes fewer messages.
-Even if the store forgets a key, the note gets the same id and counts as the same note, because ids
-are derived from keys.
+`transcript`). If a turn is processed again, after a kill or by another process, its idempotency
+keys are the same, even if the model answers differently or the turns are grouped differently. This
+works because an idempotency key belongs to a turn, not to the group of turns of one model call. A
+store remembers the idempotency keys of at least its last thousand messages, and a group of turns
+writes fewer messages. Even if the store forgets a key, the note gets the same id and counts as the
+same note, because ids are derived from keys.
 
 If the model fails, a later run asks again, with increasing delays. Until the model answers, no
 notes are written, because the idempotency keys would preserve a poor entry permanently. The number
@@ -150,10 +150,10 @@ class ConsolidationProgress:
     def move_mark(self, uid: str, seq: int, usage: SideUsage | None = None) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
-        The progress mark does not move backwards. If two calls run at the same time, the lower seq
-        may be stored. In that case some turns are read again, but their idempotency keys prevent
-        duplicate notes. Raises the errors of the store. `usage`: token counts of model calls since
-        the last write, which this call stores and clears.
+        The progress mark does not move backwards, except if two calls run at the same time. In that
+        case some turns are read again, but their idempotency keys prevent duplicate notes. Raises
+        the errors of the store. `usage`: token counts of model calls since the last write, which
+        this call stores and clears.
         """
         if seq > self.read_mark(uid).seq:
             self._write_fields(uid, usage, seq=seq, attempts=None, retry_at=None)
@@ -249,7 +249,7 @@ class Consolidator(Struct, eq=False):
     def _read_turns(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_Run | None":
-        """Return the next turns to consolidate, or None if the session does not exist.
+        """Return a run with the next turns to consolidate; None if the session does not exist.
 
         `limit`: maximum number of turns. `upto`: last seq to read.
         """
@@ -271,7 +271,7 @@ class Consolidator(Struct, eq=False):
         return _Run(
             info=info,
             mark=mark,
-            # Choose the scope after the read: messages with a second sender change the scope.
+            # Choose the scope after the read: a message of a second sender changes the scope.
             scope=(self.scope_of or partial(own_scope, agent=self.agent))(key),
             new_turns=[turn for turn in parsed_turns if turn is not None],
             last_seq=turns[-1][-1].seq if turns else mark.seq,
@@ -325,7 +325,7 @@ class Consolidator(Struct, eq=False):
             attempts, turns = 0, turns[len(batch) :]
             single_count = max(single_count - 1, 0)
             run.waiting = len(turns) + run.later_turn_count
-        # The last turns may have no content to note.
+        # The last turns may have no content to note, so the mark moves past them here.
         if self._session_exists(run):
             self.progress.move_mark(uid, run.last_seq, run.usage)
 
@@ -396,7 +396,7 @@ class Consolidator(Struct, eq=False):
     def _reread_turns(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq; None if the session was deleted."""
         if self.complete is None:
-            # Without a model, no time has passed since the turns were read.
+            # Without a model call, hardly any time has passed, so the turns are not read again.
             return {turn.last_seq: turn for turn in batch} if self._session_exists(run) else None
         new_run = self._read_turns(run.info.key, upto=batch[-1].last_seq)
         if new_run is None or new_run.info.uid != run.info.uid:
@@ -465,8 +465,8 @@ def _write_turns(
             at=turn.at,
         )
         # The seq of its last message identifies a turn, see the start of this module.
-        once = f"{run.info.uid}:{turn.last_seq}:daily"
-        run.daily += len(notes.add(run.scope, [draft], once=once))
+        idempotency_key = f"{run.info.uid}:{turn.last_seq}:daily"
+        run.daily += len(notes.add(run.scope, [draft], once=idempotency_key))
         known_facts = _write_facts(run, notes, turn, answer, known_facts)
 
 
@@ -488,7 +488,7 @@ def _write_facts(
     supported = [fact for fact in extracted.facts if is_supported(fact, turn.user_texts, quotes)]
     run.rejected += extracted.malformed + len(extracted.facts) - len(supported)
     drafts = make_drafts(
-        # A model may assemble a secret from parts of the text.
+        # A model may assemble a secret from parts of the text, so redact its answer, too.
         [
             replace(
                 fact,

@@ -31,10 +31,10 @@ def _word_set(words: str) -> frozenset[str]:
 
 
 MIN_WORD_LETTERS: Final = 3
-"""Minimum letters of a one-word quote ("no" occurs everywhere), and of a word with other forms."""
+"""Minimum letters of a one-word quote ("no" occurs everywhere). Shorter words have no forms."""
 
 _SAME_START_LETTERS: Final = 4
-"""Number of first letters that two forms of a word share; a shorter form must match fully."""
+"""Number of first letters that two forms of a word share; a shorter form must be a prefix."""
 
 # In scripts without spaces, each character counts as a word.
 _WORD: Final = lazy_pattern(
@@ -113,7 +113,7 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
     parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _split_words_and_stops(part))]
     if not parts or any(len(part) == 1 and len(part[0]) < MIN_WORD_LETTERS for part in parts):
         return False
-    # The user may have written the dots of the quote.
+    # The user may have written the dots of the quote, so look for the whole quote first.
     said_texts, whole_quote = list(texts), _split_words_and_stops(quote)
     if any(_contains_in_order(_split_words_and_stops(text), [whole_quote]) for text in said_texts):
         return True
@@ -144,8 +144,8 @@ def shares_enough_words(fact: str, texts: Iterable[str]) -> bool:
 def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     """Return the significant words after "is", "called" or "to" that the user did not say.
 
-    "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. The
-    function recognizes only English words before a value.
+    "The bank is evilbank" and "send it to mallory" do harm without a capital letter, too. Only
+    English words before a value are recognized.
     """
     values = _find_introduced_values(fact)
     if not values:
@@ -171,7 +171,7 @@ def _find_introduced_values(fact: str) -> list[str]:
 
 
 def _stem(word: str) -> str:
-    """Return the common start of the forms of a word."""
+    """Return the common prefix of the forms of a word."""
     return word[: min(max(_SAME_START_LETTERS, len(word) - _MAX_ENDING_LETTERS), _MAX_STEM_LETTERS)]
 
 
@@ -282,7 +282,7 @@ def unsupported_details(text: str, user_texts: Iterable[str]) -> list[str]:
         address = match[0].lstrip(_LEADING_PUNCTUATION).rstrip(_TRAILING_PUNCTUATION)
         if not any(_contains_address(address, said_text) for said_text in said_texts):
             missing_details.append(address)
-    # The parts of an address were checked with the address.
+    # The parts of an address were checked with the address, so replace it by commas.
     checked_text = _ADDRESS_PATTERN.sub(lambda match: "," * len(match[0]), checked_text)
     known_numbers = {number for said_text in said_texts for number in _find_numbers(said_text)}
     missing_details += [
@@ -314,8 +314,8 @@ def _find_numbers(text: str) -> Iterator[str]:
 def _find_names(text: str) -> Iterator[str]:
     """Yield the words that look like names because of their capital letters.
 
-    The first word of a sentence always has a capital letter. The first word is a name if a verb or
-    a comma follows: "Ann is a friend", but not "Likes tea".
+    The first word of a sentence always has a capital letter, so it counts as a name only if, for
+    example, a verb or a comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _NAME_SENTENCE_END.split(text):
         word_matches = list(_LETTER_WORD.finditer(sentence))
@@ -344,11 +344,11 @@ def _find_words(text: str) -> Iterator[str]:
         yield from re.split(r"['’-]", folded)
 
 
-def _is_known_name(name: str, known_names: set[str]) -> bool:
+def _is_known_name(name: str, known_words: set[str]) -> bool:
     """Whether the user said a name, in this form or with another ending."""
     folded = name.casefold()
     name_without_s = folded.removesuffix("'s").removesuffix("’s")
-    if folded in known_names or name_without_s in known_names:
+    if folded in known_words or name_without_s in known_words:
         return True
     # Accept another ending, as in Berlin and Berliner. Short words must match exactly.
     return any(
@@ -356,5 +356,5 @@ def _is_known_name(name: str, known_names: set[str]) -> bool:
         and len(name_without_s) > 3
         and abs(len(word) - len(name_without_s)) <= 2
         and (word.startswith(name_without_s) or name_without_s.startswith(word))
-        for word in known_names
+        for word in known_words
     )

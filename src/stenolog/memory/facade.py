@@ -28,7 +28,7 @@ DEFAULT_AGENT: Final = "main"
 """Name of the default agent of a workspace."""
 
 HALF_LIFE_DAYS: Final = 30.0
-"""Default age in days at which recall applies half of the maximum reduction by age."""
+"""Default age in days at which half of the maximum score reduction by age applies."""
 RECALL_TOKENS: Final = 1_500
 """Default maximum tokens of a recalled block."""
 
@@ -157,7 +157,7 @@ class Memory:
         about: str = "",
         kind: Kind = "core",
     ) -> Note:
-        """Add a note; secrets in its text are removed. Raises UsageError if the text is empty.
+        """Add a note; secrets in its text are redacted. Raises UsageError if the text is empty.
 
         A core note supersedes core notes with the same `about`.
         """

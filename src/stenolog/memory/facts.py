@@ -156,7 +156,7 @@ def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     facts = [fact for item in checked_items if (fact := _parse_fact(item)) is not None]
     daily = _to_single_line(item.get("daily"))
     return ExtractedFacts(
-        # The smallest models copy the dots of the example in the prompt.
+        # The smallest models copy the dots of the example, so drop an entry without words.
         daily=daily[:MAX_DAILY_CHARACTERS] if words(daily) else "",
         facts=tuple(facts),
         malformed=len(checked_items) - len(facts),
@@ -241,10 +241,10 @@ def make_drafts(
 ) -> list[Draft]:
     """Return drafts of the new facts, each with the notes that it replaces.
 
-    `known_notes`: the core notes in force. `at`: the time of the statement. If a known note with
-    the same subject is newer, the fact is outdated and left out, because old sessions may be read
-    late. Two facts of one turn never replace each other, even with the same subject: a user rarely
-    contradicts himself within a turn, but often names two things.
+    `known_notes`: the core notes in force. `at`: the time of the statement. Old sessions may be
+    read late, so a fact is left out if a known note with the same subject is newer. Two facts of
+    one turn never replace each other, even with the same subject: a user rarely contradicts himself
+    within a turn, but often names two things.
     """
     drafts: list[Draft] = []
     known_texts = {_comparison_key(note.text) for note in known_notes}

@@ -54,8 +54,8 @@ class WordIndex:
                 self._add_note(self._unfinished_note)
             for id in notes.keys() - self._indexed_ids:
                 self._add_note(notes[id])
-            for word in question_stems:
-                ids = self._ids_by_stem.get(word, [])
+            for stem in question_stems:
+                ids = self._ids_by_stem.get(stem, [])
                 weight = math.log(1 + len(self._indexed_ids) / (len(ids) + 0.5))
                 for id in ids[-MAX_NOTES_PER_WORD:]:
                     weights[id] = weights.get(id, 0.0) + weight
@@ -64,11 +64,11 @@ class WordIndex:
     def _add_note(self, note: Note) -> None:
         """Add a note to the index.
 
-        After an interruption, the next call adds the same note again first.
+        If Ctrl-C interrupts this method, the next `weigh` adds the note again.
         """
         self._unfinished_note = note
-        for word in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
-            ids = self._ids_by_stem.setdefault(sys.intern(word), [])
+        for stem in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
+            ids = self._ids_by_stem.setdefault(sys.intern(stem), [])
             if ids[-1:] != [note.id]:  # an interrupted attempt may have added the id
                 ids.append(note.id)
         self._indexed_ids.add(note.id)
@@ -84,7 +84,7 @@ MAX_NOTES: Final = 100_000
 
 
 class CachedNotes(Struct, frozen=True, kw_only=True):
-    """The notes of a scope, and what was read of the scope's session in the notes store."""
+    """The notes of a scope, and how much of its session in the notes store was read."""
 
     state: NoteState
     word_index: WordIndex
@@ -111,12 +111,12 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
         )
 
     def is_current(self, info: SessionInfo) -> bool:
-        """Whether a session has not changed since it was read, except for new messages."""
+        """Whether new messages are the only change of the session since it was read."""
         return (
             (info.uid, info.generation) == (self.uid, self.generation)
             and info.count == self.message_count + info.last_seq - self.last_seq
             and spans.clipped(info.visible_spans, 1, self.last_seq) == list(self.visible_spans)
-            # A store may omit `visible_spans`.
+            # If a store omits `visible_spans`, a change cannot be ruled out.
             and spans.size(info.visible_spans) == info.visible
         )
 
@@ -146,11 +146,11 @@ class NoteCache:
             info = self._store.info(key)
         except NoSuchSession:
             return empty_notes
-        unread_notes = replace(empty_notes, uid=info.uid, generation=info.generation)
+        initial_notes = replace(empty_notes, uid=info.uid, generation=info.generation)
         if cached is not None and (cached.uid, cached.generation) == (info.uid, info.generation):
-            # No message was purged, so the stems of the notes are the same.
-            unread_notes = replace(unread_notes, word_index=cached.word_index)
-        return self._add_new_messages(unread_notes, key)[0]
+            # No message was purged, so the word index is still valid.
+            initial_notes = replace(initial_notes, word_index=cached.word_index)
+        return self._add_new_messages(initial_notes, key)[0]
 
     def _add_new_messages(self, cached: CachedNotes, key: str) -> tuple[CachedNotes, bool]:
         """Return `cached` with all newer messages, and whether the result is current.

@@ -108,9 +108,11 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
         superseded_ids = (item.id,) if item.id else ()
         draft = Draft(kind=item.kind, text=item.text, about=item.about, supersedes=superseded_ids)
         content, note = _content_of(item), notes_by_id.get(item.id)
-        once = _idempotency_key(page, draft)
-        # An edit that was imported before is done, even if the note has changed since.
-        is_imported = once is not None and make_batch_name(once) in notes_by_id
+        idempotency_key = _idempotency_key(page, draft)
+        # An edit that was imported before is skipped, even if the note has changed since.
+        is_imported = (
+            idempotency_key is not None and make_batch_name(idempotency_key) in notes_by_id
+        )
         if is_imported or content == _current_content(note, notes_by_id):
             continue
         if not item.id:
@@ -275,7 +277,7 @@ class _PageParser:
 
     def __init__(self) -> None:
         self._scope: Scope | None = None
-        self._export = ""
+        self._export_name = ""
         self._exported_ids: list[str] = []
         self._items: list[tuple[Kind, str, int, list[str]]] = []
         self._kind: Kind | None = None
@@ -320,7 +322,7 @@ class _PageParser:
             )
         first, *rest = self._comment
         if export_match := _EXPORT_LINE.match(first):
-            self._export = export_match[2]
+            self._export_name = export_match[2]
             try:
                 self._scope = scope_from_key(unquote(export_match[1]))
             except InvalidKey as error:
@@ -328,7 +330,7 @@ class _PageParser:
                     f"the first comment of the page has an invalid scope: {error}"
                 ) from error
         elif first == _ID_LIST_START:
-            self._exported_ids += [name for name in rest if name != "-->"]
+            self._exported_ids += [id for id in rest if id != "-->"]
         self._comment = []
 
     def _add_item(self, line_number: int, match: re.Match[str]) -> None:
@@ -355,7 +357,7 @@ class _PageParser:
                 )
         return Page(
             scope=self._scope,
-            export_name=self._export,
+            export_name=self._export_name,
             exported_ids=frozenset(self._exported_ids),
             items=items,
         )

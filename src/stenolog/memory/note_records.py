@@ -252,7 +252,7 @@ class NoteState:
     @cached_property
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first. Superseded notes name their successor."""
-        last_mixed = self._last_mixed_seq
+        last_mixed_seq = self._last_mixed_seq
         notes = [
             replace(note, superseded=successor.at, superseded_by=successor.id)
             if note.id in self._superseding_ids
@@ -260,19 +260,19 @@ class NoteState:
             else note
             for note in self._listed_notes
         ]
-        if last_mixed:
+        if last_mixed_seq:
             notes = [
-                replace(note, mixed=True) if self.records[note.id].seq <= last_mixed else note
+                replace(note, mixed=True) if self.records[note.id].seq <= last_mixed_seq else note
                 for note in notes
             ]
         return _supersede_same_subject(notes)
 
     @property
     def _last_mixed_seq(self) -> int:
-        """Last seq that another session wrote to the scope of this session, or 0.
+        """Last seq that another session wrote to the scope of a session, or 0.
 
-        It is unknown which sessions wrote the notes up to this seq, and which notes these sessions
-        were shown.
+        It is unknown which sessions wrote or were shown the notes up to this seq, so these notes
+        count as mixed.
         """
         if self._scope.of == "sender":
             return 0

@@ -148,7 +148,7 @@ class Notes:
             trashed = self._store.delete(scope.key)
         except NoSuchSession:
             return
-        # Another process may have added a note between the two calls.
+        # Another process may have added a note between the two calls; then restore the scope.
         if trashed.count or not isinstance(self._store, PurgingStore):
             self._store.restore(scope.key, uid=trashed.uid)
         else:
@@ -216,7 +216,7 @@ class Notes:
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
-                with suppress(InvalidKey):  # some keys are not the key of a scope
+                with suppress(InvalidKey):  # progress marks have other keys
                     scopes.append(scope_from_key(key))
         return scopes
 

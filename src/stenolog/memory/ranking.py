@@ -3,7 +3,8 @@
 The score is BM25 over stems. A message is scored together with up to two messages before it and two
 after it, because an answer often shares no word with its question. Age reduces the score by at most
 half; the score of a core fact does not depend on age. If the question names a time, candidates of
-other times score much lower, except core facts. A question with only a time excludes them all.
+other times score much lower, except core facts. If the question has no other words, all candidates
+of other times are excluded.
 """
 
 import math

@@ -135,7 +135,7 @@ def _find_note_candidates(question: Question, notes: Notes | None, scope: Scope)
 def _find_message_candidates(
     question: Question, catalog: Catalog | None, scope: Scope, exclude_session: str | None
 ) -> tuple[list[Candidate], Candidates]:
-    """Return the messages of the scope that may be relevant, as candidates and as found."""
+    """Return the messages of the scope as candidates for ranking, and the catalog's result."""
     if catalog is None:
         return [], NO_HITS
     period = question.period
@@ -273,7 +273,7 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT_CHARACTERS
 
 
 def _find_best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Return the start of the first part of the text with the most distinct stems."""
+    """Return the start of the first window of the text with the most distinct stems."""
     best_count, start = 0, 0
     for first, _ in matches:
         in_window = (stems for other, stems in matches if first <= other < first + width)

@@ -37,7 +37,7 @@ from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
 _MAX_END_CHARACTERS: Final = 100_000
-"""Number of characters that are used at the start and at the end of a long text."""
+"""Maximum number of characters that are kept at each end of a long text."""
 
 _MAX_CHARS: Final = {"user": 4_000, "assistant": 2_000}
 """Maximum number of characters that are shown per message, by role."""
@@ -122,13 +122,13 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     lines: list[Line] = []
     seqs: list[int] = []
     redacted = 0
-    user_messages = remaining_user_messages = 0
+    user_message_count = kept_user_message_count = 0
     for message in messages:
         fields = message.to_dict()
-        user_messages += has_text(fields)
+        user_message_count += has_text(fields)
         if is_withdrawn(message, info):
             continue
-        remaining_user_messages += has_text(fields)
+        kept_user_message_count += has_text(fields)
         seqs.append(message.seq)
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
@@ -140,7 +140,7 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
             redacted += redacted_text.count
             if redacted_text.text.strip():
                 lines.append(Line(role, redacted_text.text.strip()))  # guard: notes-redacted
-    if not lines or (user_messages and not remaining_user_messages):
+    if not lines or (user_message_count and not kept_user_message_count):
         return None
     first, last = messages[0], messages[-1]
     return Turn(

@@ -365,7 +365,7 @@ def test_slow_refresh_does_not_remove_a_restored_session(tmp_path: Path) -> None
         catalog.refresh()
         store.delete("telegram:1")
         slow = _slow(catalog)
-        gone = slow._known.keys() - store.stamps().keys()
+        gone = slow._known_stamps.keys() - store.stamps().keys()
         store.restore("telegram:1")
         catalog.refresh()
         slow.remove_sessions(gone)
