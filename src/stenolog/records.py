@@ -330,7 +330,8 @@ def decode_object(payload: bytes | Raw) -> dict[str, Any]:
 
 def timestamp(moment: datetime) -> str:
     """Return a time in stored form: UTC with microseconds and `Z`."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    # Use isoformat, because strftime omits the leading zeros of early years.
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class SessionInfo(Struct, frozen=True, kw_only=True):

@@ -119,6 +119,7 @@ def test_time_of_a_message_is_utc_with_microseconds() -> None:
     elsewhere = moment.astimezone(timezone(timedelta(hours=5, minutes=30)))
     assert timestamp(elsewhere) == AT
     assert timestamp(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000000Z"
+    assert timestamp(datetime(1, 2, 3, tzinfo=UTC)) == "0001-02-03T00:00:00.000000Z"
 
 
 def test_repr_of_a_message_is_short_and_has_its_seq() -> None:

@@ -196,7 +196,9 @@ class StreamedAnswer:
         calls: dict[str, dict[str, Any]] = {}
         for _, call in sorted(self._calls.items()):
             if call.name:
-                id = call.id if call.id and call.id not in calls else f"call_{call.index}"
+                id = call.id or f"call_{call.index}"
+                while id in calls:
+                    id = f"{id}_{call.index}"
                 function = {"name": call.name, "arguments": self._arguments[call.index].text}
                 calls[id] = {**call.extra, "id": id, "type": "function", "function": function}
         return list(calls.values())

@@ -1,5 +1,6 @@
 """Checks and encoding of the arguments of store calls, shared by all stores."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -72,6 +73,17 @@ def check_text(**texts: str | None) -> None:
                 text.encode()
         except (AttributeError, UnicodeEncodeError):
             raise UsageError(f"{name} must be text that UTF-8 can encode, not {text!r}") from None
+
+
+def check_lease_times(ttl: float, wait: float | None) -> None:
+    """Raise UsageError unless the arguments are valid durations in seconds."""
+    for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise UsageError(f"{name} must be a number of seconds, not {seconds!r}")
+        if not seconds >= 0:
+            raise UsageError(f"{name} must be 0 seconds or more, not {seconds!r}")
+    if not 0 < ttl < math.inf:
+        raise UsageError(f"ttl must be greater than 0 and finite, not {ttl!r}")
 
 
 # --- appends ---------------------------------------------------------------------------------

@@ -25,9 +25,8 @@ from msgspec import Struct, field
 from stenolog.codec import check_key
 from stenolog.errors import StoreBusy, StoreClosed, copy_error
 from stenolog.records import Message
-from stenolog.stores.arguments import check_store
+from stenolog.stores.arguments import check_lease_times, check_store
 from stenolog.stores.base import Append, BusyTimeoutStore, GroupStore, Lease, Store, find_info
-from stenolog.stores.state import check_lease_times
 
 MAX_THREADS: Final = 32
 """Maximum number of calls that run at once; followers have their own threads and do not count."""

@@ -36,7 +36,14 @@ from stenolog.records import (
     UndoResult,
 )
 from stenolog.stores import spans
-from stenolog.stores.arguments import check_count, check_int, check_optional_int, encode_messages
+from stenolog.stores.arguments import (
+    check_count,
+    check_int,
+    check_lease_times,
+    check_optional_int,
+    check_text,
+    encode_messages,
+)
 from stenolog.stores.base import DeletedSession, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
@@ -484,10 +491,8 @@ class InMemoryStore:
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
         """Acquire the lease for a turn in this session: one holder at a time."""
-        wait = BUSY_TIMEOUT_SECONDS if wait is None else wait
-        if not (0 < ttl < inf and wait >= 0):
-            raise errors.UsageError(f"ttl and wait must be seconds, not {ttl} and {wait}")
-        deadline = monotonic() + wait
+        check_lease_times(ttl, wait)
+        deadline = monotonic() + (BUSY_TIMEOUT_SECONDS if wait is None else wait)
         with self._session_to_change(key, must_exist=True):
             while (current_lease := self._leases.get(key)) is not None and not current_lease.lost:
                 if (remaining := deadline - monotonic()) <= 0:
@@ -577,6 +582,7 @@ class InMemoryStore:
     ) -> list[str]:
         """Return the session keys in byte order, which is the order of their code points."""
         check_count(limit=limit)
+        check_text(prefix=prefix, after=after)
         with self._locked_store():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
             return [key for key in keys if after is None or key > after][:limit]

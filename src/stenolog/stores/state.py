@@ -4,7 +4,6 @@
 None if the call changes nothing. This module reads and writes no files.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -383,23 +382,14 @@ def describe_remaining(
 def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence about each file from which the session with this meta was imported."""
     receipts = meta.get("imported")
-    files = [receipt.get("file") for receipt in receipts or () if isinstance(receipt, dict)]
+    # Any client may write meta, so values that are not receipts are skipped.
+    receipts = receipts if isinstance(receipts, list) else ()
+    files = [receipt.get("file") for receipt in receipts if isinstance(receipt, dict)]
     return tuple(
         f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files
         if isinstance(file, str)
     )
-
-
-def check_lease_times(ttl: float, wait: float | None) -> None:
-    """Raise UsageError unless the arguments are valid durations in seconds."""
-    for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise UsageError(f"{name} must be a number of seconds, not {seconds!r}")
-        if not seconds >= 0:
-            raise UsageError(f"{name} must be 0 seconds or more, not {seconds!r}")
-    if not 0 < ttl < math.inf:
-        raise UsageError(f"ttl must be greater than 0 and finite, not {ttl!r}")
 
 
 def archived_upto(state: State) -> int:

@@ -434,3 +434,12 @@ def test_malformed_messages_do_not_raise() -> None:
     for failure in (NOT_9, NO_TOOL):
         assert fallbacks.learn_from(request(*odd), failure) is not None
     assert "tools" not in fallbacks.apply_changes(request(*odd))
+
+
+@pytest.mark.parametrize("ids", [("call_1", "call_1"), ("", "call_0"), ("x", "x"), ("", "")])
+def test_calls_with_equal_ids_are_all_kept(ids: tuple[str, str]) -> None:
+    reply = StreamedAnswer()
+    for index, call_id in enumerate(ids):
+        reply.add(Delta(calls=(ToolCallDelta(index=index, id=call_id, name=f"f{index}"),)))
+    assert [call["function"]["name"] for call in reply.calls] == ["f0", "f1"]
+    assert len({call["id"] for call in reply.calls}) == 2

@@ -41,8 +41,10 @@ from stenolog.stores.arguments import (
     Batch,
     check_count,
     check_int,
+    check_lease_times,
     check_namespace,
     check_optional_int,
+    check_text,
     make_batch,
     make_group,
 )
@@ -396,7 +398,7 @@ class JSONLStore(operations.SessionOperations):
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """Take the lease of this session: one holder at a time, in all processes."""
-        states.check_lease_times(ttl, wait)
+        check_lease_times(ttl, wait)
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
         with self._in_use.entry:
             self._check_write(key)
@@ -541,6 +543,7 @@ class JSONLStore(operations.SessionOperations):
     ) -> list[str]:
         """Return the keys in byte order."""
         check_count(limit=limit)
+        check_text(prefix=prefix, after=after)
         with self._in_use.entry:
             return list_keys(self._directory, prefix=prefix, limit=limit, after=after)
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self
 from msgspec.structs import replace
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
-from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreClosed, UsageError
+from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreClosed
 from stenolog.records import (
     CompactionResult,
     Health,
@@ -21,12 +21,12 @@ from stenolog.records import (
     SessionInfo,
     TrashedSession,
 )
-from stenolog.stores import state as states
 from stenolog.stores.arguments import (
     AppendResult,
     Batch,
     check_count,
     check_int,
+    check_lease_times,
     check_optional_int,
     check_text,
     make_batch,
@@ -221,7 +221,7 @@ class SQLStore(SessionOperations):
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
         """Acquire the lease of this session: one holder at a time, across all processes."""
         check_key(key)
-        states.check_lease_times(ttl, wait)
+        check_lease_times(ttl, wait)
         self._check_writable()
         deadline = time.monotonic() + (self.busy_timeout if wait is None else wait)
         with self._waiting_for_lease(key) as wait_for_change:
@@ -336,9 +336,7 @@ class SQLStore(SessionOperations):
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return session keys in byte order."""
-        check_optional_int(limit=limit)
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit must be 0 or more, not {limit}")
+        check_count(limit=limit)
         check_text(prefix=prefix, after=after)
         return self._run_read(
             session_rows.list_keys, self.database.damage, prefix=prefix, limit=limit, after=after

@@ -442,8 +442,10 @@ class Leases(ExpiredLeases):
 
     def test_p8_lease_requires_a_session_and_valid_times(self, store: Store) -> None:
         append(store, "a", "1")
-        for ttl, wait in ((0, None), (-1, None), (float("inf"), None), (60, -1)):
-            assert_raises(UsageError, store.lease, "a", ttl=ttl, wait=wait)
+        for ttl in (0, -1, float("inf"), True, "60"):
+            assert_raises(UsageError, store.lease, "a", ttl=ttl)
+        for wait in (-1, True, "1"):
+            assert_raises(UsageError, store.lease, "a", ttl=60, wait=wait)
         assert_raises(InvalidKey, store.lease, "", ttl=60)
         store.delete("a")
         assert_raises(NoSuchSession, store.lease, "a", ttl=60)

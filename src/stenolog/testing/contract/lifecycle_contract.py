@@ -630,6 +630,16 @@ class Purging(ContractPart):
         append(store, "a", "1", "2", "3")
         assert store.purge("a", before=2).not_reached == ()
 
+    @pytest.mark.parametrize("imported", [5, True, "x", {"file": 1}, [1, {"file": 2}]], ids=str)
+    def test_session_with_a_foreign_imported_field_can_be_purged(
+        self, store: Store, imported: object
+    ) -> None:
+        append(store, "a", "1", "2")
+        store.set_meta("a", imported=imported)
+        assert store.purge("a", before=2).messages == 1
+        assert store.purge("a").messages == 1
+        assert store.list_sessions() == []
+
     def test_purge_before_reports_deleted_sessions_of_the_key(self, store: Store) -> None:
         append(store, "a", "1", "2")
         store.delete("a")

@@ -519,5 +519,9 @@ class Keys(ContractPart):
         assert store.list_sessions(prefix="a", after="a%1", limit=2) == ["a:1", "a:2"]
         assert store.list_sessions(prefix="zz") == []
 
-    def test_p8_negative_limit_is_rejected(self, store: Store) -> None:
+    def test_p8_invalid_arguments_of_a_list_are_rejected(self, store: Store) -> None:
+        append(store, "a", "1")
         assert_raises(UsageError, store.list_sessions, limit=-1)
+        for text in (1, "\ud800"):
+            assert_raises(UsageError, store.list_sessions, prefix=text)
+            assert_raises(UsageError, store.list_sessions, after=text)
