@@ -119,9 +119,9 @@ class Access:
         await self._app({**scope, "state": state}, receive, send_with_security_headers)
 
     def _check_head(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
-        """Return the error for a malformed request, a wrong host or a forbidden origin, or None.
+        """Return the error response if the host, the format or the origin is wrong, otherwise None.
 
-        `origin` is the request's `Origin` if the settings list it.
+        `origin` is the request's `Origin` if the settings list it, otherwise None.
         """
         hosts = headers.getlist("host")
         if not is_known_host(hosts, self._known_hosts):  # guard: known-hosts-only
@@ -223,7 +223,8 @@ class Access:
 class ReadOnlyRequests:
     """Middleware of a read-only gateway: it rejects every request that could change data.
 
-    The pages of the gateway say that data cannot be changed, and how many sessions are indexed.
+    It also sets `page_state`, so that pages hide the buttons that change data and show how many
+    sessions are indexed.
     """
 
     def __init__(

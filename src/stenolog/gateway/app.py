@@ -45,7 +45,8 @@ async def healthz(_: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """Answer 200 if every agent's store is usable, otherwise 503.
 
-    Callers need no token, so the response names agents but no paths. The log has the details.
+    Callers need no token, so the response names agents, but not their problems, which may contain
+    paths.
     """
     problems = await _readiness_problems(gateway_of(request))
     if problems:
@@ -68,7 +69,7 @@ async def _readiness_problems(gateway: Gateway) -> list[str]:
 
 
 async def indexing_progress(request: Request) -> Response:
-    """Return the numbers of indexed and of all sessions, for an open page.
+    """Return the number of indexed sessions and the number of all sessions, for an open page.
 
     The response is null if all sessions are indexed.
     """
@@ -107,7 +108,8 @@ def make_app(
 ) -> ASGIApp:
     """Create the application. `webhook_routes` are routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
-    # A read-only gateway writes nothing to the store of the sessions.
+    # A read-only gateway must not write to the store of the sessions.
+    # So it records used login links and logouts only in this process.
     shared_place = None if gateway.read_only else gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared_place), LoginLinks(token, shared_place)
     own_host = token.host_name()
@@ -115,7 +117,7 @@ def make_app(
         bound_host=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host
     )
     app = Starlette(
-        # Routes are tried in this order; chat requests come first.
+        # Starlette tries the routes in this order, so chat requests are matched first.
         routes=[
             *make_routes(ENDPOINTS),
             *viewer_routes(list_first=gateway.read_only),

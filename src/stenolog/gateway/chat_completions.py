@@ -129,16 +129,16 @@ class _TurnBuffer:
         self.text = ""
         self.usage = Usage()
         self._unread_pieces: list[dict[str, str]] = []
-        self._has_news = asyncio.Event()
+        self._has_pieces = asyncio.Event()
         self._starts_new_text = False
 
     def on_event(self, event: Event) -> None:
-        """Add the text of an event to the buffer."""
+        """Add the text or the token counts of an event to the buffer."""
         match event:
             case ModelCalled():
                 self._starts_new_text = bool(self.text)
             case TextDelta(text=text):
-                # The client sees all texts of a turn as one message.
+                # The client sees all texts of a turn as one message, so they need a separator.
                 piece = f"{SEPARATOR}{text}" if self._starts_new_text else text
                 self._starts_new_text = False
                 self.text += piece
@@ -156,19 +156,19 @@ class _TurnBuffer:
             self._unread_pieces[-1][field] += piece
         else:
             self._unread_pieces.append({field: piece})
-        self._has_news.set()
+        self._has_pieces.set()
 
     def take_pieces(self) -> list[dict[str, str]]:
         """Return and remove the pieces that the reader has not received yet."""
         pieces, self._unread_pieces = self._unread_pieces, []
-        self._has_news.clear()
+        self._has_pieces.clear()
         return pieces
 
     async def wait(
         self, turn_task: "asyncio.Task[Answer]", *, seconds: float | None = None
     ) -> None:
         """Wait for a piece of text or the end of the turn, for at most `seconds`."""
-        piece_task = asyncio.create_task(self._has_news.wait())
+        piece_task = asyncio.create_task(self._has_pieces.wait())
         tasks: set[asyncio.Task[Any]] = {piece_task, turn_task}
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -206,7 +206,7 @@ async def chat_completions(request: Request) -> Response:
     if chat.key and not answer.saved:
         headers["X-Steno-Not-Saved"] = "true"
     encoded = encode_object(msgspec.to_builtins(body))
-    # A client that has disconnected has not received the answer and may repeat the request.
+    # A client that has disconnected may repeat the request, so no receipt is recorded for it.
     was_received = chat.marks_retries and not await request.is_disconnected()
     receipt_task = BackgroundTask(_record_receipt, gateway, chat, answer) if was_received else None
     return Response(
@@ -215,7 +215,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
-    """Store that the client received this answer: its next request is then not a retry."""
+    """Store that the client received this answer, so that its next request is not a retry."""
     if chat.marks_retries and answer.seq is not None:
         await gateway.loop.run(store_receipt, chat.agent.sessions, answer.key, answer.seq)
 
@@ -240,14 +240,14 @@ async def _parse_chat(gateway: Gateway, request: Request) -> _Chat:
     """Parse and check a request. Raises UsageError and HTTPException."""
     body = await body_of(request, ChatRequest)
     messages = checked_conversation(body)
-    fields = _field_names(await request.body())
+    field_names = _field_names(await request.body())
     agent, model = agent_for(gateway, body.model)
     options = options_of(body, model=model)
     key = session_key_of(body, _session_key_header(request))
     if key is None and gateway.settings.gateway.store_anonymous:
         key = new_key("api", "anonymous")
     headers = {}
-    if ignored := ignored_fields(body, fields):
+    if ignored := ignored_fields(body, field_names):
         # A header accepts only some of the characters that a field name may contain.
         names = filter(_HEADER_SAFE_NAME.fullmatch, ignored)
         header = ", ".join(islice(names, _MAX_IGNORED_FIELDS))
@@ -387,7 +387,8 @@ def wants_new_session(request: ChatRequest, header: str | None) -> bool:
 def agent_for(gateway: Gateway, model_name: str) -> tuple[AgentInstance, str]:
     """Return the agent and the model that a model name selects. Raises HTTPException.
 
-    `model_name` is the name of an agent, or of a model that users of the main agent may choose.
+    `model_name` is the name of an agent, or of a model that users of the main agent may choose. For
+    the agent's default model, the returned model is empty.
     """
     for agent in gateway.loop.registry:
         if model_name == (agent.id or MAIN_AGENT):
@@ -402,11 +403,11 @@ def agent_for(gateway: Gateway, model_name: str) -> tuple[AgentInstance, str]:
 
 
 def _field_names(body: bytes) -> set[str]:
-    """Return the names of all fields in a valid request body that are not null."""
+    """Return the names of the fields that are not null in a valid request body."""
     try:
         raw_fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
-        # Only the standard library decodes lone surrogates.
+        # msgspec rejects escaped lone surrogates; the standard library decodes them.
         return {name for name, value in json.loads(body).items() if value is not None}
     return {name for name, value in raw_fields.items() if bytes(value) != b"null"}
 
@@ -510,7 +511,7 @@ def make_completion(chat: _Chat, answer: Answer, text: str, usage: Usage) -> dic
 
 
 def session_fields(answer: Answer) -> dict[str, Any]:
-    """Return the fields of a response that OpenAI's API does not have."""
+    """Return the fields about the session, which OpenAI's API does not have."""
     return {"session": answer.key, "seq": answer.seq, "saved": answer.saved}
 
 

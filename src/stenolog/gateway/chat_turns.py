@@ -37,7 +37,7 @@ from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, find_view, fork_seq_of
 
-# Each entry of `requests` has the idempotency key, the last seq and the digest of a request.
+# Each entry has the idempotency key of a request, the seq of its last message, and its digest.
 _REQUESTS_FIELD: Final = "requests"
 """Session meta field: the last requests with an idempotency key, except single plain prompts."""
 _MAX_STORED_REQUESTS: Final = 20
@@ -85,7 +85,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_marked(self) -> bool:
-        """Whether later requests are compared with this request to recognise retries."""
+        """Whether the idempotency key and the digest are stored, to recognise retries."""
         return bool(self.once) or self.marks_retries
 
 
@@ -111,7 +111,7 @@ async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: Event
     if isinstance(result, Answer):
         return result
     if _is_one_new_prompt(view, result):
-        # Fast path: store the message at once. The message waits in the log for its answer.
+        # Fast path: store the message without waiting for the lease. Its turn follows.
         inbound = InboundMessage(
             key=key,
             content=result.new_messages[0]["content"],
@@ -191,7 +191,7 @@ def resolve_session(
 
 
 _PreparedRequest = tuple[str, SessionView | None, Match | Answer]
-"""Key and view of the session; then the match, or the stored answer if the request is a retry."""
+"""Key of the session, its view, and the match. For a retry, the stored answer is the last item."""
 
 
 class _NotPlainRequest(Exception):
@@ -203,7 +203,7 @@ class _NotPlainRequest(Exception):
 
 
 def _prepare_request(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
-    """Find the session and match its messages with the request, in one thread call."""
+    """Find the session and match its messages with the request. Blocks."""
     key, view = resolve_session(instance, request.key, new_session=request.new_session)
     return key, view, _match_request(instance.sessions, key, request, view)
 
@@ -271,9 +271,9 @@ def _match_request(
 def _without_known_results(
     visible: Sequence[Message], bodies: Sequence[Mapping[str, Any]]
 ) -> tuple[Any, ...]:
-    """Return the new messages without repeated tool results.
+    """Return the messages `bodies` without the tool results that are already in `visible`.
 
-    Raises UsageError for a result of an unknown call.
+    Raises UsageError for a new result without a pending call.
     """
     if all(has_text(body) or not results_of(body) for body in bodies):
         return tuple(bodies)
@@ -287,12 +287,12 @@ def _without_known_results(
     for body in bodies:
         pending_ids |= {call.id for call in calls_of(body)}
         results = [] if has_text(body) else results_of(body)
-        unknown = [result for result in results if result.id not in pending_ids]
-        if not unknown:
+        unpaired = [result for result in results if result.id not in pending_ids]
+        if not unpaired:
             new_bodies.append(body)
-        elif any((result.id, str(result.content)) not in known_results for result in unknown):
+        elif any((result.id, str(result.content)) not in known_results for result in unpaired):
             raise UsageError(
-                f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
+                f"messages: there is no pending tool call {unpaired[0].id!r} for this result; the "
                 "call must come before its result, in the session or in the request"
             )
     return tuple(new_bodies)
@@ -402,7 +402,7 @@ def _find_request_seq(
     if not requests:
         return None
     _, seq, digest = requests[0]
-    # Older versions stored no digest.
+    # Older versions stored no digest, so an empty digest matches every request.
     if digest and digest != request.digest:  # guard: idempotency-key-other-body
         raise OnceConflict(view.key, request.once, seq)
     return seq

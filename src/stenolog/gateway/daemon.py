@@ -173,11 +173,11 @@ class Daemon:
         self._sockets = list(sockets)
         app = make_app(gateway, token, webhook_routes=channels.routes)
         settings = gateway.settings.gateway
-        connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
+        max_connections = settings.max_turns + settings.max_streams + _SPARE_CONNECTIONS
         # uvicorn's time limit is longer, so that `stop` ends the turns before uvicorn cancels them.
         stop_seconds = settings.shutdown_timeout + 2 * _SEND_SECONDS
         self._server = Server(
-            server_config(app, stop_seconds=stop_seconds, max_connections=connections)
+            server_config(app, stop_seconds=stop_seconds, max_connections=max_connections)
         )
         self._serving: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()

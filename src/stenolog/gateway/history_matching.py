@@ -2,8 +2,8 @@
 
 Some clients send only new messages, others send the whole conversation every time. A client has not
 seen the tool calls that the agent ran: the client sees all texts of a turn as one message. A client
-may also send messages that were summarized and are now hidden. A wrong match loses nothing, because
-hidden messages can be made visible again. All functions are pure.
+may also send messages that were summarized and are now hidden. A wrong match loses nothing: at
+worst it hides messages, which can be made visible again. All functions are pure.
 """
 
 import json
@@ -30,7 +30,7 @@ class ClientMessage(Struct, frozen=True, kw_only=True):
 
     role: str
     content: object
-    """Content parts of a user message, otherwise the text."""
+    """Text, or the content parts of a user message."""
     calls: tuple[tuple[str, object], ...] = ()
     """Calls that the client runs: name and arguments."""
     call_id: str = ""
@@ -131,10 +131,10 @@ def match_history(
 
 
 def _start_of_last_seen(history: Sequence[Message], count: int) -> int:
-    """Return an index such that the client has seen at least `count` messages from there; else 0.
+    """Return the index of the `count`-th prompt from the end; 0 if there are fewer prompts.
 
-    From an index above 0 there are no tool results, because the calls before a tool result
-    determine whether the client has seen the result.
+    Returns 0 also if tool results follow that prompt, because the calls before a result determine
+    whether the client has seen the result.
     """
     for index in range(len(history) - 1, -1, -1):
         body = history[index].to_dict()
@@ -252,7 +252,7 @@ def _count_hidden(
     ]
     if candidates:
         return max(candidates)[1]
-    # The request may end with the last hidden message: the client has removed all visible messages.
+    # If the client has removed all visible messages, its request ends with the last hidden message.
     return hidden_count if hidden_count and hidden_end == len(hidden) else None
 
 

@@ -21,7 +21,7 @@ _AUTHORITY_PATTERN: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?:
 _MAX_HOST_LENGTH: Final = 300
 """Maximum length of a `Host` value; a host name has at most 253 characters."""
 _MAX_CACHED_RESULTS: Final = 128
-"""Maximum number of remembered results: clients of a gateway send few different hosts."""
+"""Maximum number of cached results per function: clients send few different hosts."""
 
 
 class Authority(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Limits for the size, the duration and the number of concurrent requests."""
+"""Limits for the size and duration of request bodies, and for concurrent requests."""
 
 import asyncio
 from contextlib import ExitStack
@@ -40,12 +40,12 @@ class BodyLimit:
             return
         clock = asyncio.get_running_loop().time
         bytes_left, seconds_left = self._max_bytes, self._max_seconds
-        is_body_complete = has_started = is_rejected = False
+        is_body_complete = is_response_started = is_rejected = False
 
         async def receive_limited() -> Message:
             nonlocal bytes_left, seconds_left, is_body_complete, is_rejected
             if is_rejected:
-                # The client already has a response. The application sees a disconnected client.
+                # The request is already rejected, so the application sees a disconnected client.
                 return {"type": "http.disconnect"}
             if is_body_complete:
                 return await receive()
@@ -65,14 +65,14 @@ class BodyLimit:
                     return message
                 rejection = _too_large_response(self._max_bytes)
             is_rejected = True
-            if not has_started:
+            if not is_response_started:
                 await rejection(scope, receive, send)
             return await receive_limited()
 
         async def send_unless_rejected(message: Message) -> None:
-            nonlocal has_started
-            if has_started or not is_rejected:
-                has_started = True
+            nonlocal is_response_started
+            if is_response_started or not is_rejected:
+                is_response_started = True
                 await send(message)
 
         try:
@@ -82,7 +82,7 @@ class BodyLimit:
             return
         except Exception:
             # If the client got the rejection, the application's errors are irrelevant.
-            if not is_rejected or has_started:
+            if not is_rejected or is_response_started:
                 raise
 
 
@@ -96,7 +96,7 @@ Slot = ExitStack
 
 
 class ConcurrencyLimit:
-    """Concurrency limit. Requests above the limit are rejected at once and do not wait.
+    """Limit for concurrent requests. Requests above the limit are rejected at once and do not wait.
 
     A limit must be used in only one event loop.
     """

@@ -34,7 +34,7 @@ from stenolog.stores.following import CHECK_SECONDS, SessionChange, changes_betw
 
 
 _PING_SECONDS: Final = 10.0
-"""Seconds without an event after which a stream sends a comment."""
+"""Seconds without an event after which a stream sends a keep-alive comment."""
 _UNREAD_SECONDS: Final = 30.0
 """Seconds after which a client that does not read is disconnected."""
 
@@ -42,7 +42,7 @@ _UNREAD_SECONDS: Final = 30.0
 class StreamEvent(ServerSentEvent):
     """Server-sent event with the same line ends as the events of OpenAI's servers.
 
-    The format allows other line ends, but some clients do not recognise other line ends.
+    The format allows other line ends, but some clients do not recognise them.
     """
 
     DEFAULT_SEPARATOR = "\n"
@@ -79,7 +79,7 @@ class EventsQuery(AgentQuery, frozen=True, kw_only=True):
     after: (
         Annotated[str, Meta(max_length=200, pattern=f"^{_EVENT_ID_PATTERN.pattern}$")] | UnsetType
     ) = UNSET
-    """Only messages after this seq. The header Last-Event-ID overrides this parameter."""
+    """Only messages after this seq or event id. The header Last-Event-ID overrides it."""
 
 
 async def events(request: Request) -> Response:
@@ -114,7 +114,7 @@ async def _stream_events(
         uid = "" if info is None else info.uid  # `uid` is empty if the session does not exist yet
         if last_uid and last_uid != uid:
             # The session was deleted while the client was disconnected.
-            # If the key exists now, the key belongs to another session.
+            # If a session has the key now, it is another session.
             yield _deleted_event(last_uid)
             last_uid, last_seq = uid, 0
         try:

@@ -52,7 +52,7 @@ LINK_SECONDS: Final = 60
 
 _CODE_PATTERN: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
 _USED_CODES_KEY: Final = "login-links"
-"""Session in the namespace `channels` with one message per used code."""
+"""Key of the session in the namespace `channels` that has one message per used code."""
 
 
 class LoginLinks:
@@ -72,9 +72,9 @@ class LoginLinks:
         return f"{expiry}-{nonce}-{self.token.proof('code', expiry, nonce)}"
 
     def use_code(self, code: str) -> bool:
-        """Return whether the code is valid, and mark the code as used.
+        """Mark a valid code as used. Return whether it was valid: signed, unexpired and unused.
 
-        Blocks on the store. Raises StoreUnavailable, after which the code may be used up.
+        Blocks on the store. Raises StoreUnavailable; the code may then be marked as used or not.
         """
         match = _CODE_PATTERN.fullmatch(code)
         if match is None:
@@ -84,9 +84,9 @@ class LoginLinks:
         if not hmac.compare_digest(signature, self.token.proof("code", expiry, nonce)):
             return False
         # guard: login-link-expires
-        return self._now() < int(expiry) and self._is_first_use(nonce)
+        return self._now() < int(expiry) and self._record_first_use(nonce)
 
-    def _is_first_use(self, nonce: str) -> bool:
+    def _record_first_use(self, nonce: str) -> bool:
         try:
             with self._open_store() as store:
                 # Each attempt stores different content, so a second use raises OnceConflict.
@@ -102,7 +102,7 @@ def _open_shared_store(where: str | None, local_store: Store) -> Iterator[Store]
     if where is None:
         yield local_store
         return
-    # The store is opened for each call, because logins are rare.
+    # The store is opened for each call, because calls are too rare to keep it open.
     with open_store(where, namespace=CHANNELS) as store:
         yield store
 
@@ -142,7 +142,7 @@ _REDIRECT_HTML: Final = (
 )
 _MAX_FORM_BYTES: Final = 10_000
 _LOGOUTS_KEY: Final = "ended-logins"
-"""Session in the namespace `channels` with one message per logged-out cookie."""
+"""Key of the session in the namespace `channels` that has one message per logged-out cookie."""
 _COOKIE_PATTERN: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
@@ -177,17 +177,17 @@ class TokenProofs:
         made_at, now = int(milliseconds) / 1_000, self._now()
         if abs(now - made_at) > PROOF_SECONDS or made_at < self._start_time:
             return None
-        used = {other: expiry for other, expiry in self._used_nonces.items() if expiry >= now}
+        unexpired = {other: expiry for other, expiry in self._used_nonces.items() if expiry >= now}
         # A proof that is forgotten before it expires could be used again.
-        # If there are too many unexpired proofs, new proofs are rejected.
-        if nonce in used or len(used) >= _MAX_UNEXPIRED_PROOFS:
+        # So if there are too many unexpired proofs, new proofs are rejected.
+        if nonce in unexpired or len(unexpired) >= _MAX_UNEXPIRED_PROOFS:
             return None
-        self._used_nonces = {**used, nonce: made_at + PROOF_SECONDS}
+        self._used_nonces = {**unexpired, nonce: made_at + PROOF_SECONDS}
         return nonce
 
 
 class Cookies:
-    """Creates and checks cookie values. A value is an expiry time and a login id, signed.
+    """Creates and checks cookie values: an expiry time, a login id, and a signature of both.
 
     The key of the signature is derived from the token. So a cookie survives a restart, is valid at
     every gateway with the same token, and becomes invalid when the token changes. The store records
@@ -223,12 +223,12 @@ class Cookies:
                 with self._open_store() as store:
                     self._read_logouts(store)
             except StoreUnavailable:
-                # Use the logouts read last: without the store, pages show an error anyway.
+                # Use the last known logouts: without the store, pages show an error anyway.
                 _logger.warning("could not read which browsers signed out", exc_info=True)
         return parsed_value[1] not in self._logged_out_ids  # guard: cookie-ended
 
     def log_out(self, value: str) -> None:
-        """Invalidate a cookie value at every gateway of the store. Blocks on the store."""
+        """Invalidate a cookie value at every gateway that shares the store. Blocks on the store."""
         parsed_value = self._parse_value(value)
         if parsed_value is None:
             return
@@ -249,7 +249,10 @@ class Cookies:
         return (expiry, login_id) if is_signed and int(expiry) > self._now() else None
 
     def _read_logouts(self, store: Store) -> list[int]:
-        """Read the logged-out logins. Return the seqs of expired logins at the start of the log."""
+        """Read the ids of logged-out logins.
+
+        Returns the seqs of the messages about expired logins at the start of the session.
+        """
         now, history = self._now(), store.get_history(_LOGOUTS_KEY)
         logouts = [(message.seq, *message.content.split(".")) for message in history]
         self._logged_out_ids = frozenset(
@@ -262,17 +265,18 @@ class Cookies:
         return hmac.digest(self._key, f"{expiry}.{login_id}".encode(), hashlib.sha256).hex()
 
 
-def _may_come_from_page(request: Request) -> bool:
+def _may_come_from_other_page(request: Request) -> bool:
     """Return whether another page, such as the file of `steno open`, may have opened this URL."""
     # The cookie is SameSite=Strict, so a browser sends it only if a page of this gateway makes the
-    # request. If another page opened the URL, the browser does not send it after a redirect.
+    # request. If another page opened the URL, the browser would not send it after a redirect.
+    # So the response is then a page of this gateway, which opens `/`.
     is_browser = "text/html" in request.headers.get("accept", "")
     return is_browser and request.headers.get("sec-fetch-site") != "none"
 
 
 def cookie_values(headers: Headers) -> list[str]:
     """Return the values of all cookies that have the name of the gateway's cookie."""
-    # Another server on this machine can set a cookie with the same name.
+    # There may be several, because another server on this machine can set a cookie with this name.
     pairs = ";".join(headers.getlist("cookie")).split(";")
     split_pairs = (pair.strip().partition("=") for pair in pairs)
     return [value for name, _, value in split_pairs if name == COOKIE_NAME]
@@ -320,7 +324,7 @@ def login_routes(
         fields = {"url": url, "host": own_host, "expires_in": LINK_SECONDS}
         nonce = getattr(request.state, "proof_nonce", None)
         if nonce is not None:
-            # The caller can check that the link comes from a gateway with the token.
+            # With this signature, the caller can check that the gateway has the token.
             fields["proof"] = links.token.proof("give", nonce, url)
         return JSONResponse(fields)
 
@@ -347,7 +351,7 @@ def login_routes(
             text = f"This link was used before or has expired. Run `{command}` for a new one."
             return PlainTextResponse(text, 403)
         response: Response = RedirectResponse("/", 303)
-        if _may_come_from_page(request):
+        if _may_come_from_other_page(request):
             response = HTMLResponse(_HOME_REDIRECT_HTML)
         response.set_cookie(  # guard: cookie-http-only
             COOKIE_NAME,

@@ -119,13 +119,13 @@ def endpoint(
 
     def register(handler: H) -> H:
         hints = get_type_hints(handler)
-        query, body = get_args(hints["call"])
+        query_type, body_type = get_args(hints["call"])
 
         async def handle(request: Request) -> Response:
             # Take a slot before the request is read, so that a rejected request costs nothing.
             with nullcontext() if unlimited else gateway_of(request).turns.admit():
-                call = parse_query(request, query)
-                call = replace(call, body=await body_of(request, body))
+                call = parse_query(request, query_type)
+                call = replace(call, body=await body_of(request, body_type))
                 if iscoroutinefunction(handler):
                     return json_response(await handler(call), status=status)
                 value = await call.gateway.loop.run(cast(BlockingHandler, handler), call)
@@ -137,8 +137,8 @@ def endpoint(
             name=name,
             summary=(handler.__doc__ or "").partition("\n")[0],
             handler=handle,
-            query=query,
-            body=None if method in ("GET", "DELETE") else body,
+            query=query_type,
+            body=None if method in ("GET", "DELETE") else body_type,
             response=hints["return"],
             status=status,
             error_statuses=error_statuses,
@@ -254,9 +254,9 @@ def _make_parameters(query: type[Struct]) -> list[dict[str, Any]]:
             "in": "query",
             "required": name in schema["required"],
             "description": texts[name],
-            "schema": field,
+            "schema": field_schema,
         }
-        for name, field in schema["properties"].items()
+        for name, field_schema in schema["properties"].items()
     ]
 
 

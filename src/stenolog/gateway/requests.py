@@ -133,7 +133,7 @@ def parse_query(request: Request, query_type: type[A]) -> ApiCall[A, None]:
 async def body_of(request: Request, body_type: type[S]) -> S:
     """Parse the body, a JSON object; an empty body is allowed if all fields have defaults.
 
-    Raises UsageError, and HTTPException for another media type.
+    Raises UsageError, and HTTPException 415 if the media type is not JSON.
     """
     body = await request.body()
     if not body:
@@ -144,7 +144,7 @@ async def body_of(request: Request, body_type: type[S]) -> S:
     _check_media_type(request)
     try:
         if _SURROGATE.search(body):
-            # Only the standard library decodes lone surrogates.
+            # msgspec rejects escaped lone surrogates; the standard library decodes them.
             return msgspec.convert(
                 json.loads(body.decode(), parse_constant=_reject_constant), body_type
             )
@@ -176,7 +176,7 @@ def _check_media_type(request: Request) -> None:
 
 
 def _validation_text(error: msgspec.ValidationError) -> str:
-    """Return msgspec's error text, with the field name as the client wrote it."""
+    """Return msgspec's error text as `field: reason`, with the field's path without `$.`."""
     text = str(error)
     reason, separator, path = text.rpartition(" - at ")
     return f"{path.strip('`').removeprefix('$.')}: {reason}" if separator else text

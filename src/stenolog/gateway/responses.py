@@ -61,7 +61,7 @@ _STABLE_CODES: Final[Mapping[int, str]] = {
     416: "requested_range_not_satisfiable",
     422: "unprocessable_entity",
 }
-"""Codes of the statuses that Python 3.13 renamed: they must not depend on Python's version."""
+"""Error codes of statuses whose phrases changed in Python 3.13. The codes must stay the same."""
 _MIN_SECRET_LENGTH: Final = 8
 """Shorter secrets are not replaced in texts, because they may occur in ordinary text."""
 _NOT_SECRET_KEYS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
@@ -135,8 +135,8 @@ def error_response(
     status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return an error response; the message must not contain secrets."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    details = ErrorDetails(message=message, type=kind, code=code)
+    default_type = "invalid_request_error" if status < 500 else "server_error"
+    details = ErrorDetails(message=message, type=_ERROR_TYPES.get(status, default_type), code=code)
     return json_response(ErrorResponse(error=details), status=status, headers=headers)
 
 
@@ -144,7 +144,7 @@ def error_response(
 
 
 async def response_for(request: Request, error: Exception) -> Response:
-    """Return the response to a request that failed; log unexpected errors."""
+    """Return the response to a request that failed; log errors with status 500."""
     gateway = getattr(request.app.state, "gateway", None)
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
@@ -169,7 +169,7 @@ async def response_for(request: Request, error: Exception) -> Response:
     text = _shorten(without_secrets(str(error), settings))
     if status == 500:
         _logger.error("%s %s: %s", request.method, request.url.path, text)
-    # The lock may be free soon, so the client may retry after a second.
+    # The lock of the store may be free soon, so the client may retry after a second.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
     # The error code is the name of the exception class in snake case.
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
@@ -217,7 +217,7 @@ class RedactingFilter(logging.Filter):
 
 
 def _shorten(text: str) -> str:
-    # The text is cut after secrets are replaced, because half a secret would not be recognised.
+    # Callers replace secrets before the text is cut: half a secret would not be recognised.
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
 
 

@@ -35,7 +35,10 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
     head_seconds: float = 10.0
-    """Maximum seconds for the head of a request: from connecting, or later from its first byte."""
+    """Maximum seconds until the head of a request has arrived.
+
+    They count from the start of the connection, and for later requests from the first byte.
+    """
     rest_seconds: float = 2.0
     """Seconds to wait, after the response is sent, for a client that still sends its body.
 
@@ -46,9 +49,9 @@ class ClientLimits(Struct, frozen=True, kw_only=True):
     head_bytes: int = MAX_HEAD_BYTES
     rest_bytes: int = 1_048_576
     """Maximum bytes of a body that a client may still send after the response."""
-    # The server needs far longer to parse a tiny chunk than a client needs to send it.
+    # Parsing many tiny chunks takes the server far longer than sending them takes the client.
     framing_bytes: int = 65_536
-    """Maximum bytes of a chunked body besides its content, plus a quarter of the content's size."""
+    """Maximum bytes of chunk framing in a body, in addition to a quarter of the content's size."""
 
 
 class ConnectionLimit:
@@ -93,7 +96,7 @@ def server_config(
         http=cast(type[asyncio.Protocol], make_connection),
         ws="none",
         interface="asgi3",
-        # The daemon configures logging. Lower levels would log headers.
+        # The daemon configures logging, not uvicorn. Levels below warning would log headers.
         log_config=None,
         log_level="warning",
         # URLs are not logged, because they may contain codes of login links.
@@ -130,12 +133,16 @@ class _Connection(H11Protocol):
         self._limits = limits
         self._connection_limit = connection_limit
         self._awaited_part: str | None = None
-        """What the client has to send now: `head`, `rest` of a body, `next` head, or None."""
+        """What the client has to send now: `head`, `next`, `rest` or None.
+
+        `next` is the head of a further request on an idle connection. `rest` is the rest of a body
+        after its response.
+        """
         self._waiting_since = 0.0
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._rest_bytes = 0
-        self._framing_bytes = 0
+        self._rest_bytes_left = 0
+        self._framing_bytes_left = 0
         self._chunked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -156,7 +163,7 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes."""
         # The bytes are parsed in pieces, because the limits are checked between two pieces.
-        # h11 limits only the length of an incomplete head, and parsing many tiny chunks takes long.
+        # h11 limits only the length of an incomplete head, and parsing many tiny chunks is slow.
         piece_size = self._limits.head_bytes
         for start in range(0, len(data), piece_size):
             self._parse_piece(data[start : start + piece_size])
@@ -166,18 +173,18 @@ class _Connection(H11Protocol):
 
     def _parse_piece(self, piece: bytes) -> None:
         if self._awaited_part == "rest":
-            self._rest_bytes -= len(piece)
+            self._rest_bytes_left -= len(piece)
         cycle = self.cycle
         old_body_bytes = len(cycle.body) if cycle is not None else 0
         super().data_received(piece)
         if cycle is not self.cycle:
-            self._framing_bytes = self._limits.framing_bytes
+            self._framing_bytes_left = self._limits.framing_bytes
             self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         elif cycle is not None and self._chunked and self.conn.their_state is h11.SEND_BODY:
             # After the response uvicorn discards the content, so all bytes count as framing.
             content_bytes = len(cycle.body) - old_body_bytes
-            self._framing_bytes -= len(piece) - content_bytes - content_bytes // 4
-        if self._rest_bytes < 0 or self._framing_bytes < 0:
+            self._framing_bytes_left -= len(piece) - content_bytes - content_bytes // 4
+        if self._rest_bytes_left < 0 or self._framing_bytes_left < 0:
             self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -186,7 +193,7 @@ class _Connection(H11Protocol):
         self._update_awaited_part()
 
     def pause_writing(self) -> None:
-        """Start the time limit for a client that does not read."""
+        """Start the timer that disconnects a client that does not read its response."""
         super().pause_writing()
         if self._unread_timer is None:
             # guard: unread-time-limit
@@ -195,7 +202,7 @@ class _Connection(H11Protocol):
             )
 
     def resume_writing(self) -> None:
-        """Stop the time limit, because the client reads."""
+        """Stop the timer, because the client reads again."""
         self._stop_unread_timer()
         super().resume_writing()
 
@@ -251,10 +258,10 @@ class _Connection(H11Protocol):
             self._deadline_timer.cancel()
             self._deadline_timer = None
         self._awaited_part, self._waiting_since = part, self.loop.time()
-        # uvicorn has its own time limit for `next`.
+        # `next` needs no timer here, because uvicorn has its own.
         if part in ("head", "rest"):
             seconds = self._limits.head_seconds if part == "head" else self._limits.rest_seconds
-            self._rest_bytes = self._limits.rest_bytes
+            self._rest_bytes_left = self._limits.rest_bytes
             self._deadline_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_unread_timer(self) -> None:

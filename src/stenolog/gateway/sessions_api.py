@@ -41,7 +41,7 @@ _MAX_COUNTED_SESSIONS: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
 _FIRST_STATE_MESSAGES: Final = 32
-"""Number of newest messages in the first read that looks for the state of a session."""
+"""Number of newest messages that are read first to find the state of a session."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
 
 # --- queries ----------------------------------------------------------------------------------
@@ -349,13 +349,13 @@ def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
 
 def _read_details(agent: AgentInstance, key: str) -> SessionDetails:
     info = agent.store.info(agent.resolve_key(key))
-    own_fields = {
+    other_fields = {
         "title": _read_title(agent, info),
         "tags": tags_from(info.meta),
         "state": _read_state(agent.store, info.key),
         "meta": Raw(encode_object(dict(info.meta))),
     }
-    return msgspec.convert({**msgspec.structs.asdict(info), **own_fields}, SessionDetails)
+    return msgspec.convert({**msgspec.structs.asdict(info), **other_fields}, SessionDetails)
 
 
 def _read_title(agent: AgentInstance, info: SessionInfo) -> str:
@@ -382,7 +382,7 @@ def _read_state(store: Store, key: str) -> State:
 
 
 def _limit_page(history: list[Message], limit: int) -> list[Message]:
-    """Return the messages of the first page: at least one, however large, if there is any."""
+    """Return up to `limit` messages, ending early with the message that exceeds _PAGE_BYTES."""
     sizes = accumulate(len(message.to_json()) for message in history[:limit])
     count = next((count for count, size in enumerate(sizes, 1) if size > _PAGE_BYTES), limit)
     return history[:count]
@@ -488,7 +488,7 @@ async def summarize_session(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResp
     key = await call.gateway.loop.run(_find_existing_key, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:
-        del sessions  # `summarize` detects concurrent summaries itself
+        del sessions  # not needed, because `summarize` detects concurrent summaries itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
             return await call.gateway.loop.run_model(call.agent.context(model).summarize, key)

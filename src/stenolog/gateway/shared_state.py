@@ -1,6 +1,6 @@
 """State shared by all requests: the agents, the limits, and the sessions that clients follow.
 
-Each session is followed once: one thread reads the store for all clients that listen to a session.
+Each session is followed once: one thread reads the store for all clients that follow the session.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from stenolog.stores.base import Store, find_info
 
 
 _MAX_BUFFERED_MESSAGES: Final = 256
-"""Maximum number of messages buffered per listener. A slower listener reads the store instead."""
+"""Maximum number of messages buffered per listener. A listener further behind reads the store."""
 
 
 class _Listener:
@@ -39,7 +39,7 @@ class _Listener:
         """Whether the store may have messages that this buffer lacks."""
         self.ended = False
         self.error: Exception | None = None
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def add(self, message: Message) -> None:
         """Buffer a message, unless the listener has to read the store anyway."""
@@ -48,12 +48,12 @@ class _Listener:
             self.must_read_store = True
         elif not self.must_read_store:
             self.messages.append(message)
-        self.news.set()
+        self.changed.set()
 
     def end(self, error: Exception | None) -> None:
         """End the stream of the listener. The stream raises `error` unless `error` is None."""
         self.ended, self.error = True, error
-        self.news.set()
+        self.changed.set()
 
 
 class _FollowedSession:
@@ -111,8 +111,8 @@ class SessionFollower:
                     continue
                 if listener.ended:
                     break
-                listener.news.clear()
-                await listener.news.wait()
+                listener.changed.clear()
+                await listener.changed.wait()
             if listener.error is not None:
                 raise listener.error
         finally:
@@ -129,8 +129,8 @@ class SessionFollower:
         """Pass new messages to all listeners until the stream ends."""
         failure: Exception | None = None
         try:
-            async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
-                async for message in arrivals:
+            async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as messages:
+                async for message in messages:
                     for listener in followed.listeners:
                         listener.add(message)
         except Exception as error:  # noqa: BLE001 - each listener raises the error
@@ -160,7 +160,7 @@ class Gateway:
         self.loop = loop
         self.settings = settings
         self.read_only = read_only
-        """Whether only reading requests are served, and no turn is resumed."""
+        """Whether requests that change data are rejected, and no turn is resumed."""
         # Status 429 makes clients retry by themselves.
         self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, noun="requests")
         self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, noun="streams")
@@ -170,7 +170,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def agent(self, name: str | None) -> AgentInstance:
-        """Return the named agent, or the first one for `main`, empty or None. Raises UsageError."""
+        """Return the named agent; for `main`, empty or None, the main agent. Raises UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
     @property

@@ -114,8 +114,8 @@ async def conversation(request: Request) -> Response:
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
     call = parse_query(request, PartQuery)
-    # Together with newer messages, the page gets the session's current state.
     query = call.query
+    # With newer messages, the page also gets the session's current state, which is in the entry.
     entry = await entry_of(call) if query.after is not None else None
     info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
     return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
@@ -187,8 +187,8 @@ def newest_part(store: Store, info: SessionInfo, message_filter: MessageFilter) 
     """Return the newest messages of a session."""
     reader = _PartReader(store, info, message_filter)
     if message_filter.filter_text:
-        start = _start_seq_before(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
-        return reader.read_part(start, info.last_seq)
+        first_seq = _start_seq_before(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
+        return reader.read_part(first_seq, info.last_seq)
     count = MESSAGES_PER_PART + _RESULT_MARGIN
     history = store.get_history(info.key, last=count, full=message_filter.full)
     start = max(0, len(history) - MESSAGES_PER_PART)
@@ -225,7 +225,7 @@ class _PartReader:
         self._full = message_filter.full
         self._visibility = read_visibility(store, info)
         self.shown: Sequence[Span] = self._visibility.present if self._full else info.visible_spans
-        """Seqs that the page can show."""
+        """Seqs of the messages that the page can show."""
         if message_filter.filter_text:
             selected_spans = read_outline(store, info).selected_spans(message_filter)
             excluded_spans = spans.minus([(1, info.last_seq)], selected_spans)
@@ -291,7 +291,7 @@ class _PartReader:
     def _gap_items(self, after: int, before: int) -> list[PageItem]:
         gaps = [gap for gap in self._visibility.gaps if gap.last < before]
         if self._full:
-            # All messages are shown. Mark only the position after which the model sees messages.
+            # All messages are shown, so mark only where the messages that the model sees start.
             return [PageItem(gap=gap) for gap in gaps if gap.has_summary and gap.last >= after]
         return [PageItem(gap=gap) for gap in gaps if gap.first > after]
 
@@ -410,7 +410,7 @@ def _contains_words(body: Mapping[str, Any], words: Sequence[str]) -> bool:
 
 
 async def _search_catalog(call: ApiCall[FindQuery, None]) -> SessionSearchResult | None:
-    """Search in the catalog, which also finds words with other accents.
+    """Search in the catalog, which also finds words that differ only in their accents.
 
     Returns None if the catalog finds nothing or is not ready.
     """

@@ -37,7 +37,7 @@ from stenolog.transfer.export.formats import (
 
 _STYLES: Final = ("viewer.css", "tools.css")
 MAX_SUMMARIZED: Final = 10_000
-"""If a session has more summarized messages, a page omits them, unless all are requested."""
+"""If a session has more summarized messages, a page omits all of them by default."""
 MAX_SUMMARIZED_BYTES: Final = 20_000_000
 """The same limit for the stored size of all summarized messages, in bytes."""
 _HIDDEN_RUN_END: Final = b"</details>\n"
@@ -125,7 +125,7 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 
 
 def _clean_body(body: dict[str, Any], redactor: SharingRedactor) -> dict[str, Any]:
-    """Return a message without secrets and invisible characters. Pictures stay unchanged."""
+    """Return a message without secrets and unprintable characters. Pictures stay unchanged."""
     pictures: dict[str, str] = {}
     cleaned: dict[str, Any] = redactor.data(_without_pictures(body, pictures, 0))
     return dict(_with_pictures(cleaned, pictures)) if pictures else cleaned

@@ -85,20 +85,20 @@ def _find_unreadable_spans(store: Store, info: SessionInfo, missing: Sequence[Sp
 def _find_gaps(
     info: SessionInfo, present: Sequence[Span], undo_steps: Sequence[Undo]
 ) -> Sequence[Gap]:
-    """Return the gaps between the visible messages. The undo steps tell the reasons."""
+    """Return the gaps between the visible messages, with the reasons that the undo steps give."""
     hidden_ranges = [(span, HIDDEN) for span in spans.minus(present, info.visible_spans)]
     if info.summary:
         hidden_ranges = _with_reason(hidden_ranges, [(1, info.floor)], SUMMARIZED)
     for step in undo_steps:
         hidden_ranges = _with_reason(hidden_ranges, step.newly, _REASONS.get(step.op, HIDDEN))
-    last_hidden = undo_steps[-1].newly if undo_steps else []
+    undoable_spans = undo_steps[-1].newly if undo_steps else []
     gaps = [
         Gap(
             first=gap_spans[0][0],
             last=gap_spans[-1][1],
             count=spans.size(gap_spans),
             reason=reason,
-            can_undo=spans.minus(gap_spans, last_hidden) != gap_spans,
+            can_undo=spans.minus(gap_spans, undoable_spans) != gap_spans,
         )
         for reason, gap_spans in _join_ranges(sorted(hidden_ranges), present)
     ]
@@ -139,7 +139,7 @@ def _join_ranges(
         if runs and runs[-1][0] == reason:
             last_seq = runs[-1][1][-1][1]
             between = [] if span[0] == last_seq + 1 else [(last_seq + 1, span[0] - 1)]
-            # The seqs between two ranges may have no messages.
+            # Ranges are joined if the seqs between them have no messages.
             if spans.minus(between, present) == between:
                 runs[-1][1].append(span)
                 continue

@@ -45,8 +45,8 @@ _MAX_SESSION_MATCHES: Final = 3
 """Number of matching sessions shown above the matching messages."""
 _SEARCH_RESULTS_PER_PAGE: Final = 15
 _PROJECTS_PER_PAGE: Final = 20
-_MAX_SCANNED_SESSIONS: Final = 5_000
-"""Maximum number of sessions that one query of the catalog returns during a search."""
+_MAX_BATCH_SIZE: Final = 5_000
+"""Maximum number of sessions that a search reads from the catalog with one query."""
 _MAX_FILTER_VALUES: Final = {False: 8, True: 100}
 """Maximum number of values per filter, by the query field `more`."""
 _MAX_TRASH_ROWS: Final = 1_000
@@ -142,9 +142,9 @@ async def home(request: Request) -> Response:
 
 def _link_fields(query: HomeQuery) -> dict[str, str]:
     """Return the fields of the query that are not empty, for an address or a form."""
-    agent = {} if query.agent == "main" else {"agent": query.agent}
+    agent_field = {} if query.agent == "main" else {"agent": query.agent}
     fields = {name: _field_text(getattr(query, name)) for name in _LINK_FIELDS}
-    return agent | {name: text for name, text in fields.items() if text}
+    return agent_field | {name: text for name, text in fields.items() if text}
 
 
 def link(query: HomeQuery, **changes: Any) -> str:
@@ -253,7 +253,7 @@ def _sort_order(query: HomeQuery) -> Sort:
 
 
 def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
-    """Return one page of the sessions that match the search, and the position of the next page."""
+    """Return one page of the sessions that match the search, and the cursor of the next page."""
     conditions = session_filter(query)
     matches: list[Entry] = []
     after: str | None = query.after or None
@@ -264,8 +264,8 @@ def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], 
         after = next_page.after
         if after is None:
             break
-        # Read few sessions first, because matching sessions are often among the newest.
-        batch_size = min(2 * batch_size, _MAX_SCANNED_SESSIONS)
+        # The first batches are small, because matching sessions are often among the newest.
+        batch_size = min(2 * batch_size, _MAX_BATCH_SIZE)
     if len(matches) > query.rows:
         # Sessions beyond this page are read again when the next page is requested.
         return matches[: query.rows], page_cursor(matches[query.rows - 1], _sort_order(query))
@@ -338,7 +338,7 @@ def project_labels(paths: Sequence[str]) -> dict[str, str]:
         part_count += 1
         for path in [path for path, label in labels.items() if label in ambiguous_labels]:
             pieces = re.split(r"([\\/])", path.rstrip("\\/"))
-            # A part of a path is followed by its separator, except the last part.
+            # Pieces are parts and the separators between them: `n` parts are `2 * n - 1` pieces.
             is_shorter = 2 * part_count - 1 <= len(pieces)
             labels[path] = "".join(pieces[1 - 2 * part_count :]) if is_shorter else path
     return labels

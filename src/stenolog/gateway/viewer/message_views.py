@@ -76,7 +76,7 @@ _COPY_BUTTON: Final = Markup(
 )
 _BLOCK_FRAME: Final = Markup('<div class="block {}"><div class="label">{}</div>{}{}</div>\n')
 _CHECKBOXES: Final = {"done": ("done", "☑"), "active": ("in progress", "◐"), "open": ("open", "☐")}
-"""Label and box of each state of a step."""
+"""Label and symbol of each state of a checklist item."""
 _MAX_COLOURED_IN_DOCUMENT: Final = 1_000_000
 """Maximum number of characters of code that are coloured in one exported document."""
 
@@ -137,7 +137,7 @@ class _Renderer:
         self.mask = SecretMask(enabled=on_page)
 
     def markdown(self, text: str) -> Markup:
-        # Text after MAX_RENDERED is not shown, so it is not masked. Spaces keep its position.
+        # The rest is not shown, so it is not masked. Padding keeps it after MAX_RENDERED.
         start, rest = text[:MAX_RENDERED], text[MAX_RENDERED:]
         text = self.mask.with_placeholders(start).ljust(MAX_RENDERED if rest else 0) + rest
         html = self.mask.with_buttons(to_html(text, self.colours))
@@ -156,7 +156,7 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
     """
     renderer = _Renderer(MAX_COLOURED_ON_PAGE, on_page=True)
     bodies = {message.seq: message.to_dict() for message in (*messages, *later)}
-    # Colour the newest messages first, because a page opens at its end.
+    # The newest messages get the colour budget first, because a page opens at its end.
     return list(_make_views(messages[::-1], bodies, renderer))[::-1]
 
 
@@ -235,7 +235,7 @@ def pretty_json(value: Any, budget: ColourBudget, mask: SecretMask) -> Markup:
 
 
 def _text_html(body: Mapping[str, Any], parts: Sequence[Part], renderer: _Renderer) -> Markup:
-    """Return the text of a message, and the tool results whose call is not on the page."""
+    """Return a message's text as HTML, after its tool results whose call is not on the page."""
     results = [_result_text(part) for part in parts if isinstance(part, ToolResult)]
     content = body.get("content")
     if not results and content is not None and not isinstance(content, str | list):
@@ -243,7 +243,7 @@ def _text_html(body: Mapping[str, Any], parts: Sequence[Part], renderer: _Render
         return Markup("<pre>{}</pre>").format(json_html)
     text = _message_text(body, parts)
     if isinstance(content, str) and interruption(body):
-        # The page shows the interruption and its reason itself.
+        # The page shows the interruption and its reason, so the mark for the model is not needed.
         text = text.removesuffix(_INTERRUPTED_MARK).rstrip()
     html = [
         _blocks_html(result_blocks(result, renderer.diffs), "Result", renderer)
@@ -294,14 +294,14 @@ def _find_pictures(parts: Iterable[Part]) -> Iterator[str]:
 def _results_by_call(
     calling_seqs: Container[int], bodies: Bodies, parts: Mapping[int, Sequence[Part]]
 ) -> ResultsByCall:
-    """Return the results of the calls in these messages."""
+    """Return the results of the calls in the messages with the seqs `calling_seqs`."""
     results: ResultsByCall = {}
     open_calls: dict[str | None, list[tuple[int, int]]] = {}
     for seq, message_parts in parts.items():
         if seq in calling_seqs and (calls := _calls_in(message_parts)):
-            # Items of the Responses API have no role, and one answer has several items.
+            # Items of the Responses API have no role. An answer has several: none ends open calls.
             if "role" in bodies[seq]:
-                # Calls with other ids keep waiting, because their results may follow later.
+                # Calls with other ids stay open, because their results may follow later.
                 for call_id in {None, *(call.id for call in calls)}:
                     open_calls.pop(call_id, None)
             for index, call in enumerate(calls):
@@ -423,10 +423,10 @@ def _folded_html(text: str, language: str, renderer: _Renderer) -> Markup:
         return Markup("<pre>{}</pre>").format(renderer.code(masked_text, language))
     end = renderer.mask.cut_position(masked_text, _find_preview_end(masked_text))
     start, rest = masked_text[:end].removesuffix("\n"), masked_text[end:]
-    length = plural(line_count, "line") if line_count > 1 else plural(len(text), "character")
+    size = plural(line_count, "line") if line_count > 1 else plural(len(text), "character")
     return Markup(
         '<pre>{}</pre><details class="rest"><summary>{} · show all</summary><pre>{}</pre></details>'
-    ).format(renderer.code(start, language), length, rest)
+    ).format(renderer.code(start, language), size, rest)
 
 
 def _find_preview_end(text: str) -> int:

@@ -166,7 +166,7 @@ def _environment() -> Environment:
 # The catalog entry of a session, for the header of its pages.
 
 
-# Indexing a long session may take longer. The page is readable without the entry.
+# Indexing a long session may take longer, but the page is readable without the entry.
 CATALOG_WAIT_SECONDS: Final = 0.25
 """Seconds that a page waits for a catalog that is being built."""
 
@@ -177,7 +177,7 @@ async def run_within(gateway: Gateway, seconds: float, read: Callable[[], T]) ->
     await asyncio.wait({task}, timeout=seconds)
     if task.done():
         return task.result()
-    # No request waits for the result now. If the function fails, a later request reports the error.
+    # Retrieve the exception, so that asyncio does not log it. A later request reports the error.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return None
 
@@ -298,7 +298,7 @@ def api_address(scope: Scope) -> str:
 
 
 def _error_message(body: bytes) -> str:
-    """Return the message of an error response, in JSON or plain text."""
+    """Return the message in the body of an error response, which is JSON or plain text."""
     try:
         return _capitalized(msgspec.json.decode(body, type=ErrorResponse).error.message)
     except msgspec.MsgspecError:

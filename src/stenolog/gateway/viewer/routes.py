@@ -218,7 +218,7 @@ async def request_json(request: Request) -> Response:
 
 def _indented_json_response(value: Any) -> Response:
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    # Lone surrogates cannot be encoded as UTF-8; their escape is valid JSON.
+    # Lone surrogates cannot be encoded as UTF-8, so they become escape sequences.
     return Response(text.encode(errors="backslashreplace"), media_type="application/json")
 
 
@@ -232,7 +232,7 @@ def _indented_json_response(value: Any) -> Response:
 
 
 _WARM_UP_SECONDS: Final = 2.0
-"""Seconds to wait before loading the lexers, so that the first request has the processor."""
+"""Seconds to wait before loading the lexers, so that loading does not delay the first request."""
 _WARM_LANGUAGES: Final = ("python", "json", "bash", "javascript", "html", "sql", "yaml", "diff")
 
 _logger = logging.getLogger("stenolog")
@@ -265,7 +265,7 @@ def _prepare_pages_and_lexers() -> None:
         for language in _WARM_LANGUAGES:
             to_html(f"```{language}\nx\n```")
     except Exception:
-        # A page that needs the same template or lexer reports the error.
+        # Only log the error: a page that needs the same template or lexer reports it.
         _logger.exception("preparing the viewer's pages failed")
 
 

@@ -1,8 +1,8 @@
 """Texts of messages as safe HTML: Markdown with coloured code, and covered secrets.
 
 There are three independent defences. The Markdown parser treats HTML as text. nh3 removes all tags
-and attributes that are not explicitly allowed. The content security policy of the pages blocks
-foreign scripts and addresses.
+and attributes that are not explicitly allowed. The content security policy of the pages allows only
+the viewer's own scripts, and blocks requests to other servers.
 """
 
 import re
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 MAX_RENDERED: Final = 100_000
-"""Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
+"""Maximum number of characters of Markdown to render. Longer text is shown as plain text, cut."""
 _MAX_CACHED_LENGTH: Final = 20_000
 """Maximum number of characters of a text whose HTML and secrets are cached."""
 MAX_COLOURED_ON_PAGE: Final = 50_000
@@ -140,7 +140,7 @@ def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
 
 
 def _coloured_block(code: str, language: str, attributes: str) -> str:
-    """Return the inner HTML of a code block. The Markdown parser calls this function."""
+    """Return the inner HTML of a code block. The Markdown parser determines the parameters."""
     del attributes
     lexer = find_lexer(language, code)
     return str(_highlighter(lexer)(code) if lexer else escape(code))
@@ -168,8 +168,8 @@ def _render_image(
     return str(Markup('<a href="{}">🖼 {}</a>').format(source, alt_text or source))
 
 
-def _add_links_and_tasks(state: "StateCore") -> None:
-    """Add links to addresses in plain text, boxes of task lists, and alignment of columns."""
+def _add_links_tasks_and_alignment(state: "StateCore") -> None:
+    """Add links to addresses in plain text, checkboxes to task lists, and alignment to columns."""
     last_types: list[str] = ["", ""]
     for token in state.tokens:
         if token.type in ("th_open", "td_open"):
@@ -184,7 +184,7 @@ def _add_links_and_tasks(state: "StateCore") -> None:
 
 
 def _take_task_box(first_token: "Token") -> "list[Token]":
-    """Remove the box of a task, such as `[x]`, from a text, and return the token for the box."""
+    """Remove the checkbox of a task, such as `[x]`, from its text, and return it as a token."""
     box = _TASK_BOXES.get(first_token.content[:4]) if first_token.type == "text" else None
     if box is None:
         return []
@@ -207,18 +207,18 @@ def _with_links(tokens: "Sequence[Token]", parser: "MarkdownIt") -> "Iterator[To
         if token.type != "text" or depth:
             yield token
             continue
-        end, new_token = 0, type(token)
+        position, token_type = 0, type(token)
         for match in _BARE_ADDRESS.finditer(token.content):
             address = _without_punctuation(match[0])
             target = parser.normalizeLink(address)
             if not is_link_address(target):
                 continue
-            yield new_token("text", "", 0, content=token.content[end : match.start()])
-            yield new_token("link_open", "a", 1, attrs={"href": target})
-            yield new_token("text", "", 0, content=address)
-            yield new_token("link_close", "a", -1)
-            end = match.start() + len(address)
-        yield new_token("text", "", 0, content=token.content[end:])
+            yield token_type("text", "", 0, content=token.content[position : match.start()])
+            yield token_type("link_open", "a", 1, attrs={"href": target})
+            yield token_type("text", "", 0, content=address)
+            yield token_type("link_close", "a", -1)
+            position = match.start() + len(address)
+        yield token_type("text", "", 0, content=token.content[position:])
 
 
 def _without_punctuation(address: str) -> str:
@@ -241,7 +241,7 @@ def _markdown_parser() -> "MarkdownIt":
     parser.enable(["table", "strikethrough"])
     parser.add_render_rule("image", _render_image)
     parser.add_render_rule("task", _render_task)
-    parser.core.ruler.push("links_and_tasks", _add_links_and_tasks)
+    parser.core.ruler.push("links_tasks_and_alignment", _add_links_tasks_and_alignment)
     return parser
 
 
@@ -255,7 +255,7 @@ _MAX_SEARCHED: Final = 1_000_000
 
 Further texts are covered as a whole.
 """
-# A placeholder consists of digits, because lexers of JSON and TOML split other words.
+# A placeholder consists only of digits, because the lexers of JSON and TOML split other words.
 _NONCE: Final = str(10**19 + randbelow(10**19))
 """Random number in placeholders, so that no message can contain a placeholder."""
 _TAG_OR_PLACEHOLDER: Final = re.compile(
@@ -288,14 +288,14 @@ class SecretMask:
         if len(text) > self._characters_left:
             return self._add_secret(text, "unsearched text")
         self._characters_left -= len(text)
-        pieces, end = list[str](), 0
+        pieces, position = list[str](), 0
         find = _find_secrets_cached if len(text) <= _MAX_CACHED_LENGTH else find_secrets
         for secret in find(text):
             kind = secret.stub.strip("\"'").removeprefix("[redacted: ").removesuffix("]")
             secret_text = text[secret.start : secret.end]
-            pieces += [text[end : secret.start], self._add_secret(secret_text, kind)]
-            end = secret.end
-        return "".join([*pieces, text[end:]]) if pieces else text
+            pieces += [text[position : secret.start], self._add_secret(secret_text, kind)]
+            position = secret.end
+        return "".join([*pieces, text[position:]]) if pieces else text
 
     def _add_secret(self, text: str, kind: str) -> str:
         """Store a secret and return its placeholder."""
@@ -332,10 +332,10 @@ def secret_spans(snippet: str) -> list[tuple[int, int]]:
     """Return start and end of each secret in a snippet, which may start or end inside a secret."""
     secrets = [(secret.start, secret.end) for secret in _find_secrets_cached(snippet)]
     for word in _CUT_WORD.finditer(snippet):
-        first, last = word.span(word.lastindex or 0)
-        is_outside_secrets = all(last <= start or end <= first for start, end in secrets)
+        word_start, word_end = word.span(word.lastindex or 0)
+        is_outside_secrets = all(word_end <= start or end <= word_start for start, end in secrets)
         if is_outside_secrets and any(map(str.isdigit, word[0])):
-            secrets.append((first, last))
+            secrets.append((word_start, word_end))
     return sorted(secrets)
 
 

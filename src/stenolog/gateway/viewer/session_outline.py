@@ -1,7 +1,7 @@
 """Outline of a session: its turns and the kinds of its messages, from one pass over all messages.
 
-Outlines are cached by session. A later request reads only the messages that were added since. An
-open conversation shows the prompts of the turns; another page shows their tokens and cost.
+Outlines are cached by session. A later request reads only the messages that were added since. The
+conversation page shows the prompts of the turns, and the turns page shows their tokens and cost.
 """
 
 from array import array
@@ -155,7 +155,7 @@ class Outline:
         self.last_seq = 0
         """The last seq that was read."""
         self._start = Turn(seq=0, at=datetime.now(UTC), prompt="", hidden=False)
-        """Messages before the first prompt."""
+        """Counts of the messages before the first prompt."""
         self._kinds = bytearray()
         self.price = price
         """Function that returns the price of an answer; None if there is no price list."""
@@ -176,7 +176,7 @@ class Outline:
         failures: Sequence[str] = ()
         starts_turn = is_prompt(body)
         if isinstance(body.get("content"), str) and body.keys() <= _PLAIN_FIELDS and "role" in body:
-            # A tool message with only the plain fields lacks the id of its call.
+            # With only the plain fields, a tool message has no call id, so its tool is unknown.
             kinds = TOOLS if body["role"] in ("tool", "function") else TEXT
             failures = ("",) if kinds == TOOLS and has_failed(body) else ()
         else:
@@ -194,40 +194,40 @@ class Outline:
         """Return the kinds of a message, and the tool name of each failed result (may be empty)."""
         kinds = 0
         failures: list[str] = []
-        group: list[int] | None = None
-        is_failed = has_failed(body)
+        new_indexes: list[int] | None = None
+        is_message_failed = has_failed(body)
         for part in read_message(body):
             if isinstance(part, ToolCall):
                 kinds |= TOOLS
-                if group is None:
-                    group = [index]
+                if new_indexes is None:
+                    new_indexes = [index]
                     if "role" in body:
                         self._calls = {}
-                self._calls[part.id] = part.name, group
+                self._calls[part.id] = part.name, new_indexes
             elif isinstance(part, ToolResult):
                 kinds |= TOOLS
-                name, members = self._calls.get(part.id, ("", []))
-                failed = is_failed or part.is_error
+                name, call_indexes = self._calls.get(part.id, ("", []))
+                failed = is_message_failed or part.is_error
                 if failed:
                     failures.append(name)
-                self._add_result(members, index, failed=failed)
+                self._add_result(call_indexes, index, failed=failed)
             elif isinstance(part, ThinkingPart):
                 kinds |= THINKING
             else:
                 kinds |= TEXT
         return kinds or TEXT, failures
 
-    def _add_result(self, members: list[int], index: int, *, failed: bool) -> None:
+    def _add_result(self, call_indexes: list[int], index: int, *, failed: bool) -> None:
         """Add a tool result. If the call failed, mark all messages with the call or its results."""
-        if not members:
+        if not call_indexes:
             return
-        was_failed = self._kinds[members[0]] & FAILED
-        members.append(index)
+        was_failed = self._kinds[call_indexes[0]] & FAILED
+        call_indexes.append(index)
         if was_failed:
             self._kinds[index] |= FAILED
         elif failed:
-            for member_index in members:
-                self._kinds[member_index] |= FAILED
+            for failed_index in call_indexes:
+                self._kinds[failed_index] |= FAILED
 
     def _count_message(self, turn: Turn, body: Mapping[str, Any], failures: Sequence[str]) -> None:
         turn.failed += len(failures)
@@ -240,9 +240,9 @@ class Outline:
         turn.seconds += seconds_of(body) or 0.0
         usage = usage_of(body)
         if usage is not None and self.last_seq > self._fork_seq:
-            name = model_of(body) or ""
-            counts = turn.models.setdefault(name, Counts())
-            cost = self.price(name, usage) if self.price is not None else None
+            model = model_of(body) or ""
+            counts = turn.models.setdefault(model, Counts())
+            cost = self.price(model, usage) if self.price is not None else None
             counts.add_answer(usage, cost)
 
     def selected_spans(self, message_filter: MessageFilter) -> list[Span]:
@@ -317,7 +317,7 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
             for read_count, message in enumerate(messages, 1):
                 outline.add(message)
                 if limit is not None and read_count % _BURST_MESSAGES == 1:
-                    # No page waits for the outline, so leave the processor to other requests.
+                    # The outline is not urgent, so let other requests use the processor.
                     sleep(_PAUSE_SECONDS)
             if limit is None or read_count < limit:
                 outline.last_seq = info.last_seq
@@ -424,12 +424,12 @@ async def turns(request: Request) -> Response:
     call = parse_query(request, TurnsQuery)
     entry = await entry_of(call)
     view = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry, call.query.page)
-    drawn = _chart_data(view["turns"], view["first"], view["info"].key, call.query.agent)
+    bars = _chart_bars(view["turns"], view["first"], view["info"].key, call.query.agent)
     return page(
         "turns.html",
         view=view,
         agent=call.query.agent,
-        drawn=drawn,
+        chart_bars=bars,
         how_to_get=install_command("prices"),
     )
 
@@ -474,8 +474,8 @@ def _side_usage(agent: AgentInstance, info: SessionInfo, price: Price | None) ->
     return TokenUsage(models=side_counts(usage, price))
 
 
-def _chart_data(turns: Sequence[Turn], first: int, key: str, agent: str) -> list[dict[str, Any]]:
-    """Return the data of the chart: numbers, label and address of each turn, oldest first.
+def _chart_bars(turns: Sequence[Turn], first: int, key: str, agent: str) -> list[dict[str, Any]]:
+    """Return one bar per turn for the chart: its numbers, label and address, oldest turn first.
 
     The list is empty if no turn has token counts.
     """
@@ -485,15 +485,15 @@ def _chart_data(turns: Sequence[Turn], first: int, key: str, agent: str) -> list
     bars = []
     for number, turn in enumerate(turns, first):
         cost = turn.cost
-        counts = f"{turn.input_tokens:,} input tokens · {turn.output_tokens:,} output tokens"
-        costs = "" if cost is None else f" · {dollars(cost)}"
+        token_text = f"{turn.input_tokens:,} input tokens · {turn.output_tokens:,} output tokens"
+        cost_text = "" if cost is None else f" · {dollars(cost)}"
         bars.append(
             {
                 "number": number,
                 "input_tokens": turn.input_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "label": f"{counts}{costs} — {cover_secrets(turn.prompt) or '(no text)'}",
+                "label": f"{token_text}{cost_text} — {cover_secrets(turn.prompt) or '(no text)'}",
                 "address": f"/s/{path_segment(key)}?at={turn.seq}{agent_parameter}#m{turn.seq}",
             }
         )

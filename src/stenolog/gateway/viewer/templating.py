@@ -40,7 +40,7 @@ class CompiledTemplates(BytecodeCache):
     """
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """Return the file of a compiled template."""
+        """Return the path of the file with the compiled template."""
         del filename
         return cache_from_source(_TEMPLATES / name)
 

@@ -1,4 +1,4 @@
-// Banners: a deleted session can be restored, and the progress of the first index is shown.
+// Banners: restores a deleted session, and shows the progress while sessions are indexed.
 
 const restore = document.querySelector("#restore");
 restore?.addEventListener("click", async () => {

@@ -27,7 +27,7 @@ for (const form of $$(".order, .dates")) {
   });
 }
 
-// Links of the filters were rendered before the reader typed search words.
+// A click on a filter keeps the search words, which may be newer than the address of the link.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("#facets a, .chosen-filters a");
   if (!link || !search || !found) return;

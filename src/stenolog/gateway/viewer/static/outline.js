@@ -1,5 +1,5 @@
 // Navigation in a session: the sticky bar, the outline of prompts, search, filters, jumps, and
-// loading while scrolling. viewer.js loads single parts and follows the end.
+// loading while scrolling. viewer.js loads older, newer and live messages.
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -22,7 +22,7 @@ addEventListener("resize", measure);
 addEventListener("scroll", measure, { passive: true });
 measure();
 
-// The bar covers more of the page while the tools are open.
+// Jumps must not scroll a message under the bar, which is higher while the tools are open.
 new ResizeObserver(() => {
   root.style.scrollPaddingTop = `${topHeight() + bar.offsetHeight + 10}px`;
 }).observe(bar);
@@ -164,8 +164,8 @@ async function jump(seq, { focus = false } = {}) {
 
 const numbers = new Intl.NumberFormat("en");
 let current = 0;
-// Message of the last jump, until the reader scrolls. Near the end of the page, the message
-// cannot be scrolled to the top.
+// Message of the last jump, until the reader scrolls. It counts as the message being read, even if
+// it is too near to the end of the page to be scrolled to the top.
 let arrived;
 
 // Returns the present element of a message: a live change may have replaced the element.
@@ -185,7 +185,7 @@ function showPosition() {
   const [from, to, all] = [seqOf(first), atEnd() && showsEnd() ? end : seqOf(last), end]
     .map((one) => numbers.format(one));
   $("#position").textContent = `${from}–${to} of ${all}`;
-  // The turn being read is the last one that starts in the upper part of the window.
+  // The message being read is the last one that starts in or above the upper fifth of the window.
   const line = under + (innerHeight - under) * 0.2;
   const read = list[Math.max(0, firstIndexWhere(list, (one) => one.getBoundingClientRect().top > line) - 1)];
   const now = currentElement(arrived) ?? (atEnd() && showsEnd() ? list.at(-1) : read);
@@ -300,7 +300,7 @@ async function extendOutline(up) {
   if (up ? startOf(edge) === 0 : start >= Number(edge.dataset.count)) return;
   const list = await outlinePart({ start });
   if (!list || !edge.isConnected) return;
-  // The first part may overlap with the next part.
+  // Do not show prompts twice: the first part may overlap with the next part.
   if (up) for (const one of [...list.children].slice(startOf(edge) - start)) one.remove();
   const before = edge.getBoundingClientRect().top;
   if (up) turns.prepend(list);
@@ -382,7 +382,7 @@ function showMatchCount() {
   else $("#find-count").textContent = `${numbers.format(place + 1)} of ${all}`;
 }
 
-// Returns the ranges of the words in a message, at most `most` of them.
+// Returns the ranges of the search words in a message, at most `most` ranges.
 function rangesIn(article, most) {
   const made = [];
   const walker = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);

@@ -42,7 +42,8 @@ async function html(address) {
   return made;
 }
 
-// HTML of messages as the server sent it: scripts and readers change the elements on the page.
+// HTML of messages as the server sent it, to detect changes: the elements on the page may have been
+// changed by a script or by the reader.
 const sources = new WeakMap();
 function keepSources(root) {
   for (const one of $$(".part > *", root)) sources.set(one, one.outerHTML);
@@ -68,7 +69,7 @@ async function api(method, address, body, tries = 4) {
   });
   const reply = await response.json().catch(() => ({}));
   if (reply.error?.code === "busy" && tries > 1) {
-    // An answer that has just ended is still being stored.
+    // An answer that has just ended is still being stored, so try again.
     await new Promise((go) => { setTimeout(go, 300); });
     return api(method, address, body, tries - 1);
   }
@@ -125,7 +126,8 @@ $("#theme").addEventListener("click", () => {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const other = system === "dark" ? "light" : "dark";
   const now = root.dataset.theme;
-  // The order is: the system's theme, the other theme, and the system's present theme, but fixed.
+  // Each click selects the next of three choices: follow the system, the opposite theme, and the
+  // system's present theme, fixed.
   const next = now === undefined ? other : now === other ? system : undefined;
   if (next) root.dataset.theme = next;
   else delete root.dataset.theme;
@@ -183,7 +185,8 @@ function prepareElements(within) {
   makeScrollable(within);
 }
 
-// The first paint shows only messages in view (conversation.css); now all positions are needed.
+// For a fast first paint, conversation.css lays out only messages in view. From now on, the
+// positions of all messages are needed.
 $("#talk")?.removeAttribute("data-first-paint");
 prepareElements(document);
 new MutationObserver((changes) => {
@@ -207,14 +210,15 @@ $("#log-out").addEventListener("click", async () => {
 
 // --- one question to the user -------------------------------------------------------------------
 
-// Enter sends. Shift+Enter starts a new line; during composition Enter ends the composition.
+// Enter sends, Shift+Enter starts a new line, and Enter in an input method (IME) does not send.
 const sendsOnEnter = (send) => (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();
 };
 
-// Shows a dialog with this content; the promise is true if the reader chose the button `does`.
+// Shows a dialog with this content. The promise resolves to whether the reader chose the button
+// with the label `does` instead of Cancel.
 function askInDialog(content, does, ready = () => {}) {
   return new Promise((answer) => {
     const dialog = document.createElement("dialog");
@@ -242,7 +246,7 @@ function askInDialog(content, does, ready = () => {}) {
   });
 }
 
-// Other scripts of the page ask with an event.
+// Other scripts of the page open a dialog with this event.
 document.addEventListener("ask", ({ detail }) => {
   askInDialog(detail.content, detail.does, detail.ready).then(detail.answer);
 });
@@ -285,7 +289,7 @@ async function filterList(input) {
   if (made === undefined || number !== latestQuery) return;
   const link = $(".chosen a", found)?.getAttribute("href");
   found.replaceChildren(...made.body.childNodes);
-  // The totals count the list without search words.
+  // The totals ignore search words, so they are hidden during a search.
   $("#total").hidden = Boolean(fields.get("q")?.trim());
   const again = $$("[data-row]", found).find((row) => $("a", row).getAttribute("href") === link);
   if (again) markRow(again);
@@ -293,7 +297,7 @@ async function filterList(input) {
 
 const nameOf = (row) => $("a", row)?.getAttribute("href") ?? row.className;
 
-// Updates the list to these rows, in their order, and leaves unchanged rows untouched.
+// Makes the list contain these rows in this order. Elements of unchanged rows stay on the page.
 function updateRows(list, rows) {
   const known = new Map([...list.children].map((row) => [nameOf(row), row]));
   const focused = list.contains(document.activeElement) && document.activeElement;
@@ -483,7 +487,7 @@ function keepReaderState(known, one) {
   $$("details", one).forEach((each, at) => { each.open = open[at] ?? false; });
 }
 
-// Has a screen reader read out new messages. The conversation itself is not a live region, because
+// Makes screen readers read out new messages. The conversation itself is not a live region, because
 // older messages that are loaded later must not be read out.
 const MAX_ANNOUNCED = 2000;
 function announce(messages) {
@@ -524,8 +528,8 @@ function merge(made) {
 let stateTimer;
 function showState({ state, tokens, title }) {
   clearTimeout(stateTimer);
-  // Until the catalog is ready the state is unknown. A new message looks interrupted until a
-  // process starts its turn.
+  // Poll again if the state is unknown, because the catalog is not ready, or if it may change soon:
+  // a new message looks interrupted until a process starts its turn.
   if (state === undefined || state === "running" || state !== $("#state")?.title) {
     stateTimer = setTimeout(() => { if (!document.hidden) refresh(); }, 1500);
   }
@@ -578,7 +582,8 @@ async function loadChanges() {
   const height = document.documentElement.scrollHeight;
   const end = $$(".part", talk).at(-1);
   const digests = $$(".part", talk).map((one) => one.dataset.digest);
-  // Load from the last prompt on: of earlier messages, only the visibility can change.
+  // Load from the last prompt on. Of earlier messages only the visibility can change, which changes
+  // the digest.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number(end.dataset.last);
   const from = prompt ? prompt.dataset.seq - 1 : 0;
@@ -646,7 +651,7 @@ async function reload({ end = false } = {}) {
   if (now) scrollBy(0, now.getBoundingClientRect().top - top);
 }
 
-// Returns the height of the window's top that the sticky headers cover.
+// Returns how many pixels the sticky headers cover at the top of the window.
 function coveredHeight() {
   const sticky = $$(".top, #session-bar").filter((one) => getComputedStyle(one).position === "sticky");
   return Math.max(0, ...sticky.map((one) => one.getBoundingClientRect().bottom));
@@ -665,7 +670,7 @@ function follow() {
   if (source || document.hidden) return;
   const { last } = $$(".part", talk).at(-1).dataset;
   source = new EventSource(`${base}/events${ofAgent({ after: last, changes: "true" })}`);
-  // Changes made before the connection was open cause no event.
+  // Changes made before the connection was open cause no event, so they are loaded now.
   source.addEventListener("open", () => refresh());
   source.addEventListener("open", () => setConnected(true));
   source.addEventListener("error", reconnect);
@@ -967,7 +972,8 @@ document.addEventListener("click", async (event) => {
 
 // --- no gateway -------------------------------------------------------------------------------
 
-// While the gateway does not answer, a link keeps this page instead of showing the browser's error.
+// While the gateway does not answer, a click on a link does not replace this page by the browser's
+// error page.
 document.addEventListener("click", async (event) => {
   const link = event.target.closest("a[href]");
   if ($("#gone").hidden || !link || link.origin !== location.origin) return;
@@ -986,7 +992,7 @@ function currentRow() {
   return $("[data-row].chosen");
 }
 
-// Marks the current row. The Tab key reaches only one row at a time.
+// Marks the current row. Of all messages, the Tab key reaches only the current one.
 function markRow(row) {
   const before = currentRow();
   before?.classList.remove("chosen");
@@ -1005,7 +1011,7 @@ function focusRow(row) {
   target.focus({ preventScroll: true });
 }
 
-// The Tab key moves the current row, too.
+// A row becomes the current row when the Tab key moves the focus into it.
 document.addEventListener("focusin", ({ target }) => {
   const row = target.closest("[data-row]");
   if (row && row !== target && row !== currentRow() && target.matches(":focus-visible")) markRow(row);
@@ -1080,7 +1086,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]")) return;
   if (event.key === "Enter" && at.closest("a, button, summary")) return;
   if (event.key === " ") {
-    // Without tools or thinking, the key scrolls as usual.
+    // In a message without tools and thinking, the key scrolls as usual.
     if (at.matches("article") && toggleDetails($$(FOLDED, at))) event.preventDefault();
     return;
   }
