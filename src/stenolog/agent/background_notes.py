@@ -21,7 +21,7 @@ _MAX_WAIT_SECONDS: Final = 30.0
 """Maximum wait in seconds for a pause between answers; after that, notes are written anyway."""
 
 _STORE_RETRY_SECONDS: Final = 60.0
-"""Delay in seconds before the next attempt after an error of the store."""
+"""Delay in seconds before consolidation is retried after a store error."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -60,7 +60,7 @@ class BackgroundNotes:
             self._answers_done.set()
 
     async def wait_until_queue_empty(self) -> None:
-        """Wait until all queued sessions are processed; sessions with a timer are not queued."""
+        """Wait until the queue is empty; sessions that wait for a timer are not in the queue."""
         await self._queue_empty.wait()
 
     async def close(self) -> None:

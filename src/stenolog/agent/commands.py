@@ -92,7 +92,7 @@ def new_key(channel: str = "cli", sender: str = "default") -> str:
 
 
 def sibling_key(key: str, thread: str = "") -> str:
-    """Return a key for a new session of the same user.
+    """Return a key for a new session of the same user, with `thread` or a generated thread part.
 
     Raises UsageError if `key` is not of the form channel:sender, because the user of any other key
     is unknown. Two users must never be mistaken for the same user.
@@ -176,8 +176,8 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     def _read_seen_seq(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        Messages that arrived after the command do not count. This process may have stored such a
-        message, and even answered it, before the command read `last_seq`.
+        Messages that arrived after the command do not count, even if this process stored and
+        answered them before the command read `last_seq`.
         """
         new_seqs = list(self.new_seqs)  # guard: unseen-by-command
         if self.scheduler.has_waiting_message(self.instance, self.key):
@@ -234,19 +234,19 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         unseen_messages: list[Message] = []
 
         def make_history(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
-            last_index = _last_user_index(history)
+            user_index = _last_user_index(history)
             unseen_messages[:] = [message for message in history if message.seq > self.seen_seq]
-            if last_index is None or unseen_messages:
+            if user_index is None or unseen_messages:
                 return None
-            end = _index_after_earlier_answers(history, last_index)
+            end = _index_after_earlier_answers(history, user_index)
             if new_text is None:
                 return [*history[:end]]
-            # The new answer goes to the same destination as the answer to the replaced message.
-            replaced_body = history[last_index].to_dict()
+            # Keep the origin, so that the new answer goes to the same destination as the old one.
+            replaced_body = history[user_index].to_dict()
             origin = origin_of(replaced_body) if is_received(replaced_body) else None
             new_body = {"role": "user", "content": new_text}
             new_message = mark_received(new_body, sender=self.sender, origin=origin)
-            return [*history[:last_index], *history[last_index + 1 : end], new_message]
+            return [*history[:user_index], *history[user_index + 1 : end], new_message]
 
         result = await self._run(replace_history, sessions, self.key, make_history)
         match result:
@@ -303,7 +303,10 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         return self._reply(f"Continuing `{chosen_entry.key}`: {title}", key=chosen_entry.key)
 
     def _find_matching_sessions(self) -> list[Entry]:
-        """Return the user's sessions whose key, title or messages contain the argument."""
+        """Return the sessions that the user may see and that match the argument.
+
+        A session matches if its key, title or messages contain the argument.
+        """
         catalog, text = self.instance.catalog, self.argument
         any_channel = self.all_sessions or split_key(self.key) is None
         prefix = "" if any_channel else f"{self.key.partition(':')[0]}:"
@@ -326,7 +329,10 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         ]
 
     def _may_see(self, entry: Entry) -> bool:
-        """Return whether the user may see a session: the current one, or a session of the user."""
+        """Return whether the user may see a session.
+
+        Without `all_sessions`, a user may see only the current session and their own sessions.
+        """
         is_own = bool(self.sender) and entry.sender == self.sender
         # guard: commands-own-sessions
         return self.all_sessions or entry.key == self.key or is_own
@@ -472,7 +478,7 @@ def _last_user_index(history: Sequence[Message]) -> int | None:
 def _index_after_earlier_answers(history: Sequence[Message], user_index: int) -> int:
     """Return the index after the answers to earlier messages, at least `user_index` + 1.
 
-    An answer to an earlier message can follow the message at `user_index`: the user sent the
+    An answer to an earlier message follows the message at `user_index` if the user sent that
     message while the earlier answer was being written.
     """
     user_seq = history[user_index].seq

@@ -168,7 +168,7 @@ class AgentInstance:
         try:
             return self._aliases.resolve_key(key)
         except StoreUnavailable:
-            return key  # aliases are unknown without the store; accept the message anyway
+            return key  # without the store, aliases are unknown, so treat `key` as a session key
 
     # --- models ------------------------------------------------------------------------------
 
@@ -186,7 +186,10 @@ class AgentInstance:
         return self._open_model_once(name)
 
     def model_of(self, key: str, notify: Callable[[str], None] | None = None) -> ChatModel:
-        """Return the model that the session's user chose, otherwise the agent's model."""
+        """Return the model that the session's user chose, otherwise the default model.
+
+        `notify`: see `chosen_model`.
+        """
         meta: Mapping[str, Any] = {}
         with suppress(StenologError):
             meta = self.store.info(key).meta
@@ -195,9 +198,9 @@ class AgentInstance:
     def chosen_model(
         self, meta: Mapping[str, Any], notify: Callable[[str], None] | None = None
     ) -> ChatModel:
-        """Return the model that the meta of a session names, otherwise the agent's model.
+        """Return the model that the meta of a session names, otherwise the default model.
 
-        If the named model cannot be opened, `notify` receives the reason, and the agent's model is
+        If the named model cannot be opened, `notify` receives the reason, and the default model is
         returned.
         """
         model_name = meta.get(CHOSEN_MODEL_FIELD)
@@ -214,7 +217,7 @@ class AgentInstance:
         """Set the model of a session.
 
         `any_model` allows models that are not in the agent's list. The name "default" selects the
-        agent's own model. Raises UsageError if the model is not allowed or cannot be opened.
+        default model. Raises UsageError if the model is not allowed or cannot be opened.
         """
         if name in ("default", self.spec.model):
             self.store.set_meta(key, **{CHOSEN_MODEL_FIELD: None})
@@ -239,7 +242,7 @@ class AgentInstance:
             return self._models[name]
 
     def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
-        """Return the Context for this model, which builds requests and writes summaries."""
+        """Return the Context that builds requests and summaries for this model and options."""
         with self._models_mutex:
             if model.name not in self._contexts:
                 limits = self.spec.limits
@@ -272,7 +275,7 @@ class AgentInstance:
         return [tool.definition() for tool in self._tools.values()]
 
     def offered_tools(self, options: TurnOptions) -> list[dict[str, Any]]:
-        """Return the tool definitions for a turn: the client's tools, then the agent's."""
+        """Return the tools of a turn: the client's, then the agent's tools with other names."""
         client_names = options.client_tool_names
         agent_tools = self.tool_definitions if options.own_tools else []
         return [dict(definition) for definition in options.tools] + [
@@ -348,12 +351,12 @@ class AgentInstance:
     def close_stores(self) -> None:
         """Close memory, catalog and stores. Errors are logged. A second call does nothing."""
         self.blocking_model.close()
-        for part in (self.memory, self.catalog, self.notes, self.sessions):
-            if part is not None:
+        for resource in (self.memory, self.catalog, self.notes, self.sessions):
+            if resource is not None:
                 try:
-                    part.close()
+                    resource.close()
                 except Exception:
-                    _logger.exception("closing %r failed", part)
+                    _logger.exception("closing %r failed", resource)
 
     async def close_models(self) -> None:
         """Close the models, in the event loop that used them. Errors are logged."""
@@ -405,7 +408,7 @@ def load_zone(name: str) -> tzinfo:
 
 
 def _load_machine_zone() -> tzinfo:
-    # A fixed offset would be wrong after a change to or from daylight saving time.
+    # Prefer zone data: a fixed offset is wrong after a change to or from daylight saving time.
     name = os.environ.get("TZ", "").removeprefix(":")
     try:
         if name:
@@ -509,7 +512,7 @@ class BlockingModel:
     ) -> str:
         """Return the model's answer.
 
-        If `model` is None, use the model of `use_model` in this thread, else the default model.
+        If `model` is None, use the model that `use_model` set in this thread, or the default model.
         Raises the errors of the model, and ModelClosing before `bind` and after `close`.
         """
         if model is None:

@@ -89,7 +89,7 @@ class AgentLoop:
         """
         self._scheduler.check_open()
         instance = self._registry.agent(agent)
-        safe_handler = _log_errors(on_event)
+        safe_handler = _make_safe_handler(on_event)
         check_sender(message.sender)
         key = message.key
         if view is None and prepare is None:
@@ -143,9 +143,10 @@ class AgentLoop:
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
 
-        If `change` returns an Answer, only return that Answer. `view`: view of the session `key`,
-        if the caller has read it. With `view`, `key` must not be an alias. Errors of the store and
-        of the model's server are in the returned Answer. Raises UsageError for wrong arguments.
+        If `change` returns an Answer, return that Answer and do not run a turn. `view`: view of the
+        session `key`, if the caller has read it. With `view`, `key` must not be an alias. Errors of
+        the store and of the model's server are in the returned Answer. Raises UsageError for wrong
+        arguments.
         """
         if view is None:
             instance, session_key = await self._find_session(key, agent)
@@ -157,7 +158,7 @@ class AgentLoop:
                 instance,
                 session_key,
                 change,
-                on_event=_log_errors(on_event),
+                on_event=_make_safe_handler(on_event),
                 wait=True,
                 options=options,
                 view=view,
@@ -234,7 +235,7 @@ class AgentLoop:
         answer is complete.
         """
         self._scheduler.check_open()
-        safe_handler = _log_errors(on_event)
+        safe_handler = _make_safe_handler(on_event)
         if key is not None:
             instance, session_key = await self._find_session(key, agent)
             answer = await self._resumer.resume(
@@ -258,7 +259,7 @@ class AgentLoop:
         """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
 
         The messages of cancelled turns stay in the log, and the next start resumes the turns. A
-        second call closes nothing again, and returns a new report.
+        second call closes nothing, and returns a new report.
         """
         report = await self._scheduler.close(patience=patience)
         if self._closing is None:
@@ -280,7 +281,7 @@ class AgentLoop:
         self._scheduler.threads.close()
 
 
-def _log_errors(on_event: EventHandler) -> EventHandler:
+def _make_safe_handler(on_event: EventHandler) -> EventHandler:
     """Return a handler that logs the errors of `on_event`, so that they do not end the turn."""
 
     def safe_handler(event: Event) -> None:

@@ -119,7 +119,7 @@ class Resumer:
         )
         if instance.id not in self._searched_agents:
             self._searched_agents.add(instance.id)
-            candidates += await self._scheduler.threads.run(_find_late_sessions, instance)
+            candidates += await self._scheduler.threads.run(_find_keys_with_late_message, instance)
         # Skip sessions that this process is working on.
         keys = [
             key for key in dict.fromkeys(candidates) if not self._scheduler.is_active(instance, key)
@@ -158,7 +158,7 @@ class Resumer:
 
 
 class ResumeBackoff:
-    """Delays before a failed resume is tried again, per session.
+    """Delays before a failed resume is retried, per session.
 
     After ModelRefused or ContextTooSmall, the turn is not resumed until a new message arrives. If
     the lease cannot be acquired, the delay is always 10 seconds. After other errors, for example if
@@ -218,7 +218,7 @@ class IdleSessions:
 
 
 class ForeignTurnCache:
-    """Cache of sessions with an unfinished turn of another program.
+    """Cache of sessions with an unfinished turn that another program started.
 
     A cached session is examined again only after it has changed.
     """
@@ -229,17 +229,17 @@ class ForeignTurnCache:
 
     def includes(self, instance: AgentInstance, entry: Entry) -> bool:
         """Return whether another program started the unfinished turn of this session."""
-        session, version = (instance.id, entry.key), (entry.uid, entry.updated)
-        if self._versions.get(session) == version:
+        agent_and_key, version = (instance.id, entry.key), (entry.uid, entry.updated)
+        if self._versions.get(agent_and_key) == version:
             return True
         sessions = instance.sessions
         history = sessions.get_history(entry.key, last=_TAIL_MESSAGES)
         if last_user_message(history) is None:
             history = sessions.get_history(entry.key)
         if is_own_turn(history, after=read_fork_seq(sessions, entry.key)):
-            self._versions.pop(session, None)
+            self._versions.pop(agent_and_key, None)
             return False
-        self._versions[session] = version
+        self._versions[agent_and_key] = version
         if len(self._versions) > _MAX_CACHED_SESSIONS:
             self._versions.popitem(last=False)
         return True
@@ -248,8 +248,8 @@ class ForeignTurnCache:
 def _find_interrupted(instance: AgentInstance, foreign_turns: ForeignTurnCache) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
-    The caller then leases each session and checks the log. Sessions with an unfinished turn of
-    another program are left out, so that they are never leased.
+    The caller then leases each session and checks the log. Sessions whose unfinished turn
+    another program started are left out, so that they are never leased.
     """
     keys: dict[str, None] = {}
     cursor: str | None = None
@@ -263,7 +263,7 @@ def _find_interrupted(instance: AgentInstance, foreign_turns: ForeignTurnCache) 
             return list(keys)
 
 
-def _find_late_sessions(instance: AgentInstance) -> list[str]:
+def _find_keys_with_late_message(instance: AgentInstance) -> list[str]:
     """Return the recent sessions that end with a late message (see `find_late_seq`).
 
     The catalog lists sessions with a late message as idle, because their last message is an answer.

@@ -167,7 +167,7 @@ class ActiveSession(Struct, eq=False):
             self.task.cancel()
 
     def failed_answer(self, error: StenologError, *, text: str = "") -> Answer:
-        """Return the Answer for a failed turn."""
+        """Return the Answer for a failed turn. `text` replaces the text of the error."""
         if isinstance(error, LeaseLost):
             text = TAKEN_OVER_TEXT
         return Answer(
@@ -307,10 +307,10 @@ class TurnScheduler:
         )
         view = message.view
         is_newly_stored = view is not None and seq is not None and seq > view.upto
-        # With an idempotency key of the client, another process may have accepted this message.
+        # Another process may have accepted a message with a client's idempotency key, so keep it.
         has_generated_key = not message.once  # guard: withdraw-own-message
         if has_generated_key and view is not None and seq is not None and not is_newly_stored:
-            # The session of `view` is gone, and the message has created a new session.
+            # The session of `view` is gone: withdraw the message, which has created a new session.
             error = await self.threads.run(_withdraw_first_message, instance.store, view, seq, body)
             return session.failed_answer(error)
         if seq is not None:
@@ -548,7 +548,7 @@ class TurnScheduler:
         if task.cancelled() and turn.cancel_reason == "left":
             raise StoreClosed(CLOSING_TEXT)
         try:
-            # A task that was cancelled before it started has not stored the interruption.
+            # A task that was cancelled before it started stored no interruption, so store it here.
             return await turn.close("stopped") if task.cancelled() else task.result()
         except ModelClosing:
             raise StoreClosed(CLOSING_TEXT) from None
@@ -624,7 +624,11 @@ class TurnScheduler:
     async def hold_lease(
         self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
-        """Yield a SessionStore that writes with `lease`; for None, the agent's SessionStore."""
+        """Hold `lease` in the `async with` block, and yield a SessionStore that writes with it.
+
+        The lease is renewed in the block and released at its end. If `lease` is None, yield the
+        agent's SessionStore.
+        """
         if lease is None:
             yield session.instance.sessions
             return

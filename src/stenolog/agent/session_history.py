@@ -61,19 +61,19 @@ def replace_history(
 def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     """Hide copies of messages that another process hid after `view` was read.
 
-    The messages with which both `view` and `history` start normally keep their seqs. `set_history`
-    stores copies of these messages only if another process has hidden some of the originals, for
-    example with `clear`.
+    The messages in the common prefix of `view` and `history` normally keep their seqs.
+    `set_history` stores copies of messages in the prefix only if another process has hidden some of
+    the originals, for example with `clear`.
     """
     pairs = zip(view.messages, history, strict=False)
-    common_count = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
-    new_count = len(history) - common_count
+    prefix_length = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+    new_count = len(history) - prefix_length
     info = store.info(view.key)
     if info.uid != view.uid or info.last_seq <= view.upto + new_count:
         return
     bodies = list(map(body_of, history))
     stored_bodies = list(map(body_of, store.get_history(view.key, after=view.upto, full=True)))
-    for start in range(common_count):
+    for start in range(prefix_length):
         copied_count = len(bodies) - start
         if stored_bodies[:copied_count] == bodies[start:]:
             last_copy_seq = view.upto + copied_count - new_count
@@ -112,7 +112,7 @@ def is_own_call(history: Sequence[Message], *, after: int) -> bool:
 
 
 def _bodies_after(history: Sequence[Message], seq: int) -> Iterator[Body]:
-    """Yield the messages after this seq, newest first."""
+    """Yield the bodies of the messages after this seq, newest first."""
     return (message.to_dict() for message in reversed(history) if message.seq > seq)
 
 
@@ -139,9 +139,9 @@ def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
     """Return the seq of a message that was stored after its user message was hidden, or None.
 
     Before each write, a turn checks that its user message is still visible, so only the last
-    message can be late. A late message is the newest write of the session. If messages were hidden
-    after that write, for example by `truncate_history`, the user wants to keep the answer visible
-    without its user message.
+    message can be late. A late message is the newest write of the session. Returns None if messages
+    were hidden after that write, for example by `truncate_history`, because the user then wants to
+    keep the answer visible without its user message.
     """
     info = view.info
     if not view.messages or info.visible == info.count:
@@ -154,9 +154,9 @@ def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
     )
     if not is_newest_write or body.get("role") == "user" or FIELD not in body:
         return None
-    first_seq = info.visible_spans[-1][0] if info.visible_spans else newest_message.seq
-    last_range_messages = [message for message in view.messages if message.seq >= first_seq]
-    if last_user_message(last_range_messages) is not None:
+    span_start = info.visible_spans[-1][0] if info.visible_spans else newest_message.seq
+    last_span_messages = [message for message in view.messages if message.seq >= span_start]
+    if last_user_message(last_span_messages) is not None:
         return None
     seen_seq = last_seen_seq(body, newest_message.seq)
     stored_messages = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
@@ -204,7 +204,7 @@ def withdraw_message(
         messages_at_seq = [message for message in new_view.messages if message.seq == seq]
         bodies_at_seq = [encode_message(message.to_dict()) for message in messages_at_seq]
         if new_view.uid == old_view.uid or encode_message(body) not in bodies_at_seq:
-            return  # the new session was deleted as well, or the old session restored
+            return  # the new session was deleted as well, or the old session was restored
         if new_view.info.count == 1:
             trash_entry = store.delete(key)
             if (trash_entry.uid, trash_entry.count) == (new_view.uid, 1):

@@ -15,7 +15,7 @@ DEFAULT_SYSTEM_PROMPT: Final = (
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """A channel and sender whose messages an agent gets. An empty field matches all values."""
+    """A channel and a sender whose messages go to an agent. An empty field matches any value."""
 
     channel: str = ""
     sender: str = ""
@@ -25,7 +25,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     """The configuration of an agent, without its model and tools."""
 
     sessions: str = "./workspace"
-    """Place of the sessions, as accepted by `open_sessions`."""
+    """Path or URL of the session store, as accepted by `open_sessions`."""
     id: str | None = None
     """Name of the agent; None for the only agent of a workspace without agent names."""
     model: str = ""
@@ -50,7 +50,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     recall_tokens: int = 1_500
     """Maximum number of tokens of recalled notes and messages in a request."""
     half_life_days: float = 30.0
-    """Age in days at which recall applies half of the maximum reduction by age."""
+    """Age in days at which a memory's score is reduced by half of the maximum age penalty."""
     zone: str = ""
     """Time zone of the users, such as `Europe/Berlin`; if empty, the zone of this machine."""
     resume_within: float = 86_400.0

@@ -102,7 +102,7 @@ class ThreadPool:
                 self._threads.append(thread)
             except RuntimeError:  # too many threads on this machine
                 if not thread_count:
-                    raise  # the call is not queued and must not run later
+                    raise  # before the call is queued, so that it does not run later
         self._pending += 1
         self._calls.put((future, call))
         return future
@@ -148,7 +148,7 @@ class ThreadPool:
             try:
                 result = call()
             except StopIteration as caught:
-                # A future rejects StopIteration.
+                # A future rejects StopIteration, so replace it.
                 error = RuntimeError(f"the call raised {caught!r}")
             except BaseException as caught:  # noqa: BLE001 - the caller gets it
                 error = caught

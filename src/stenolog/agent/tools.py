@@ -165,7 +165,7 @@ def result_as_text(result: object, *, limit: int) -> str:
             text = msgspec.json.encode(result).decode()
         except (TypeError, ValueError, msgspec.MsgspecError):
             text = str(result)
-    # Join each pair of surrogates into one character, because stores reject single surrogates.
+    # Join each surrogate pair into one character, because stores reject surrogate pairs.
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
     if len(text) <= limit:
         return text
@@ -195,21 +195,21 @@ def _split_parameters(function: Callable[..., Any], tool_name: str) -> tuple[lis
         hint = _convert_descriptions(hints[name])
         default = parameter.default
         if isinstance(default, list | dict | set):
-            # Each tool call gets a new copy.
+            # Each tool call gets its own copy of a mutable default.
             default = msgspec.field(default_factory=default.copy)
         fields.append((name, hint) if default is parameter.empty else (name, hint, default))
     return fields, context_name
 
 
 def _convert_descriptions(hint: Any) -> Any:
-    """Convert the texts in an `Annotated` hint to msgspec descriptions."""
+    """Convert the strings in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint
-    kind, *annotations = get_args(hint)
+    base_type, *annotations = get_args(hint)
     new_annotations = [
         msgspec.Meta(description=item) if isinstance(item, str) else item for item in annotations
     ]
-    return Annotated[(kind, *new_annotations)]
+    return Annotated[(base_type, *new_annotations)]
 
 
 def _make_parameter_schema(arguments_type: type[Struct], tool_name: str) -> dict[str, Any]:
@@ -255,7 +255,10 @@ def tool_message(call_id: str, text: str) -> dict[str, Any]:
 
 
 def result_for_cut_off_call(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
-    """Return an error result for a tool call that was cut off at the model's output limit."""
+    """Return the error result of a tool call that does not run because the answer was cut off.
+
+    Also emits the events of the call.
+    """
     name = call["function"]["name"]
     text = "Error: the answer was cut off at the model's limit, and so this call was not made"
     on_event(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
@@ -315,8 +318,8 @@ class ToolRunner(Struct, frozen=True):
         if tool is None:
             tool_names = ", ".join(sorted(self.tools)) or "none"
             return True, f"Error: there is no tool {name!r}; there are: {tool_names}"
-        seconds = self.spec.tool_timeout if tool.timeout is None else tool.timeout
-        timeout = asyncio.timeout(seconds)
+        max_seconds = self.spec.tool_timeout if tool.timeout is None else tool.timeout
+        timeout = asyncio.timeout(max_seconds)
         try:
             parsed_arguments = parse_arguments(arguments)
             async with timeout:
@@ -328,9 +331,9 @@ class ToolRunner(Struct, frozen=True):
             return True, f"Error: {name} was cancelled from inside"
         except Exception as error:  # noqa: BLE001 - a tool may raise anything
             if timeout.expired():
-                return True, f"Error: {name} did not end within {seconds:g} s and was given up"
-            name = type(error).__name__
-            failed, result = True, f"Error: {name}: {str(error) or name}"
+                return True, f"Error: {name} did not end within {max_seconds:g} s and was given up"
+            error_name = type(error).__name__
+            failed, result = True, f"Error: {error_name}: {str(error) or error_name}"
         else:
             failed = False
         return failed, result_as_text(result, limit=self.spec.tool_output_limit)
@@ -339,7 +342,7 @@ class ToolRunner(Struct, frozen=True):
 async def _run_function(tool: Tool, arguments: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(arguments, tool_context)
-    # A hanging tool cannot be stopped. A daemon thread does not keep the program from exiting.
+    # Run in a daemon thread: a hanging tool cannot be stopped, and must not block the exit.
     result_future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     result_future.set_running_or_notify_cancel()  # a cancelled caller no longer cancels the call
     context = contextvars.copy_context()

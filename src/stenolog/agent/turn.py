@@ -125,7 +125,7 @@ class Turn(Struct, eq=False):
     user_seq: int
     options: TurnOptions
     view: SessionView | None
-    """Last view that was read; None before the first read, or without a session."""
+    """Last view that was read; None before the first read, or if the session does not exist."""
     release_lease: Callable[[], None] | None
     streamed: StreamedAnswer = field(default_factory=StreamedAnswer)
     seen: SeenMessages = SeenMessages(upto=0)
@@ -183,17 +183,17 @@ class Turn(Struct, eq=False):
         return await self._interrupt(reason, all_answered=True)
 
     async def _answer_messages(self) -> Answer:
-        # While messages are unsaved, the log alone does not show the pending calls.
+        # Check the log only if all messages are saved: it lacks the tool calls of unsaved messages.
         all_saved = await self.unsaved.flush(self.sessions, on_event=self.on_event)
-        outcome = await self._prepare_request(check_log=all_saved)
-        if isinstance(outcome, Answer):
-            return outcome
-        request = None if isinstance(outcome, TurnState) else outcome
-        if isinstance(outcome, TurnState):
-            may_repeat = await self.threads.run(self._may_repeat_calls, outcome)
-            await self._finish_calls(outcome, repeat=may_repeat)
-            if outcome.client_calls:
-                return self._answer_with_calls(outcome.client_calls)
+        prepared = await self._prepare_request(check_log=all_saved)
+        if isinstance(prepared, Answer):
+            return prepared
+        request = None if isinstance(prepared, TurnState) else prepared
+        if isinstance(prepared, TurnState):
+            may_repeat = await self.threads.run(self._may_repeat_calls, prepared)
+            await self._finish_calls(prepared, repeat=may_repeat)
+            if prepared.client_calls:
+                return self._answer_with_calls(prepared.client_calls)
         rounds: list[object] = []
         for _ in range(self.instance.spec.max_iterations):
             await self._ask_model(request or await self._prepare_next_request())
@@ -257,15 +257,15 @@ class Turn(Struct, eq=False):
         """
         # If an unsaved message were stored while the log is read, the model would get both copies.
         async with self.unsaved.pause_writes():
-            unsaved, once = self.unsaved.bodies, self.unsaved.newest_idempotency_key
+            unsaved, idempotency_key = self.unsaved.bodies, self.unsaved.newest_idempotency_key
             return await self.threads.run_model(
-                self._build_request, unsaved, once, check_log=check_log
+                self._build_request, unsaved, idempotency_key, check_log=check_log
             )
 
     def _build_request(
-        self, unsaved: Sequence[Mapping[str, Any]], once: str, *, check_log: bool
+        self, unsaved: Sequence[Mapping[str, Any]], idempotency_key: str, *, check_log: bool
     ) -> "_Request | TurnState | Answer":
-        self._report_usage()
+        self._store_usage()
         if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
             hide_late_message(self.sessions, self.view)
@@ -273,23 +273,23 @@ class Turn(Struct, eq=False):
         state = TurnState() if view is None else turn_state(view.messages)
         self.asked_seqs |= frozenset(state.unanswered)
         if check_log and view is not None:
-            pending = self._find_answer_or_calls(view, state)
-            if pending is not None:
-                return pending
+            answer_or_calls = self._find_answer_or_calls(view, state)
+            if answer_or_calls is not None:
+                return answer_or_calls
         model = self._find_model(view)
         previous_recall = self.last_recall
         recall_result = self._recall(view, unsaved)
         if self.last_recall is not previous_recall and self.instance.memory is not None:
-            view = self._read_answerable_view(unsaved)  # the session may have changed
+            view = self._read_answerable_view(unsaved)  # it may have changed during the search
         context = self.instance.context(model, self.options)
         attempt = context.start_request(
             self.key, memory=recall_result.block, unsaved=unsaved, view=view
         )
         self.last_request = None if view is None else (view, attempt)
-        return _Request(model, recall_result, attempt, once)
+        return _Request(model, recall_result, attempt, idempotency_key)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
-        """Update and return `view`. Raises _HistoryChanged if the user messages are hidden."""
+        """Update and return `self.view`. Raises _HistoryChanged if the user messages are hidden."""
         view = self._read_view()
         if view is None or unsaved:
             return view
@@ -303,7 +303,7 @@ class Turn(Struct, eq=False):
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
 
     def _read_view(self) -> SessionView | None:
-        """Update and return `view`; return None if no message of the session is stored yet.
+        """Update and return `self.view`; return None if no message of the session is stored yet.
 
         Raises NoSuchSession if the session is gone.
         """
@@ -414,7 +414,7 @@ class Turn(Struct, eq=False):
             self.on_event(UsageReported(usage=usage))
         self.unstored_usage = (attempt, None if usage is None else usage.prompt)
 
-    def _report_usage(self) -> None:
+    def _store_usage(self) -> None:
         """Store the provider's token count of the last request. Blocks; raises nothing."""
         if self.unstored_usage is not None:
             (attempt, prompt_tokens), self.unstored_usage = self.unstored_usage, None
@@ -426,7 +426,7 @@ class Turn(Struct, eq=False):
         Also stores the provider's token counts, and hides the messages of this turn if its user
         messages were hidden meanwhile. Returns whether a summary was written. This call blocks.
         """
-        self._report_usage()
+        self._store_usage()
         view = refresh_view(self.instance.store, self.key, self.view)
         self._hide_late_messages(view)
         context = self.instance.context(self.instance.chosen_model(view.info.meta))
@@ -488,7 +488,7 @@ class Turn(Struct, eq=False):
         """Store results for the tool calls that a killed process left without a result.
 
         With `repeat`, repeatable calls run again. For other calls, the stored result says that
-        the effect is unknown, or that the user went on without it.
+        the effect is unknown, or that the user continued without the result.
         """
         calls_to_repeat = []
         for call in state.open_calls:
@@ -572,13 +572,13 @@ class Turn(Struct, eq=False):
         partial_text = self.streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
         upto = max(self.seen.upto, self.user_seq)
-        once = self.seen.once
+        idempotency_key = self.seen.once
         if all_answered:
             upto = max((upto, *state.unanswered))
-            once = self.unsaved.newest_idempotency_key or once
+            idempotency_key = self.unsaved.newest_idempotency_key or idempotency_key
         body = {"role": "assistant", "content": text}
         seq = await self._store_message(
-            body, seen=SeenMessages(upto=upto, once=once, interrupted=reason)
+            body, seen=SeenMessages(upto=upto, once=idempotency_key, interrupted=reason)
         )
         return self._make_answer(text, seq, outcome="interrupted")
 
@@ -608,8 +608,8 @@ class Turn(Struct, eq=False):
     ) -> int | None:
         """Store a message of this turn, unless the user message is hidden now.
 
-        `is_final`: the message is the last message of the turn, so the same thread call releases
-        the lease.
+        `is_final`: the message is the last message of the turn, so the lease is released in the
+        worker-thread call that appends the message.
         """
         if self.has_dropped_message:
             return None

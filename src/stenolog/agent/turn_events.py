@@ -55,8 +55,8 @@ def tool_name(definition: Mapping[str, Any]) -> str:
 class InboundMessage(Struct, frozen=True, kw_only=True):
     """A message from a user.
 
-    All sessions that have only messages of one sender share one memory. The sender must be empty if
-    it is not verified, for example if it comes from a session key.
+    Sessions with messages of only one sender share the memory of that sender. The sender must be
+    empty if it is not verified, for example if it comes from a session key.
     """
 
     key: str

@@ -1,8 +1,8 @@
 """Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
 Later messages wait for an unsaved message, so no answer is stored before its user message.
-Every message keeps the idempotency key of its first attempt: if the first write did reach the
-store, the retry stores nothing twice. Messages of a turn are written only by the lease holder, and
+Every message keeps the idempotency key of its first attempt, so a retry stores nothing twice if the
+first write did reach the store. Messages of a turn are written only by the lease holder, and
 only if the log still needs the messages, because another process may have answered in the meantime.
 """
 
@@ -104,11 +104,11 @@ class UnsavedMessages:
         return self._queue[-1].once if self._queue else ""
 
     def seq_of(self, once: str) -> int | None:
-        """Return the seq of a message that was stored after a failed write, or None."""
+        """Return the seq of the message with this idempotency key if a retry stored it, or None."""
         return self._stored_seqs.get(once)
 
     def find_answer_text(self, once: str) -> str | None:
-        """Return the text of the unsaved answer to an unsaved message; None without an answer."""
+        """Return the unsaved answer text for the message with this idempotency key, or None."""
         queued_keys = [message.once for message in self._queue]
         for message in self._queue:
             last_seen_key = "" if message.seen is None else message.seen.once
@@ -217,7 +217,7 @@ class UnsavedMessages:
         while self._queue:
             message = self._queue[0]
             if message.belongs_to_turn and not is_turn_checked:
-                # All messages that the answer depends on have a seq by now.
+                # Messages that the answer depends on have a seq by now, as `_is_stale` requires.
                 is_turn_checked = True
                 if await self._is_stale(sessions, message):
                     self._drop_stale_answer(on_event)
@@ -228,7 +228,7 @@ class UnsavedMessages:
             except LeaseLost:
                 raise
             except UsageError as error:
-                # The store will never accept this message, which must not block later messages.
+                # The store will never accept this message, so drop it and continue with the next.
                 on_event(
                     SaveFailed(count=1, text=f"one message cannot be stored and is lost: {error}")
                 )
