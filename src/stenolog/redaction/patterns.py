@@ -1,7 +1,7 @@
 """Recognition of secrets: by the name of their field, by their form, or by the words before them.
 
-Each search takes linear time on any text. No value of a field is scanned twice. Each pattern starts
-only at the start of a run of its characters and uses possessive quantifiers. Matches that a
+Each search takes linear time on any text: no value of a field is scanned twice, each pattern starts
+only at the start of a run of its characters and uses possessive quantifiers, and matches that a
 function has to check afterwards are short.
 """
 
@@ -16,8 +16,8 @@ from msgspec import Struct
 from stenolog.lazy_loading import lazy_pattern
 
 # --- field names -----------------------------------------------------------------------------
-# In text, field names in quotes are found, as in JSON and programs. The quotes may be escaped
-# several times, because arguments and results of tools are often JSON inside JSON.
+# In a text, field names are found if they are quoted, as in JSON and programs. The quotes may be
+# escaped several times, because arguments and results of tools are often JSON inside JSON.
 
 
 class SecretKind(Struct, frozen=True):
@@ -50,7 +50,7 @@ _NON_SECRET_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
-"""Pattern of pagination tokens and special tokens of models, which are not secret."""
+"""Pattern of names of pagination tokens and special tokens of models, which are not secret."""
 _FLAG_NAMES: Final = (
     r"(?:has|had|is|was|needs?|requires?|uses?|supports?|shows?|hides?|forgot|allows?|enables?)_.*"
 )
@@ -82,7 +82,7 @@ _NON_SECRET_NAME: Final = lazy_pattern(f"{_NON_SECRET_TOKENS}|{_FLAG_NAMES}")
 _MAX_NAME_LENGTH: Final = 64
 """Number of characters at the end of a field name that are checked."""
 _NAME_SUFFIX: Final = lazy_pattern(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
-"""Pattern of a suffix in a field name, such as in `password (prod)`."""
+"""Pattern of a suffix in a field name, such as `(prod)` in `password (prod)`."""
 _CAMEL_CASE: Final = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS: Final = lazy_pattern(r"[^a-z0-9]+")
 
@@ -107,7 +107,7 @@ _BARE_NUMBER: Final = lazy_pattern(r"-?[0-9]{3,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = lazy_pattern(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = lazy_pattern(r"\s*+:")
 _LOGPROB_FIELD: Final = lazy_pattern(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
-"""Pattern of the text after a model's output token, which is not a secret."""
+"""Pattern of the field after an output token of a model; such a token is not a secret."""
 
 Span = tuple[int, int]
 
@@ -151,7 +151,10 @@ def is_secret_number(kind: SecretKind, value: str) -> bool:
 def kind_of_nested_field(
     kind: SecretKind | None, name: str, *, has_schema: bool
 ) -> SecretKind | None:
-    """Return the kind of a field in an object of this kind; None if its value is not secret."""
+    """Return the kind of a field in an object of this kind; None if its value is not secret.
+
+    `has_schema`: the object is a schema, so only fields such as `default` can be secret.
+    """
     if kind is None or not kind.includes_nested or name in _DESCRIPTION_FIELDS:
         return None
     return kind if not has_schema or name in _SCHEMA_VALUES else None
@@ -189,7 +192,7 @@ def find_secret_fields(text: str) -> Iterator[SecretSpan]:
 
 
 def _find_value_spans(text: str, start: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of texts in the value at `start` that may be secret, and its end."""
+    """Return the spans of possibly secret strings in the value at `start`, and the value's end."""
     if text[start : start + 1] in ("[", "{"):
         return _find_nested_spans(text, start, kind) if kind.includes_nested else ([], start)
     quote = _QUOTE.match(text, start)
@@ -200,7 +203,7 @@ def _find_value_spans(text: str, start: int, kind: SecretKind) -> tuple[list[Spa
 
 
 def _find_nested_spans(text: str, position: int, kind: SecretKind) -> tuple[list[Span], int]:
-    """Return the spans of texts in a list or object that may be secret, and its end."""
+    """Return the spans of possibly secret strings in a list or object, and the end of the value."""
     depth, name, has_schema = 0, "", False
     spans = list[tuple[str, Span]]()
     while (match := _PUNCTUATION.search(text, position)) is not None:
@@ -296,7 +299,7 @@ def _has_alphanumeric_run(match: re.Match[str]) -> bool:
 
 
 _CHARACTER_KIND_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""A change of the kind of character. Random keys have many changes, words with hyphens few."""
+"""A change of case or between letters and digits; hyphenated words have few, random keys many."""
 
 
 def _looks_random(match: re.Match[str]) -> bool:
@@ -304,7 +307,7 @@ def _looks_random(match: re.Match[str]) -> bool:
 
 
 def _is_credential(match: re.Match[str]) -> bool:
-    """Return whether the text after `bearer` is a credential and not a word of the sentence."""
+    """Return whether the text after `bearer` or `token` is a credential, not a word in prose."""
     value = match["value"]
     return any(map(str.isdigit, value)) or _ALPHANUMERIC_RUN.search(value) is not None
 

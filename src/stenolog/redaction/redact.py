@@ -26,10 +26,10 @@ from stenolog.redaction.patterns import (
 
 _NON_SPACES: Final = lazy_pattern(r"\S*")
 _SECRET_MARGIN: Final = 10_000
-"""Characters beyond a cut that are searched, too, for a secret that the cut divides."""
+"""Number of characters beyond a cut that are searched, too, for a secret across the cut."""
 
 
-_MIN_SECRET_LENGTH: Final = 16
+_MIN_SEARCHED_NAME_LENGTH: Final = 16
 """Minimum length of a field name that is searched for secrets, in characters."""
 _INVISIBLE_REGEX: Final = (
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
@@ -114,6 +114,7 @@ class _StepwiseRedaction:
         self.text = text
         self._position_maps: list[_PositionMap] = []
         self._stubs: list[tuple[int, int, int, str]] = []
+        """Start and end of each secret in the original text, number of earlier steps, and stub."""
         if hidden:
             self._replace_secrets(hidden)
 
@@ -123,9 +124,9 @@ class _StepwiseRedaction:
             return
         for secret in secrets:
             start, end = secret.start, secret.end
-            for step in reversed(self._position_maps):
+            for step_map in reversed(self._position_maps):
                 last = max(start, end - 1)
-                start, end = step.original_span(start)[0], step.original_span(last)[1]
+                start, end = step_map.original_span(start)[0], step_map.original_span(last)[1]
             self._stubs.append((start, end, len(self._position_maps), secret.stub))
         self._replace_secrets(secrets)
 
@@ -168,7 +169,7 @@ class _PositionMap:
 def redact_data(value: Any) -> RedactedData:
     """Redact every text in JSON data, and every value whose field name shows a secret.
 
-    In a text that contains JSON, only the secrets are replaced; the rest keeps its spelling.
+    In a text that is JSON, only the values with secrets change; the rest keeps its formatting.
     """
     redactor = _DataRedactor()
     return RedactedData(redactor.redact(value), redactor.count)
@@ -202,13 +203,14 @@ class _DataRedactor:
         self._patterns = patterns
         """Kinds of secrets to search for in texts."""
         self._scalar_count = 0
-        self.stubs: dict[int, str] = {}
-        """Replacement of each secret, by its number among all scalars and field names."""
+        self.redacted_scalars: dict[int, str] = {}
+        """Each redacted scalar or field name, by its index among all scalars and field names."""
 
     def redact(self, value: Any, kind: SecretKind | None = None, *, is_named: bool = False) -> Any:
         """Return the value without secrets.
 
-        `kind`: the field contains secrets of this kind. `is_named`: the field's own name says so.
+        `kind`: kind of the secrets in the field, if any. `is_named`: the field's own name shows the
+        kind, and not only the name of an outer field.
         """
         match value:
             case list() if not isinstance(value, _ObjectFields):
@@ -219,7 +221,7 @@ class _DataRedactor:
                 return _ObjectFields(self._redact_object(value, kind))
         redacted_value = self._redact_scalar(value, kind, is_named=is_named)
         if redacted_value is not value:
-            self.stubs[self._scalar_count] = redacted_value
+            self.redacted_scalars[self._scalar_count] = redacted_value
         self._scalar_count += 1
         return redacted_value
 
@@ -238,7 +240,7 @@ class _DataRedactor:
         self, fields: list[tuple[Any, Any]], outer_kind: SecretKind | None
     ) -> Iterator[Any]:
         has_schema = outer_kind is not None and any(
-            is_schema(str(field), value) for field, value in fields
+            is_schema(str(name), value) for name, value in fields
         )
         sibling_kind = self._kind_from_sibling(fields)
         is_model_token = any(name == "logprob" for name, _ in fields)
@@ -253,7 +255,7 @@ class _DataRedactor:
             yield self._redact_name(name), self.redact(value, kind, is_named=field_kind is not None)
 
     def _redact_name(self, name: Any) -> Any:
-        if isinstance(name, str) and len(name) >= _MIN_SECRET_LENGTH:
+        if isinstance(name, str) and len(name) >= _MIN_SEARCHED_NAME_LENGTH:
             return self.redact(name)
         self._scalar_count += 1
         return name
@@ -282,7 +284,7 @@ class _DataRedactor:
     def _redact_text(self, text: str) -> str:
         if text.lstrip()[:1] in ("{", "[", '"'):
             patterns = self._patterns
-            if _has_no_escapes(text):
+            if _has_no_hidden_characters(text):
                 patterns = _possible_patterns(text, patterns)
             nested_redactor = _DataRedactor(patterns)
             try:
@@ -298,14 +300,14 @@ class _DataRedactor:
 
     def redacted_json(self, text: str) -> str:
         """Return a JSON text without the secrets that `redact` found in its decoded value."""
-        if not self.stubs:
+        if not self.redacted_scalars:
             return text
         secrets = list[SecretSpan]()
         for index, match in enumerate(_JSON_SCALAR.finditer(text)):
-            if index in self.stubs:
+            if index in self.redacted_scalars:
                 # Keep ASCII escapes: a lone surrogate can only be written as an escape.
-                redacted_value = json.dumps(self.stubs[index], ensure_ascii=match[0].isascii())
-                secrets.append(SecretSpan(*match.span(), redacted_value))
+                encoded = json.dumps(self.redacted_scalars[index], ensure_ascii=match[0].isascii())
+                secrets.append(SecretSpan(*match.span(), encoded))
         return _replace_spans(text, secrets)
 
 
@@ -314,7 +316,7 @@ def redact_ends(text: str, *, max_end_length: int) -> RedactedText:
 
     The middle of a longer text is left out. A secret that the cut divides is removed.
     """
-    # A private key (PEM) is so long that its end may be far from its recognizable start.
+    # Replace private keys (PEM) before the cut: their end may be far from their recognizable start.
     private_keys = _find_matches(text, PRIVATE_KEY)  # guard: private-key-redacted
     text = _replace_spans(text, private_keys)
     if len(text) <= 2 * max_end_length:
@@ -334,8 +336,8 @@ def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[Sec
     return [pattern for pattern in patterns if pattern.may_occur_in(lower_case)]
 
 
-def _has_no_escapes(text: str) -> bool:
-    """Return whether no escaped or invisible character of a JSON text can hide a secret."""
+def _has_no_hidden_characters(text: str) -> bool:
+    """Return whether a JSON text has no escaped or invisible characters that can hide a secret."""
     has_escapes = "\\u" in text or "\\/" in text
     return not has_escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
 
