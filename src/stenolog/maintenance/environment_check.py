@@ -140,7 +140,7 @@ def _check_indexing_of_agent(workspace: str, agent: str | None) -> Iterator[Find
 def list_notes(workspace: str, *, mounts: str = _MOUNTS_FILE) -> list[CheckNote]:
     """Return the notes on a workspace or a database.
 
-    `mounts` is the path of the file in which the system lists its file systems.
+    `mounts` is the path of the file that lists the mounted file systems.
     """
     notes = list(_disk_notes(workspace, mounts))
     try:
@@ -181,7 +181,7 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
     is_jsonl = parse_address(location.where).engine == "jsonl"
     if is_jsonl and not Path(location.where, location.namespace).is_dir():
         return
-    owner = "" if agent is None else f" of the agent {agent}"
+    owner_text = "" if agent is None else f" of the agent {agent}"
     with open_store(location.where, namespace=location.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
             yield from _catalog_notes(path)
@@ -192,14 +192,14 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
         if interrupted_entries:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=_name_sessions(
-                    interrupted_entries, f"{owner} with an unanswered last message"
+                meaning=_describe_sessions(
+                    interrupted_entries, f"{owner_text} with an unanswered last message"
                 ),
                 advice="An agent resumes only messages that it received itself, not imported or "
                 "copied ones. `steno list --state interrupted` lists the sessions.",
             )
         if running_entries:
-            meaning = _name_sessions(running_entries, f"{owner} with a turn in progress")
+            meaning = _describe_sessions(running_entries, f"{owner_text} with a turn in progress")
             yield CheckNote(kind="turns under way", meaning=meaning)
 
 
@@ -215,7 +215,7 @@ def _catalog_notes(path: Path) -> Iterator[CheckNote]:
         yield CheckNote(kind="index", meaning=meaning, advice=advice)
 
 
-def _name_sessions(entries: Sequence[Entry], description: str) -> str:
+def _describe_sessions(entries: Sequence[Entry], description: str) -> str:
     """Return a sentence with the number of sessions, the description, and the first keys."""
     count = len(entries)
     count_text = "There is 1 session" if count == 1 else f"There are {count:,} sessions"

@@ -65,10 +65,10 @@ class LogReport:
 def examine_log(
     content: bytes, name: str, *, folder: str = "sessions", deleted: bool = False
 ) -> LogReport:
-    """Return the findings for the bytes of a log with this file name.
+    """Examine the bytes of a log with this file name.
 
-    `deleted` means that the log is in the trash, where file names do not contain the key and no
-    process writes to a log.
+    `folder` is the path of the log's folder, for the findings. `deleted` means that the log is in
+    the trash, where file names do not contain the key and no process writes to a log.
     """
     path = f"{folder}/{name}"
     key = None if deleted else file_names.key_of_log(name)
@@ -86,7 +86,7 @@ def examine_log(
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
-        # Until the log has its correct name, no process writes to the log and no repair changes it.
+        # Report only the name: until it is correct, no process or repair writes to the log.
         return LogReport(state=state, findings=(_wrong_name_finding(state.key, path),))
     findings: list[Finding] = []
     if unknown_kinds:
@@ -203,31 +203,34 @@ class _DamagedLog:
     def damaged_line_findings(self) -> Iterator[Finding]:
         """Yield a finding for each damaged line before the last record."""
         lines_without_end: list[_BadLine] = []
-        for damaged_part in self.scan.damaged:
-            if damaged_part.offset >= self.scan.consumed:
+        for damaged_bytes in self.scan.damaged:
+            if damaged_bytes.offset >= self.scan.consumed:
                 continue
-            bad_line = self._bad_lines_by_offset[damaged_part.offset]
+            bad_line = self._bad_lines_by_offset[damaged_bytes.offset]
             lost = self._take_lost_seqs(bad_line)
             if bad_line.is_edited:
                 yield self._hand_edit_finding(bad_line, lost or bad_line.edited_seqs)
-            elif plain_message(damaged_part.text.strip()) is not None:
+            elif plain_message(damaged_bytes.text.strip()) is not None:
                 yield self._added_line_finding(bad_line)
-            elif not damaged_part.is_void and not lost and salvage(damaged_part.text):
+            elif not damaged_bytes.is_void and not lost and salvage(damaged_bytes.text):
                 lines_without_end.append(bad_line)
-            elif not damaged_part.is_void:
-                yield self._damaged_line_finding(bad_line, damaged_part.text, lost)
+            elif not damaged_bytes.is_void:
+                yield self._damaged_line_finding(bad_line, damaged_bytes.text, lost)
         if lines_without_end:
             yield self._line_end_finding(lines_without_end)
 
     def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
-        """Yield findings for invalid bytes at the end, which the next writer marks as void."""
+        """Yield findings for invalid bytes at the end, which the next writer marks as void.
+
+        `may_write`: a repair may write to the log.
+        """
         tail = self.scan.tail
         if tail is None:
             return
         start, end = self.scan.consumed, len(self._content)
         bad_lines = self._bad_lines_by_offset.values()
         edited_lines = [bad_line for bad_line in bad_lines if bad_line.is_edited]
-        added_lines = [bad_line for bad_line in bad_lines if bad_line.offset >= start]
+        tail_lines = [bad_line for bad_line in bad_lines if bad_line.offset >= start]
         if start < end:
             edited_lines = [bad_line for bad_line in edited_lines if bad_line.offset >= start]
             for bad_line in edited_lines:
@@ -235,8 +238,8 @@ class _DamagedLog:
                 yield self._hand_edit_finding(bad_line, lost)
             if edited_lines:
                 return
-        if added_lines and all(self._is_plain_message(bad_line) for bad_line in added_lines):
-            yield from map(self._added_line_finding, added_lines)
+        if tail_lines and all(self._is_plain_message(bad_line) for bad_line in tail_lines):
+            yield from map(self._added_line_finding, tail_lines)
             return
         kind, meaning = _describe_tail(tail, self._content[start:])
         # If --repair made a batch void, --accept could no longer accept its edited line.

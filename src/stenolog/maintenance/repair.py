@@ -1,7 +1,7 @@
 """The doctor's repairs. No data is deleted: bytes are marked as void, or files are moved.
 
-Every repair checks its finding again under the lock of the log. Another process may have repaired
-the log, or the finding may have been a write in progress.
+Every repair checks its finding again under the lock of the log, because another process may have
+repaired the log, or the finding may have been a write in progress.
 """
 
 import os
@@ -84,6 +84,7 @@ def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
 
 def _select_hand_edits(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding for each session with hand edits, without sessions in the trash."""
     edits = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
     return list({f.key: f for f in edits if f.key is not None}.values())
 
@@ -204,7 +205,7 @@ def _move_archive(folder: _LogFolder, uid: str, name: str, key: str | None) -> s
 
 
 def _move_aside(folder: _LogFolder, source: int, name: str, *, prefix: str = "") -> str:
-    """Move a file into the folder `aside`, durably."""
+    """Move a file from the folder `source` into the folder `aside`, durably."""
     with _open_aside(folder.directory) as aside:
         target = f"{prefix}{name.lstrip('.')}.{_unique_time_text()}"
         try:
@@ -241,36 +242,36 @@ def _accept_edits(folder: _LogFolder, finding: Finding) -> str:
             return _ALREADY_FIXED
         with log.mutex:
             size, state = log.size, copy_state(log.known_state())
-        text = log.read_bytes(0, size)
-        fixed_log = fix_edits(text, last_seq=0 if state.archive is None else state.archive.last)
+        content = log.read_bytes(0, size)
+        fixed_log = fix_edits(content, last_seq=0 if state.archive is None else state.archive.last)
         if fixed_log is None:
             return _ALREADY_FIXED
-        copy_name = _write_copy_aside(folder.directory, log.name, text)
+        copy_name = _write_copy_aside(folder.directory, log.name, content)
         new_log = rewrite.compose_log(rewrite.replay(fixed_log, state), fixed_log, writer.now())
         rewrite.replace_log(log, new_log)
     return f"accepted; the previous log is {folder.path}/{ASIDE_FOLDER}/{copy_name}"
 
 
-def _write_copy_aside(directory: Directory, name: str, text: bytes) -> str:
+def _write_copy_aside(directory: Directory, name: str, content: bytes) -> str:
     """Write these bytes into the folder `aside`, durably, and return the file name."""
     target = f"{name}.{_unique_time_text()}"
     with _open_aside(directory) as aside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with closing(open_descriptor(target, flags, dir_fd=aside)) as descriptor:
-            write_all(descriptor, text)
+            write_all(descriptor, content)
             sync_file(descriptor)
         sync_folder(aside)
     return target
 
 
-def fix_edits(text: bytes, *, last_seq: int) -> bytes | None:
+def fix_edits(content: bytes, *, last_seq: int) -> bytes | None:
     """Return the log with the hand edits accepted.
 
     Edited records get correct checksums, and messages in plain JSON become records. The restored
     messages are removed from the lists of lost messages in other records. Returns None if there is
     no hand edit. `last_seq` is the seq before the first message of the log.
     """
-    lines = text.split(b"\n")
+    lines = content.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
     next_seqs = _find_next_seqs(records)
     last_time = ""
@@ -288,7 +289,7 @@ def fix_edits(text: bytes, *, last_seq: int) -> bytes | None:
             last_time, last_seq = timestamp(record.at), record.seq
         elif record is not None:
             last_time = record.at
-    if b"\n".join(lines) == text:
+    if b"\n".join(lines) == content:
         return None
     if lines[-1] and records[-1] is not None:
         lines.append(b"")  # the last record had no line end

@@ -75,7 +75,7 @@ def execute_step(
             if info.lost or info.damaged:
                 return "skipped", "the session is damaged; run `steno doctor`"
             on_start()
-            # If the process is killed after this write, the session is marked, but not deleted.
+            # If the process is killed after this write, later runs treat the session as restored.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
             trashed = store.delete(step.key)
             if trashed.count != info.count:
@@ -111,7 +111,7 @@ def _purge_deleted_sessions(
     except NoSuchSession:
         on_start()
         if isinstance(store, PurgingStore):
-            # Purge only the checked session: another process may create this key right now.
+            # Purge only the checked session: another process may create one with this key now.
             purge_result = store.purge_trash(step.key, [planned_session])
         else:
             purge_result = store.purge(step.key)
@@ -133,9 +133,9 @@ def apply_rules(
     """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
     With `dry_run`, or if `confirm` rejects the plan, nothing is changed, and the planned steps are
-    returned. Actions are logged in retention.log in the workspace, or in the
-    program's log if the workspace is not a folder. `should_stop` is called before each step; True
-    stops the run. Raises UsageError, StoreUnavailable.
+    returned. Actions are logged in retention.log in the workspace, or in the program's log if the
+    workspace is not a folder. `should_stop` is called before each step; True stops the run.
+    `progress` is called after each step. Raises UsageError, StoreUnavailable.
     """
     plan: list[RetentionResult] = []
     if any(rule.has_condition for rule in rules):
@@ -143,7 +143,7 @@ def apply_rules(
         if agent is None and namespace is None:
             agents += ((name, None) for name in other_namespaces(workspace).agents)
         for agent_name, agent_namespace in agents:
-            # If the session of an interrupted purge is unknown, every namespace lists the purge.
+            # Every namespace lists an interrupted purge of an unknown session; plan it only once.
             has_unknown_purge = any(
                 result.step.unfinished and not result.step.uid for result in plan
             )
@@ -175,7 +175,7 @@ def apply_rules(
 def apply_rules_everywhere(
     places: Iterable[str], rules: Sequence[Rule], *, should_stop: Callable[[], bool] = lambda: False
 ) -> list[RetentionResult]:
-    """Execute the rules in each of these places without confirmation, for a daemon.
+    """Execute the rules in these workspaces and databases without confirmation, for a daemon.
 
     A failure in one place is logged and does not affect the other places.
     """
@@ -271,7 +271,7 @@ def _make_trash_tags_reader(store: Store) -> Callable[[TrashedSession], Sequence
                 with store.read_snapshot(marks[session.uid]) as reading:
                     snapshot = reading.snapshot
                     removed_count = spans.size(spans.union(snapshot.void, snapshot.purged))
-                    # If a message is damaged or missing, return None, so that no rule purges it.
+                    # If a message is damaged or missing, return None to prevent a purge.
                     if sum(1 for _ in reading.messages) + removed_count == snapshot.last_seq:
                         return tags_from(snapshot.meta)
         return None
@@ -323,7 +323,7 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
         place, key = (columns[i].decode("utf-8", "replace") for i in (_PLACE_COLUMN, _KEY_COLUMN))
         if not is_purged(place, key):
             return line
-        # Error messages may contain the key.
+        # The text in the last column may contain the key, unless the outcome is `done`.
         for column in (_KEY_COLUMN, _COLUMN_COUNT - 1) if columns[1] != b"done" else (_KEY_COLUMN,):
             columns[column] = b"-" * len(columns[column])
         return b"\t".join(columns)

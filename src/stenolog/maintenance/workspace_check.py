@@ -74,7 +74,8 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     check_stenolog_folder(workspace_path)
     folders = log_folders(workspace_path)
     reports = [examine_folder(workspace_path, folder) for folder in folders]
-    # Without logs or a catalog of stenolog, a folder may belong to another program.
+    # Do not report the modes of a folder without logs or a catalog of stenolog: the folder may
+    # belong to another program.
     stenolog_reports = [
         report
         for folder, report in zip(folders, reports, strict=True)
@@ -190,17 +191,17 @@ def _check_entry(
 ) -> None:
     path = f"{report.namespace}/{name}"
     leftover = TEMP_NAME.fullmatch(name)
-    is_named_log = name.endswith(file_names.LOG_SUFFIX)
+    has_log_name = name.endswith(file_names.LOG_SUFFIX)
     if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
         _check_mode(report, path, status)
-    elif name in _STENOLOG_FOLDERS or (is_named_log and not stat.S_ISREG(status.st_mode)):
+    elif name in _STENOLOG_FOLDERS or (has_log_name and not stat.S_ISREG(status.st_mode)):
         report.findings.append(_wrong_file_type_finding(path, name, status))
         report.may_hide_sessions = True
     elif leftover is not None:
         with lock_log(directory, leftover[1]):
             if directory.file_status(name) is not None:
                 report.findings.append(_leftover_finding(path, file_names.key_of_log(leftover[1])))
-    elif is_named_log:
+    elif has_log_name:
         _check_mode(report, path, status)
         _check_log(directory, name, report)
     elif stat.S_ISDIR(status.st_mode) and name != ASIDE_FOLDER:
@@ -386,14 +387,14 @@ def examine_archives(
         except StenologError as error:
             yield _archive_finding(state.key, path, f"Unreadable archive: {error}.", all_seqs)
             return
-        present_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
-        lost = spans.minus(all_seqs, present_seqs)
+        accounted_seqs = spans.union(((m.seq, m.seq) for m in content.messages), known_missing)
+        lost = spans.minus(all_seqs, accounted_seqs)
         if not os.path.lexists(directory.path / content.path):
             missing_text = "The archive with the first messages of the session is missing."
             meaning = f"{missing_text} {describe_lost(lost)}"
             yield _archive_finding(state.key, path, meaning, lost, Kind.MISSING_ARCHIVE)
             return
-        if any(not damaged_part.is_void for damaged_part in content.damaged) or lost:
+        if any(not damaged_bytes.is_void for damaged_bytes in content.damaged) or lost:
             meaning = f"A part of the archive cannot be decompressed or read. {describe_lost(lost)}"
             yield _archive_finding(state.key, path, meaning, lost)
         archive_ref = content.previous if archive.is_before(content.previous, archive_ref) else None
