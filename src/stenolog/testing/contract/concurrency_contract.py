@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from threading import Event, Semaphore, Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -442,10 +442,12 @@ class Leases(ExpiredLeases):
 
     def test_p8_lease_requires_a_session_and_valid_times(self, store: Store) -> None:
         append(store, "a", "1")
-        for ttl in (0, -1, float("inf"), True, "60"):
+        invalid_times: list[Any] = [-1, True, "1"]
+        for seconds in invalid_times:
+            assert_raises(UsageError, store.lease, "a", ttl=seconds)
+            assert_raises(UsageError, store.lease, "a", ttl=60, wait=seconds)
+        for ttl in (0, float("inf")):
             assert_raises(UsageError, store.lease, "a", ttl=ttl)
-        for wait in (-1, True, "1"):
-            assert_raises(UsageError, store.lease, "a", ttl=60, wait=wait)
         assert_raises(InvalidKey, store.lease, "", ttl=60)
         store.delete("a")
         assert_raises(NoSuchSession, store.lease, "a", ttl=60)

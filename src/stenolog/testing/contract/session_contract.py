@@ -4,6 +4,7 @@
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -522,6 +523,7 @@ class Keys(ContractPart):
     def test_p8_invalid_arguments_of_a_list_are_rejected(self, store: Store) -> None:
         append(store, "a", "1")
         assert_raises(UsageError, store.list_sessions, limit=-1)
-        for text in (1, "\ud800"):
+        invalid_texts: list[Any] = [1, "\ud800"]
+        for text in invalid_texts:
             assert_raises(UsageError, store.list_sessions, prefix=text)
             assert_raises(UsageError, store.list_sessions, after=text)
