@@ -411,9 +411,9 @@ def _load_machine_zone() -> tzinfo:
     # Prefer zone data: a fixed offset is wrong after a change to or from daylight saving time.
     name = os.environ.get("TZ", "").removeprefix(":")
     try:
-        if name:
+        if name and not name.startswith("/"):
             return ZoneInfo(name)
-        with Path("/etc/localtime").open("rb") as file:
+        with Path(name or "/etc/localtime").open("rb") as file:
             return ZoneInfo.from_file(file)
     except (KeyError, OSError, ValueError):
         offset_zone = datetime.now().astimezone().tzinfo

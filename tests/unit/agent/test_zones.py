@@ -1,6 +1,8 @@
 """Tests the users' time zone: the configured one, or the machine's."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import TZPATH
 
 import pytest
 
@@ -27,6 +29,14 @@ def test_unknown_zone_name_is_rejected(name: str) -> None:
 @pytest.mark.parametrize("named", ["Europe/Zurich", ":Europe/Zurich"])
 def test_default_is_the_zone_of_the_machine(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", named)
+    assert (_hours("", 1), _hours("", 7)) == (1, 2)
+
+
+@pytest.mark.parametrize("prefix", ["", ":"])
+def test_zone_of_the_machine_may_be_a_file(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [Path(folder) / "Europe" / "Zurich" for folder in TZPATH]
+    file = next(path for path in paths if path.exists())
+    monkeypatch.setenv("TZ", f"{prefix}{file}")
     assert (_hours("", 1), _hours("", 7)) == (1, 2)
 
 
