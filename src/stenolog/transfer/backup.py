@@ -2,8 +2,9 @@
 
 The folder is an ordinary workspace, even if the sessions came from a database. The manifest holds a
 digest and a change stamp of each session. The source store gives a session a new change stamp after
-every change, so sessions with an unchanged stamp are not read again. The manifest is written before
-the first session and after the last session.
+every change, so sessions with an unchanged stamp are not read again. The manifest is written twice:
+before the first session without an end time, so that an interrupted backup is recognized, and after
+the last session.
 """
 
 import os
@@ -57,7 +58,7 @@ class BackupEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Change stamp: a value of the source store that differs after every change of the session."""
     deleted: str | None = None
     taken: str
-    """Time at which the session's content was first backed up."""
+    """Time at which the current content of the session was first backed up."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     check_different_places(where, target)
     _check_outside_workspace(where, Path(folder))
     if os.path.lexists(folder):
-        # Check the folder before creating anything in it.
+        # Reject a folder that is not a backup before the lock file is created in it.
         _read_or_make_manifest(Path(folder), where)
     with _hold_lock(Path(folder)):
         old_manifest = _read_or_make_manifest(Path(folder), where)
@@ -141,7 +142,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     source_uids = {problem.uid for _, problem in problems} | {
         session.uid for totals in copied_totals.values() for session in totals.copied
     }
-    # For a session that cannot be opened, only the key is known.
+    # A session that cannot be opened has no uid, so its entry is recognized by the key.
     unread_keys = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept_count = sum(
         uid not in source_uids
@@ -218,7 +219,7 @@ def restore(
 def _read_digests(
     folder: str, namespace: str, progress: Progress | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dicts by uid: the digests of all sessions, and the problems of some sessions.
+    """Return two dicts by uid: the digest of each session, and the problem of each damaged one.
 
     The digest of an unreadable session is empty. A problem is listed by key if the uid is unknown.
     """
@@ -298,14 +299,14 @@ def _read_or_make_manifest(folder: Path, where: str) -> Manifest:
     source = _source_digest(where)
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
-        # Earlier versions of stenolog hashed the URL including the password.
+        # Earlier versions hashed the URL with its password. Their digest is accepted too.
         is_same_source = manifest.source in (source, _digest_of_text(where))
         manifest = replace(manifest, source=source)
         # Change stamps of different stores cannot be compared.
         return manifest if is_same_source else _without_stamps(manifest)
     with system_errors(f"looking into {folder}"):
-        is_used = any(entry.name not in _TEMPORARY_FILES for entry in folder.iterdir())
-    if is_used:
+        has_other_files = any(entry.name not in _TEMPORARY_FILES for entry in folder.iterdir())
+    if has_other_files:
         content = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
             f"{folder} contains {content}, not a backup; give an empty folder or the folder of "
@@ -319,10 +320,10 @@ def _check_outside_workspace(where: str, folder: Path) -> None:
     address = parse_address(where)
     if address.engine != "jsonl":
         return
-    workspace, resolved = Path(address.path), folder.resolve()
+    workspace, resolved_folder = Path(address.path), folder.resolve()
     folder_names = log_folders(workspace) if workspace.is_dir() else []
     for name in (NAMESPACE, NOTES, AGENTS, *folder_names):
-        if resolved.is_relative_to((workspace / name).resolve()):
+        if resolved_folder.is_relative_to((workspace / name).resolve()):
             raise UsageError(
                 f"{folder} is inside the workspace ({workspace / name}); "
                 "give a folder outside of it"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _DIGEST_VERSION: Final = b"stenolog life 1\n"
-"""First bytes of the digested data. A new layout of the data needs other first bytes."""
+"""First bytes of the digested data. They must change if the layout of the data changes."""
 _UNCHANGED: Final = "The destination was not changed"
 TARGET_NEWER_REASON: Final = (
     "the destination has newer messages that the source does not have. "
@@ -75,14 +75,14 @@ class MessagesDigest:
         self.bytes += len(body)
 
     def session_digest(self, snapshot: Snapshot) -> str:
-        """Return the digest of a complete session: the added messages with this snapshot.
+        """Return the digest of a complete session: the added messages and this snapshot.
 
-        Data that some engines do not keep is not digested.
+        The digests of idempotency keys are left out, because some engines do not keep them.
         """
         fields: dict[str, Any] = msgspec.to_builtins(snapshot)
         fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
         digest = self._hash.copy()
-        # A text may contain lone surrogates, which `dumps` writes as ASCII escapes.
+        # `dumps` writes lone surrogates as ASCII escapes, so `encode` accepts every text.
         digest.update(json.dumps(fields, separators=(",", ":")).encode())
         return digest.hexdigest()
 

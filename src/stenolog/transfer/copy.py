@@ -49,7 +49,7 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 MAX_PASSES: Final = 3
 """Maximum number of passes before the last pass, which locks the sessions."""
 MAX_ATTEMPTS: Final = 5
-"""Maximum number of rounds of the last pass, and of comparisons of a session with new damage."""
+"""Maximum number of rounds of the last pass, and of comparisons that each find new damage."""
 
 _KEY_EXISTS_ADVICE: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
@@ -145,7 +145,7 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
 
 
 class _CopyState(Struct, frozen=True):
-    """What the run knows about a session that is equal in destination and source."""
+    """A session that is equal in source and destination, with the digest of its messages."""
 
     session: CopiedSession
     digest: MessagesDigest | None
@@ -177,7 +177,7 @@ def preview_copy(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
 
 
 class _CopyRun:
-    """One call of `copy_snapshots`."""
+    """One call of `copy_snapshots` or `preview_copy`."""
 
     def __init__(
         self,
@@ -239,7 +239,10 @@ class _CopyRun:
     # --- passes ------------------------------------------------------------------------------
 
     def _find_changed_sessions(self) -> list[SnapshotMark]:
-        """Return the sessions of the source that are missing or different in the destination."""
+        """List both stores. Return the sessions of the source that still have to be copied.
+
+        Adds a problem for each session that cannot be opened in the source or the destination.
+        """
         self._target_marks = {}
         problem_by_key: dict[str, str] = {}
         for mark in self._target.list_snapshots():
@@ -267,6 +270,7 @@ class _CopyRun:
         ]
 
     def _is_copied(self, mark: SnapshotMark) -> bool:
+        """Return whether a session is copied. Record an unchanged earlier copy as copied."""
         state, earlier = self._copy_states.get(mark.uid), self._earlier_copies.get(mark.uid)
         if state is not None:
             copied = state.session
@@ -275,7 +279,7 @@ class _CopyRun:
         if earlier is None or earlier.stamp != mark.stamp or mark.uid not in self._target_marks:
             return False
         if mark.last_seq not in (None, earlier.last_seq):
-            return False  # the stamps are equal, but the last seqs differ
+            return False  # the last seqs differ, so the equal stamps prove nothing
         session = CopiedSession(
             key=mark.key,
             uid=mark.uid,
@@ -322,7 +326,7 @@ class _CopyRun:
         pending = list(reversed(group))
         while pending:
             written_states: list[_CopyState] = []
-            pending_count = len(pending)
+            count_before = len(pending)
             try:
                 with self._target.snapshot_writer() as writer:
                     while pending and not _is_group_full(written_states):
@@ -331,7 +335,7 @@ class _CopyRun:
                             if reading is not None:
                                 written_states += self._write_snapshot(writer, mark, reading)
             except (SessionExists, StoreBusy):
-                if len(pending) == pending_count:
+                if len(pending) == count_before:
                     raise
                 continue  # another process wrote first; the next pass checks again
             for state in written_states:
@@ -392,7 +396,7 @@ class _CopyRun:
             except StoreBusy:
                 raise
             except (ReadOnly, StoreUnavailable):
-                # Some stores cannot be locked, for example a read-only store.
+                # A store that cannot be locked, such as a read-only store, is read without a lock.
                 self._unlocked = True
                 reading = stack.enter_context(self._source.read_snapshot(mark))
             yield reading
@@ -419,11 +423,11 @@ class _CopyRun:
     def _write_snapshot(
         self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
     ) -> list[_CopyState]:
-        """Write a snapshot to the destination. Return an empty list if nothing was written."""
+        """Write a snapshot. Return a list with its copy state; empty if nothing was written."""
         target_mark = self._target_marks.get(mark.uid)
         self._failure_reasons.pop(mark.uid, None)
         if target_mark is not None and mark.uid not in self._outdated_copies:
-            return []  # the session in the destination is not compared yet
+            return []  # the session in the destination has not been compared yet
         snapshot = self._with_known_damage(reading.snapshot)
         digest = MessagesDigest()
         try:

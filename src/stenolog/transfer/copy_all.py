@@ -1,7 +1,7 @@
 """Copying of all sessions of a workspace or database to another one, namespace by namespace.
 
 A workspace has the sessions of a named agent in the folder `agents/NAME/sessions`. A database has
-these sessions in the namespace `agents.NAME`. In this module, the folder has that name too.
+these sessions in the namespace `agents.NAME`. This module uses the name of the namespace for both.
 """
 
 import os
@@ -129,11 +129,11 @@ def copy_namespaces(
     exclude_uids: Collection[str] = (),
     on_progress: OnProgress | None = None,
 ) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
-    """Copy each namespace, and return the totals by namespace.
+    """Copy each namespace. Return the totals of copied namespaces, and those of failed namespaces.
 
     `read_only`: open the source read-only. `earlier_copies`: results of an earlier copy, by
-    namespace and uid. The second dict has the problems of namespaces that the destination cannot
-    open. Raises the first error if the destination can open no namespace.
+    namespace and uid. A namespace that cannot be opened in the destination counts as failed. Raises
+    the first error if no namespace can be opened in the destination.
     """
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
@@ -151,7 +151,7 @@ def copy_namespaces(
                 continue
             has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
             if has_aliases and isinstance(target_store, Store):
-                # Processes that use the destination reload the aliases after the copy.
+                # The new mark makes processes that use the destination reload the aliases.
                 prepare_alias_mark(target_store)
                 stack.callback(change_alias_mark, target_store)
             copied_totals[name] = copy_snapshots(

@@ -2,7 +2,7 @@
 
 The fallback store is an ordinary JSONL store, so every call works. Opening the fallback store
 copies legacy sessions into it. The next successful start merges the fallback store into the regular
-store, session by session, like other old sessions. The merge recognizes messages from legacy files
+store, session by session, as it imports old sessions. The merge recognizes messages of legacy files
 by their content. Messages that were added to the fallback store are recognized by their idempotency
 key, or by seq and the uid of the session. After the merge, the folder is renamed. The merge also
 repeats deletions and purges in the regular store. Each purge is noted in a file next to the folder.
@@ -125,13 +125,13 @@ class FallbackStore(JSONLStore):
 
         The note of a failed purge stays, and the merge checks whether the purge took effect.
         """
-        imported_seqs: dict[str, int] = {}
+        last_seq_by_digest: dict[str, int] = {}
         for uid in uids:
             with (
                 suppress(NoSuchSession, DamagedStore),
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
-                imported_seqs |= _last_seq_by_digest(
+                last_seq_by_digest |= _last_seq_by_digest(
                     merge.receipts_of_imports(reading.snapshot.meta)
                 )
         note = _PurgeNote(
@@ -140,7 +140,7 @@ class FallbackStore(JSONLStore):
             before=before,
             uids=tuple(uids),
             is_trash=is_trash,
-            read_in=tuple(imported_seqs.items()),
+            read_in=tuple(last_seq_by_digest.items()),
         )
         file_name = f"{timestamp(note.at).replace(':', '')}-{os.urandom(4).hex()}.json"
         self._write_note(file_name, note)
@@ -179,7 +179,7 @@ def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
 
 
 def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
-    """Wait until no process merges the fallback store, then take the lock. Raises StoreBusy."""
+    """Take the shared lock as soon as no process merges the fallback store. Raises StoreBusy."""
     deadline = time.monotonic() + LOCK_TIMEOUT
     while not _try_lock(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
@@ -224,7 +224,7 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
         return
     try:
         is_unused = False
-        # A file system without locks raises OSError. The folder then keeps its name.
+        # On a file system without locks, `is_unused` stays False and the folder keeps its name.
         with suppress(OSError):
             is_unused = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
@@ -326,7 +326,7 @@ class _FallbackFolder:
         self._store = store
         self._workspace = workspace
         self._records: dict[str, _MergeRecord] = {}
-        """Merge record to write after each session is merged, by the name of its source."""
+        """Merge record of each session, by the name of its source; written after the merge."""
         self.path = fallback.folder
         self.name = str(self.path)
 
@@ -340,8 +340,8 @@ class _FallbackFolder:
     def read(self, source: Source) -> SourceContent:
         """Return a session, without messages if it is unchanged since its last merge.
 
-        Messages are left out if they were merged into a session that the regular store no longer
-        has. Raises NotASession for an unreadable session.
+        Messages are also left out if they were merged into a session that the regular store no
+        longer has. Raises NotASession for an unreadable session.
         """
         [key] = source.identifier
         try:
@@ -352,8 +352,8 @@ class _FallbackFolder:
             raise NotASession(str(error)) from error
         record = _read_merge_record(self._workspace, snapshot.uid)
         stored_uid = _session_uid(self._store, record.key) if record.stored else ""
-        # The session of an earlier merge may have been purged or deleted in the regular store.
-        # Messages of the earlier merge are not merged again into another session.
+        # If the regular store no longer has the session of an earlier merge, the messages of that
+        # merge are not merged again into another session.
         after = record.after if record.stored[-1:] == (stored_uid,) else record.last_seq
         content = _to_source_content(snapshot, messages, after=after)
         self._records[source.name] = replace(
@@ -490,8 +490,8 @@ def _write_merge_record(workspace: Path, key: str, record: _MergeRecord) -> None
     try:
         _write_json(workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
-        reason = "the merge of %r cannot be recorded, so the next start repeats it: %s"
-        _logger.warning(reason, key, error.strerror)
+        text = "the merge of %r cannot be recorded, so the next start repeats it: %s"
+        _logger.warning(text, key, error.strerror)
 
 
 def _write_json(folder: Path, file_name: str, fields: Struct) -> None:
@@ -545,9 +545,9 @@ def _repeat_purges(
 ) -> None:
     """Repeat the noted purges in the regular store.
 
-    If a purge cannot be repeated, its note stays and a warning is logged. If only a part can be
-    repeated, the note is renamed to `.left`. `is_unused` means that no process uses the fallback
-    store.
+    If a purge cannot be repeated, its note stays and a warning is logged. If messages or sessions
+    remain, the note is renamed to `.left`. If no process uses the fallback store (`is_unused`), the
+    note of a purge that did not take effect is deleted.
     """
     for path, purge in _pending_purges(workspace):
         try:
@@ -589,7 +589,7 @@ def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
 
 
 def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
-    """Repeat a purge in the regular store. If messages remain, return the reason.
+    """Repeat a purge in the regular store. Return why messages remain; empty if none remain.
 
     Only messages that are older than the purge are deleted. Raises StenologError.
     """
@@ -601,7 +601,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
     seq_by_digest = _last_seq_by_digest(merge.receipts_of_imports(info.meta))
     # Up to this seq, both stores have the same messages, imported from the same file.
     common_seq = max(
-        (last for digest, last in purge.read_in if seq_by_digest.get(digest) == last), default=0
+        (seq for digest, seq in purge.read_in if seq_by_digest.get(digest) == seq), default=0
     )
     if not common_seq:
         return ""  # the store has no message of these sessions
@@ -616,15 +616,15 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
 def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
     """Purge the sessions of a key that are older than the purge in the fallback store.
 
-    If a session also has newer messages, the newer messages stay. If sessions remain, return the
-    reason.
+    If a session also has newer messages, the newer messages stay. Return why sessions remain; empty
+    if none remain.
     """
     key = purge.key
     trash = [trashed for trashed in store.list_trash() if trashed.key == key]
     old_sessions: list[DeletedSession] = []
     if not purge.is_trash:
         old_sessions = [(t.uid, t.deleted) for t in trash if t.deleted <= purge.at]
-    is_all_trash = len(old_sessions) == len(trash)
+    purges_all_trash = len(old_sessions) == len(trash)
     is_older = True
     with suppress(NoSuchSession):
         info = store.info(key)
@@ -634,7 +634,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
             newer_seqs = [message.seq for message in history if message.at > purge.at]
             if newer_seqs:
                 store.purge(key, before=newer_seqs[0])
-            elif is_all_trash:
+            elif purges_all_trash:
                 store.purge(key)
                 return ""
             else:
@@ -643,7 +643,7 @@ def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
         store.purge_trash(key, old_sessions)
     if not is_older:
         return "the session was created or imported after the purge"
-    return "" if is_all_trash or purge.is_trash else "the trash has newer sessions"
+    return "" if purges_all_trash or purge.is_trash else "the trash has newer sessions"
 
 
 def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
@@ -654,8 +654,8 @@ def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
     purged_digests = {digest for digest, _ in purge.read_in}
     receipts = merge.receipts_of_imports(info.meta)
     for receipt in receipts:
-        # Messages of a fallback store have the time at which they were added.
-        # Messages of other files may have any time.
+        # Messages of a fallback store have the time at which they were added. Messages of other
+        # files may have any time, so the time of the import counts.
         import_time = parse_go_time(receipt.get(merge.IMPORT_TIME))
         is_foreign = (
             receipt.get("sha256") not in purged_digests and receipt.get("from") != "stenolog-json"
@@ -666,7 +666,7 @@ def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
 
 
 def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
-    """Move a session into the trash. Raises StoreBusy if the session differs from `info`."""
+    """Move a session to the trash. If it differs from `info`, restore it and raise StoreBusy."""
     trashed = store.delete(info.key)
     if (trashed.uid, trashed.count) != (info.uid, info.count):
         store.restore(info.key, uid=trashed.uid)

@@ -1,7 +1,7 @@
 """Decides what an import adds to an existing session. Newer data is never replaced.
 
 Messages with a token (idempotency key) are recognized by their token, at any position. Each message
-that was added to a fallback store has a token. A session forgets old tokens. So an import from a
+that was added to a fallback store has a token. A session forgets old tokens, so an import from a
 fallback store also records a digest of the merged messages.
 
 Messages without a token are compared by content. Two sessions are the same conversation if the
@@ -27,15 +27,15 @@ MESSAGES_DIGEST: Final = "said_sha256"
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
-"""Field of an import receipt: time of the import. Retention counts from then at the earliest."""
+"""Field of an import receipt: time of the import. Retention periods do not start earlier."""
 REMEMBERED_TOKENS: Final = 1_000
 """Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 TRUNCATING_LAYOUTS: Final = ("nanobot",)
 """Programs that keep only the newest messages. Each message has a time, which makes it unique."""
-OTHER_PROGRAMS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
-"""Programs whose files do not record the summary with which a session started."""
+CLAW_LAYOUTS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
+"""Layouts of picoclaw and zeroclaw, whose files do not record the first summary of a session."""
 MAX_SEPARATE_SESSIONS: Final = 100
 """Maximum number of separate sessions per key and day. One more is an error."""
 
@@ -68,7 +68,10 @@ class MergePlan(Struct, frozen=True, kw_only=True):
     """Plan for merging an old session into an existing session."""
 
     seqs: tuple[int, ...] = ()
-    """Seqs of the first old messages that exist already; 0 if moved or purged since the import."""
+    """Seqs of the first old messages, which are stored already.
+
+    0 for a message that was moved or purged after an earlier import.
+    """
     include_state: bool = True
     """Whether the old summary is imported, and hidden messages stay hidden."""
 
@@ -83,19 +86,20 @@ def plan_merge(
     payloads = [message.payload for message in old_session.messages]
     merged_count = count_merged_messages(old_session, existing.meta)
     token_indexes = (n for n, m in enumerate(old_session.messages) if m.once is not None)
-    # A session that was merged once is not another conversation, even if it was changed since.
-    first_token_index = 0 if merged_count else next(token_indexes, len(payloads))
+    # A session that was merged before is the same conversation, even if it was changed since.
+    compared_count = 0 if merged_count else next(token_indexes, len(payloads))
     common_count = _common_prefix_length(payloads, existing.payloads)
     has_all_existing = common_count == len(existing.payloads)
-    has_diverged = common_count < first_token_index and not has_all_existing
+    has_diverged = common_count < compared_count and not has_all_existing
     may_be_truncated = has_diverged and old_session.layout in TRUNCATING_LAYOUTS
     if may_be_truncated and (known_seqs := _overlapping_seqs(payloads, existing)):
         return MergePlan(seqs=tuple(known_seqs), include_state=False)
     if has_diverged:  # guard: import-keeps-conversations-apart
         return None
-    known_seqs = existing.seqs[: min(common_count, first_token_index)]
-    if first_token_index < len(payloads):
-        # An interrupted merge may have added the last existing messages. Old tokens are forgotten.
+    known_seqs = existing.seqs[: min(common_count, compared_count)]
+    if compared_count < len(payloads):
+        # An interrupted merge may have added the last existing messages. Those whose tokens are
+        # forgotten are recognized by content.
         overlap = _overlapping_seqs(payloads, existing)
         known_seqs = max(known_seqs, overlap[: max(0, len(overlap) - REMEMBERED_TOKENS)], key=len)
     if merged_count > len(known_seqs):
@@ -112,7 +116,7 @@ def plan_merge(
     is_newest_state = has_all_existing and has_new_state
     include_state = is_newest_state if earlier_decision is None else earlier_decision
     is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
-    if old_session.layout not in OTHER_PROGRAMS:
+    if old_session.layout not in CLAW_LAYOUTS:
         is_old_summary = is_old_summary or _has_imported_summary(existing)
     is_untouched = is_old_summary and existing.floor <= hidden_count
     return MergePlan(seqs=tuple(known_seqs), include_state=is_untouched and include_state)

@@ -171,8 +171,8 @@ def import_folder(
     """Import the old sessions of a folder, or of the single file `only` in it.
 
     - `thorough`: also read files whose names suggest that they are logs of stenolog.
-    - `rename_files`: rename imported files. If False, nothing in the folder changes. Without
-      `is_own`, sessions that were deleted in the store are then imported again.
+    - `rename_files`: rename imported files. If False, nothing in the folder changes, and without
+      `is_own`, sessions that were deleted in the store are imported again.
     - `with_fallbacks`: import JSON files of a fallback store. If False, these files are skipped,
       because another store merges them.
     - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
@@ -220,7 +220,7 @@ def import_folder(
             if rename_files and not dry_run:
                 folder.lock(LOCK_TIMEOUT)
         except StoreBusy as error:
-            # The process that holds the lock is importing the same files.
+            # The process that holds the lock imports the same files, so they are skipped here.
             return _skipped_report(str(path), str(error))
         return _ImportRun(store, folder, options).import_all(folder.sources())
 
@@ -243,7 +243,7 @@ def _is_new_problem(file: SkippedFile, store: Store) -> bool:
         return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
     marker = f"left-{digest[:16]}"
-    with suppress(StenologError):  # the problem is logged as a warning again at the next start
+    with suppress(StenologError):  # after an error, the next start logs the warning again
         if store.read_marker(marker):
             return False
         store.update_marker(marker)
@@ -304,7 +304,7 @@ class _ImportJob(Struct):
 
 
 class _ImportRun:
-    """One call of `import_folder`."""
+    """The import of all sessions of one source folder."""
 
     def __init__(self, store: Store, source: SourceFolder, options: _ImportOptions) -> None:
         self._store = store
@@ -347,7 +347,10 @@ class _ImportRun:
         return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=migrated)
 
     def _import_and_retry_blocked(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
-        """Run all jobs. Rename files that block jobs, and retry the jobs. Return finished jobs."""
+        """Run all jobs, and return the finished jobs.
+
+        If a file has the name that the store needs for its log, rename the file and retry its job.
+        """
         # Count the claims of each alias. An alias that two sessions claim is given to neither.
         if isinstance(self._source, Folder):
             for job in jobs:
@@ -444,8 +447,8 @@ class _ImportRun:
                 is_separate = target_key != key
                 return imported if is_separate else self._add_aliases(imported, old, existing)
             digest = content.digest
-            merge = MergePlan() if existing is None else merging.plan_merge(old, digest, existing)
-            if merge is None:
+            plan = MergePlan() if existing is None else merging.plan_merge(old, digest, existing)
+            if plan is None:
                 continue
             aliases, problems, unaccepted_aliases = (
                 self._aliases_to_add(old, key) if target_key == key else ([], [], [])
@@ -455,7 +458,7 @@ class _ImportRun:
                     f"{key!r} already contains another conversation: imported as {target_key!r}"
                 )
             existing = existing or ExistingSession()
-            session_import = SessionImport(self._store, target_key, old, digest, existing, merge)
+            session_import = SessionImport(self._store, target_key, old, digest, existing, plan)
             added, more_problems = self._run_import(job, session_import, aliases)
             return replace(
                 imported,
@@ -472,7 +475,7 @@ class _ImportRun:
     def _add_aliases(
         self, imported: ImportedSession, old: LegacySession, existing: ExistingSession
     ) -> ImportedSession:
-        """Add only the new aliases of a file that was imported before, and return its result."""
+        """Add the new aliases of a file that was imported before. Return `imported` with them."""
         aliases, problems, unaccepted_aliases = self._aliases_to_add(old, imported.key)
         new_aliases = [name for name in aliases if name not in aliases_in(existing.meta)]
         if new_aliases and not self._options.dry_run:
@@ -498,7 +501,7 @@ class _ImportRun:
         size, messages = job.source.bytes, session_import.old.messages
         if self._options.dry_run:
             self._progress(size)
-            return len(messages) - len(session_import.merge.seqs), list(
+            return len(messages) - len(session_import.plan.seqs), list(
                 session_import.describe_skipped_state()
             )
         session_import.write_import_mark(aliases)
@@ -542,7 +545,7 @@ class _ImportRun:
         messages = [] if is_imported else self._store.get_history(key, full=True)
         payloads = [message.to_json() for message in messages]
         if not self._options.is_own:
-            # Earlier versions stored the reserved field of imported messages too.
+            # Ignore the reserved field, which earlier versions stored with imported messages.
             payloads = [without_reserved_field(payload) for payload in payloads]
         return ExistingSession(
             payloads=payloads,

@@ -25,14 +25,15 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     """Open the sessions of an agent for an agent loop. `where` is the same as for `open_store`.
 
     Named agents share no sessions. Old sessions of picoclaw and zeroclaw in the folder `sessions`
-    are imported first, and their files are renamed to `.migrated`. The content of a fallback store
-    is merged.
+    are imported first, and their files are renamed to `.migrated`. Then the content of a fallback
+    store is merged.
 
     If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
     store: a JSONL store in the folder `sessions.fallback`, or FILE.fallback for a SQLite file. The
-    fallback store starts with copies of the old sessions, and its `health()` gives the reason. If
-    the folder cannot be written either, the result is a SessionManager. A read-only workspace can
-    be opened: `health()` reports the problem, and each write returns a failure.
+    fallback store starts with copies of the old sessions, and its `health()` says why the regular
+    store is not used. If the folder cannot be written either, the result is a SessionManager. A
+    read-only workspace can be opened: `health()` reports the problem, and each write returns a
+    failure.
 
     Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
     and the store's error for a PostgreSQL database, which has no fallback store.
@@ -41,7 +42,7 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     try:
         store = open_store(place.where, namespace=place.namespace)
     except (UsageError, ForeignLog):
-        raise  # a later start would fail the same way
+        raise  # later starts would fail too, so a fallback store would never be merged
     except StenologError as error:
         return _open_fallback_store(place, error)
     try:

@@ -357,7 +357,7 @@ class CombinedStore(ReadOnlyStore):
         self._stamps: dict[str, dict[str, str]] = {}
         """Last known change stamps of each place, by the prefix of the place."""
         self._copies: dict[str, tuple[str, _ImportedCopy]] = {}
-        """Change stamp and data of each imported copy, as last read, by key."""
+        """Change stamp and facts of each imported copy, as last read, by key."""
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -386,21 +386,21 @@ class CombinedStore(ReadOnlyStore):
         return all_stamps
 
     def _unlisted_keys(self, stamps: Mapping[str, str]) -> Iterator[str]:
-        transcripts: defaultdict[str, list[str]] = defaultdict(list)
+        transcript_keys: defaultdict[str, list[str]] = defaultdict(list)
         stored_sessions: list[tuple[str, StorePlace, str]] = []
         for key in stamps if len(self._places) > 1 else ():
             place, inner_key = self._find_place(key)
             if isinstance(place.store, TranscriptStore):
-                transcripts[inner_key].append(key)
+                transcript_keys[inner_key].append(key)
             else:
                 stored_sessions.append((key, place, inner_key))
         for key, place, inner_key in stored_sessions:
-            if inner_key not in transcripts:
+            if inner_key not in transcript_keys:
                 continue
             copy = self._read_copy(key, stamps[key], place.store, inner_key)
             if copy is not None and copy.is_continued:
-                yield from transcripts[inner_key]
-            elif copy and any(copy.is_covered_by(stamps[name]) for name in transcripts[inner_key]):
+                yield from transcript_keys[inner_key]
+            elif copy and any(copy.is_covered_by(stamps[k]) for k in transcript_keys[inner_key]):
                 yield key
 
     def _read_copy(

@@ -41,18 +41,18 @@ class SessionImport(Struct):
     old: LegacySession
     digest: str
     existing: ExistingSession
-    merge: MergePlan
+    plan: MergePlan
     problems: list[str] = []
     seqs: list[int] = []
     """Seqs of the old messages that are stored so far."""
 
     def __post_init__(self) -> None:
-        self.seqs = list(self.merge.seqs)
+        self.seqs = list(self.plan.seqs)
 
     def write_import_mark(self, aliases: Sequence[str]) -> None:
         """Write the meta fields, including the mark that identifies an unfinished import."""
         meta = self.existing.meta
-        import_mark = {"sha256": self.digest, "carry": self.merge.include_state}
+        import_mark = {"sha256": self.digest, "carry": self.plan.include_state}
         fields: dict[str, Any] = {"importing": import_mark}  # guard: import-mark
         new_aliases = [name for name in aliases if name not in aliases_in(meta)]
         if all_aliases := [*aliases_in(meta), *new_aliases]:
@@ -60,7 +60,7 @@ class SessionImport(Struct):
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
-        # The other program's state must be at least as new as the stored state.
+        # A file with fewer messages than the stored session has an older state.
         has_newest_state = len(self.existing.payloads) <= len(self.old.messages)
         if self.old.state and (has_newest_state or self.old.layout not in meta):
             fields[self.old.layout] = self.old.state
@@ -77,13 +77,13 @@ class SessionImport(Struct):
             change_alias_mark(self.store)
 
     def _meta_to_set(self) -> dict[str, Any]:
-        """Return the old meta fields to set. A resumed import sets none; newer values are kept."""
+        """Return the old meta fields to set. Newer values stay. A resumed import sets no fields."""
         existing = self.existing
         if existing.earlier_include_state(self.digest) is not None:
             return {}
-        is_newer = existing.updated is None or existing.updated < self.old.created
+        overwrites = existing.updated is None or existing.updated < self.old.created
         fields = self.old.meta.items()
-        return {name: value for name, value in fields if is_newer or name not in existing.meta}
+        return {name: value for name, value in fields if overwrites or name not in existing.meta}
 
     def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
@@ -113,13 +113,13 @@ class SessionImport(Struct):
         """
         prefix_length = merging.hidden_prefix_length(self.old)
         if (
-            self.merge.include_state
+            self.plan.include_state
             and prefix_length
             and not self._hides_only_imported(self.seqs[prefix_length - 1])
         ):
-            self.merge = replace(self.merge, include_state=False)
+            self.plan = replace(self.plan, include_state=False)
         self.problems += self.describe_skipped_state()
-        if not self.merge.include_state:
+        if not self.plan.include_state:
             indexes = self._hidden_indexes(prefix_length)
             self._hide_messages(n for n in indexes if self.old.messages[n].once is not None)
             return
@@ -152,7 +152,7 @@ class SessionImport(Struct):
 
     def describe_skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
-        if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
+        if self.plan.include_state or len(self.plan.seqs) == len(self.old.messages):
             return
         if self.old.summary:
             yield "the summary was skipped, because the session has newer messages"
@@ -173,7 +173,7 @@ class SessionImport(Struct):
             "sha256": self.digest,
             "messages": len(self.old.messages),
             "created": timestamp(min([self.old.created, *message_times])),
-            # The session has the times of the old conversation until a new message is stored.
+            # The session shows this time as its last change until a new message is stored.
             "updated": timestamp(max([self.old.updated, *message_times, *self.existing.times])),
             "last_seq": info.last_seq,
             merging.IMPORT_TIME: timestamp(datetime.now(UTC)),

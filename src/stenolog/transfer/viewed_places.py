@@ -68,11 +68,11 @@ def recognize_place(where: str) -> ViewedPlace:
         raise UsageError(f"there is no file or folder {where}")
     folders = log_folders(path) if path.is_dir() else []
     has_own_logs = False
-    with suppress(OSError):  # opening the place reports the reason
+    with suppress(OSError):  # opening the place reports the error
         has_own_logs = any(has_logs(path / folder) for folder in folders)
     if has_own_logs or sqlite_file.is_stenolog_database(path):
         return ViewedPlace(program=STENOLOG, where=str(path))
-    # Other programs have a folder called `sessions` too.
+    # A folder `sessions` without our logs may belong to another program.
     program = detect_program(path) or (STENOLOG if folders else None)
     if program is None:
         names = ", ".join(PROGRAMS)
@@ -90,8 +90,9 @@ def open_places(
 ) -> CombinedStore:
     """Open places as one store without changing them.
 
-    A place that cannot be opened is left out, and `on_problem` is called. If no place can be
-    opened, the first StenologError or OSError is raised.
+    `catalog`: file of the search index; None for an index in memory. A place that cannot be opened
+    is left out, and `on_problem` is called. If no place can be opened, the first StenologError or
+    OSError is raised.
     """
     opened_places: list[StorePlace] = []
     problems: dict[ViewedPlace, Exception] = {}
@@ -104,7 +105,7 @@ def open_places(
         if unprefixed_places:
             opened_places.append(StorePlace(store=_open_transcripts(unprefixed_places)))
         for place in places:
-            # Transcripts that cannot be read now are shown as soon as they can be read.
+            # Unreadable transcripts are only reported: they are shown once they are readable.
             if on_problem is not None and place.program != STENOLOG and not _is_readable(place):
                 on_problem(place, PermissionError(os.strerror(errno.EACCES)))
             if place in unprefixed_places:
@@ -146,10 +147,10 @@ def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
         for folder in log_folders(path):
             *parent, name = folder.split("/")
             if name not in _HIDDEN_NAMESPACES:
-                name_part = (unescape_key(parent[-1]) or "") if parent else name
+                agent_or_namespace = (unescape_key(parent[-1]) or "") if parent else name
                 yield StorePlace(
                     store=open_unchanged(path.joinpath(*parent), namespace=name),
-                    prefix=_join_prefix(prefix, name_part),
+                    prefix=_join_prefix(prefix, agent_or_namespace),
                     name=str(path / folder),
                     exists=(path / folder).exists,
                 )
@@ -157,10 +158,10 @@ def _open_place(place: ViewedPlace, prefix: str) -> Iterator[StorePlace]:
         where = place.where if "://" in place.where else f"sqlite:{place.where}"
         exists = (lambda: True) if "://" in place.where else path.exists
         for name in _list_namespaces(where):
-            name_part = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
+            agent_or_namespace = unescape_key(name.removeprefix(f"{AGENTS}.")) or name
             yield StorePlace(
                 store=open_unchanged(where, namespace=name),
-                prefix=_join_prefix(prefix, name_part),
+                prefix=_join_prefix(prefix, agent_or_namespace),
                 name=_printable_name(place),
                 exists=exists,
             )
@@ -211,7 +212,7 @@ def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
 
 
 def _printable_name(place: ViewedPlace) -> str:
-    """Return the path of the place; of a URL, which may have a password, only the last part."""
+    """Return the path; for a URL, which may contain a password, only the name of the database."""
     return _short_name(place) if "://" in place.where else place.where
 
 

@@ -55,7 +55,7 @@ class ColourBudget:
         self.left = left
 
     def take(self, code: str) -> bool:
-        """Return whether the budget allows this code, and reduce the budget by its length."""
+        """Return whether the budget allows this code. If yes, reduce the budget by its length."""
         if len(code) > self.left:  # guard: colour-total
             return False
         self.left -= len(code)

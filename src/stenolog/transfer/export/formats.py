@@ -65,7 +65,7 @@ _OPENAI_FIELDS: Final = (
     *("refusal", "audio", "function_call"),
 )
 """Fields of a message that OpenAI's API accepts."""
-# The pattern also matches inline code, in which an escaped `<` would be shown as `&lt;`.
+# The pattern also matches inline code, because `&lt;` would be shown literally there.
 _TAG_OR_CODE: Final = re.compile(
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
     r"|(?P<slashes>(?<!\\)\\*+)<(?=[A-Za-z/!?])"
@@ -298,7 +298,7 @@ def readable_parts(
 ) -> list[Part]:
     """Return the parts of a message in readable form.
 
-    `tool_names` are the names of the tools by call id. The calls of this message are added.
+    `tool_names` has the tool name of each call id. The calls of this message are added to it.
     """
     calls = (part for part in parts if isinstance(part, ToolCall) and part.name != UNNAMED)
     tool_names.update({call.id: call.name for call in calls if call.id is not None})

@@ -196,7 +196,10 @@ def summary_of(arguments: Any) -> str:
 
 
 def error_line(text: str) -> str:
-    """Return the first line of an error that is not a heading; empty if there is none."""
+    """Return the first line of an error text after any headings; empty if there is none.
+
+    If this line is an exit code, the next line is appended.
+    """
     first_part = _CODEX_HEADINGS.sub("", _ERROR_TAGS.sub("", text[:4_000]))
     lines = list(islice((line.strip() for line in first_part.splitlines() if line.strip()), 2))
     if len(lines) == 2 and _EXIT_CODE.fullmatch(lines[0]):

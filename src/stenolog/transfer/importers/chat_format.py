@@ -78,9 +78,9 @@ class ImportProblems:
         self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
 
     def check_hidden_count(self, name: str, count: Any, message_count: int | None = None) -> int:
-        """Return the number of messages at the start that the model no longer sees.
+        """Return `count`, the number of messages at the start that the model no longer sees.
 
-        `name` is the field with the number. If the number is invalid, report that and return 0.
+        If the number is invalid, report this with the name of its field, and return 0.
         """
         is_valid = isinstance(count, int) and not isinstance(count, bool) and count >= 0
         if is_valid and (message_count is None or count <= message_count):
@@ -92,7 +92,7 @@ class ImportProblems:
     def encode(
         self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
     ) -> list[JSONMessage]:
-        """Return the message, encoded, in a list; report it and return [] if it is refused."""
+        """Return a list with the encoded message. If it is refused, report it and return []."""
         try:
             return [JSONMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
@@ -198,7 +198,8 @@ def convert_parts(
     """Return the content with the converted parts, and whether the conversion is lossless.
 
     `convert_part` does the same for one part, and returns None for a part that the chat format does
-    not have. Such parts are counted, except the parts of `ignored_types`.
+    not have. These parts are left out; with `texts_only`, so are all parts other than texts. Parts
+    that are left out are counted, unless their type is in `ignored_types`.
     """
     parts: list[Part] = []
     is_lossless = True
@@ -377,7 +378,7 @@ def _labelled_values(
 def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems) -> dict[str, Any]:
     """Return the message in the chat format. Raises NotAMessage if the message is empty.
 
-    Values that were converted are kept in the field `plain`.
+    The original values of converted fields are kept in the field `plain`.
     """
     role = ROLE_ALIASES.get(fields["role"].lower())
     original_values: dict[str, Any] = {}
@@ -416,7 +417,7 @@ def _find_time(fields: dict[str, Any], time_field: str = "") -> datetime | None:
 
 
 def _parse_any_time(value: Any) -> datetime | None:
-    """Return a time given as ISO 8601, or as seconds or milliseconds since 1970, also as text."""
+    """Return a time: ISO 8601, or seconds or milliseconds since 1970 as a number or as text."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -446,25 +447,25 @@ class ConversationLines:
         self._time_field = time_field
 
     def sources(self) -> list[Source]:
-        """Return a source for each line that is not empty, with its position. Raises OSError."""
+        """Return a source for each line that is not empty, with its offset. Raises OSError."""
         sources = []
-        position = 0
+        offset = 0
         name = self._file.name
         with self._file.open("rb") as file:
             for line_number, line in enumerate(file, 1):
                 if line.strip():
-                    identifier, size = (str(line_number), str(position)), len(line)
+                    identifier, size = (str(line_number), str(offset)), len(line)
                     sources.append(Source(name=name, body=None, identifier=identifier, bytes=size))
-                position += len(line)
+                offset += len(line)
         return sources
 
     def read(self, source: Source) -> SourceContent:
         """Return the conversation of a line. Raises NotASession, OSError."""
-        line_number, position = source.identifier
+        line_number, offset = source.identifier
         label = f"line {line_number}"
         mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
         with self._file.open("rb") as file:
-            file.seek(int(position))
+            file.seek(int(offset))
             line = file.readline(MAX_LINE_BYTES)
         try:
             value = parse_json(line.removeprefix(b"\xef\xbb\xbf"), label)

@@ -1,7 +1,7 @@
 """Logs of picoclaw and zeroclaw: one message per line.
 
 picoclaw has a `.meta.json` file next to each log, with the key, the summary, and `skip`, the number
-of hidden lines. zeroclaw has only `role` and `content`, with tool calls as JSON text in `content`.
+of hidden lines. A line of zeroclaw has only `role` and `content`; tool calls are JSON in `content`.
 """
 
 import re
@@ -152,9 +152,9 @@ def read_meta(text: bytes) -> dict[str, Any]:
 
 
 def key_of_scope(scope: dict[str, Any]) -> str | None:
-    """Return a readable session key for a scope, which picoclaw stores with its keys `sk_v1_…`.
+    """Return a readable session key for a scope; None if the scope is incomplete.
 
-    Return None if the scope is incomplete.
+    picoclaw stores a scope with each of its unreadable keys `sk_v1_…`.
 
     `{"channel": "telegram", "dimensions": ["chat"], "values": {"chat": "direct:123"}}` becomes
     `telegram:123`. The key of a group contains the word `group`, as in `irc:group%3A123`, so that
@@ -188,7 +188,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
 
 
 def is_picoclaw_log(lines: Sequence[Line]) -> bool:
-    """Return whether these lines are picoclaw's, for a log without a `.meta.json` file."""
+    """Return whether picoclaw wrote these lines, judged by the fields of their messages."""
     messages = messages_in(lines)
     return (
         bool(messages)
@@ -216,7 +216,7 @@ def read_zeroclaw(lines: Sequence[Line], *, name: str, mtime: datetime) -> Legac
 
 
 def is_zeroclaw_log(lines: Sequence[Line]) -> bool:
-    """Return whether these lines are zeroclaw's."""
+    """Return whether zeroclaw wrote these lines, judged by the fields of their messages."""
     messages = messages_in(lines)
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
 
@@ -244,7 +244,7 @@ def unpack_content(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_calls(packed_calls: object) -> list[dict[str, Any]] | None:
-    """Return tool calls in OpenAI's format; None if the value has no tool calls."""
+    """Return tool calls in OpenAI's format; None if the value is not a list of tool calls."""
     if not isinstance(packed_calls, list) or not packed_calls:
         return None
     calls = []

@@ -50,10 +50,10 @@ _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
 
 
 class Folder:
-    """A folder that may contain old sessions.
+    """A folder that may contain old sessions. A context manager.
 
-    A context manager. `follow_links`: the path itself may be a symbolic link. Raises OSError if the
-    path is not a folder.
+    `only`: name of the single file to read. `exclude`: names of files to skip. `follow_links`: the
+    path itself may be a symbolic link. Raises OSError if the path is not a folder.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Folder:
 
     def lock(self, seconds: float) -> None:
         """Lock the folder, so that no other process imports its files. Raises StoreBusy."""
-        # Some network file systems cannot lock folders. Idempotency keys still prevent duplicates.
+        # Some network file systems have no locks. Idempotency keys still prevent duplicates there.
         with suppress(OSError):
             lock_name = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, name=lock_name, poll=0.01)
@@ -97,8 +97,8 @@ class Folder:
         """Remove hard links that a process left when it was killed during a rename."""
         with suppress(OSError):
             for name in filter(import_suffix, self._list_names()):
-                first, second = self._stat(name), self._stat(original_name(name))
-                if first and second and os.path.samestat(first, second):
+                link, original = self._stat(name), self._stat(original_name(name))
+                if link and original and os.path.samestat(link, original):
                     os.unlink(name, dir_fd=self._descriptor)
 
     # --- finding sources ---------------------------------------------------------------------
@@ -106,9 +106,9 @@ class Folder:
     def sources(self) -> list[Source]:
         """Return the old sessions: logs first, then JSON files.
 
-        If a log and a JSON file have the same key, the log is newer. Unless `thorough` is set, a
-        file whose name is an escaped key counts as a log of stenolog without being read, so that
-        the start stays fast.
+        Logs come first, because a log is newer than a JSON file with the same key. Unless
+        `thorough` is set, a file whose name is an escaped key counts as a log of stenolog without
+        being read, so that the start stays fast.
         """
         names = self._list_names()
         logs = list(self._find_logs(names))
@@ -155,7 +155,7 @@ class Folder:
             return False
         if any(parse_line(line) is not None for line in text.split(b"\n")):
             return True
-        # An empty log may be a new log of stenolog, or a log that picoclaw cleared.
+        # An empty log with a meta file is not a new log of stenolog: picoclaw cleared it.
         return may_be_torn_log(text) and not (has_meta_file and not text)
 
     # --- reading -----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Folder:
             if messages is not None and chat_format.has_message(messages):
                 return self._read_plain(messages, other_fields, name, mtime)
             if any(line.fields is not None for line in read_lines(text)):
-                # The file has JSON lines, although its suffix is the suffix of a single JSON value.
+                # The file has one JSON value per line, although its suffix is `.json`.
                 return self._read_plain(text, {}, name, mtime)
         if messages == []:
             raise NotASession("the file is an empty list, without messages")

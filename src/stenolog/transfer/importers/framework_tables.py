@@ -56,7 +56,7 @@ from stenolog.transfer.importers.sqlite_file import (
 from stenolog.transfer.importers.strands import StrandsFolder, is_session_folder
 
 MAX_READ_ATTEMPTS: Final = 3
-"""Maximum number of attempts to read a session if its file changes. The last attempt counts."""
+"""Maximum number of attempts to read a session while its file changes. The last one is used."""
 
 TableColumns = Mapping[str, frozenset[str]]
 SessionIdentifier = tuple[str, ...]
@@ -145,7 +145,7 @@ class AgentTables(Struct, frozen=True):
         if not self.has_branches:
             rows_sql = f"{table} WHERE session_id = ? ORDER BY id"
             return query(f"SELECT message_data, created_at FROM {rows_sql}", session_id)  # noqa: S608
-        # A plain SQLiteSession writes no branches. Its items belong to the first branch.
+        # A plain SQLiteSession writes no branches, so its items belong to the first branch.
         return query(
             f"SELECT message_data, created_at FROM {table} m LEFT JOIN message_structure s "  # noqa: S608
             "ON s.message_id = m.id AND s.session_id = m.session_id "

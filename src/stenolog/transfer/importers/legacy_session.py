@@ -94,7 +94,7 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
 def without_reserved_field(payload: bytes) -> bytes:
     """Return a stored message without the reserved field; unchanged if the field is missing."""
-    # In JSON, the name of the field may be written with escapes.
+    # The name of the field may be written with JSON escapes, so a backslash requires decoding.
     if FIELD.encode() not in payload and b"\\" not in payload:
         return payload
     fields = decode_object(payload)

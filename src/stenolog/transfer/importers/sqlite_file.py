@@ -1,7 +1,7 @@
 """Reading of another program's SQLite file without creating files next to it.
 
 In WAL mode even a reader would create files. If there is no WAL file, no process has the database
-open, and the database is read as immutable. If there is a WAL file without its shared index, the
+open, and the database is read as immutable. If there is a WAL file, but no shared-memory file, the
 database and the WAL file are copied, and the copy is read.
 """
 
@@ -107,7 +107,7 @@ class SQLiteFile:
                 connection.text_factory = bytes
                 _limit_cost(connection, self._path.stat().st_size)
                 connection.execute("BEGIN")
-                _check_no_computed_columns(connection)
+                _check_no_generated_columns(connection)
                 yield connection
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
             raise NotASession(f"SQLite cannot read it: {error}") from error
@@ -115,12 +115,12 @@ class SQLiteFile:
     def _sqlite_uri(self) -> str:
         real_path = self._path.resolve()
         _check_not_truncated(real_path)  # guard: cut-database-refused
-        wal, shared_index = (real_path.with_name(real_path.name + end) for end in ("-wal", "-shm"))
+        wal, shm = (real_path.with_name(real_path.name + suffix) for suffix in ("-wal", "-shm"))
         if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
             return f"file:{quote(str(real_path))}?mode=ro"
         if not _file_version(wal)[1]:
             return f"file:{quote(str(real_path))}?mode=ro&immutable=1"
-        if shared_index.exists():
+        if shm.exists():
             return f"file:{quote(str(real_path))}?mode=ro"
         if not self._may_copy:
             raise NotASession("the file has unwritten changes; open and close its program first")
@@ -152,8 +152,8 @@ def _limit_cost(connection: sqlite3.Connection, file_size: int) -> None:
     connection.set_progress_handler(lambda: next(check_numbers) > max_checks, _STEPS_PER_CHECK)
 
 
-def _check_no_computed_columns(connection: sqlite3.Connection) -> None:
-    """Raise NotASession if a column is computed, because few bytes could expand to gigabytes."""
+def _check_no_generated_columns(connection: sqlite3.Connection) -> None:
+    """Raise NotASession for a generated column, because few bytes could expand to gigabytes."""
     sql = (
         "SELECT t.name FROM sqlite_master t, pragma_table_xinfo(t.name) c "
         "WHERE t.type = 'table' AND c.hidden IN (2, 3) LIMIT 1"
@@ -183,7 +183,7 @@ def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[
     cursor = connection.execute(sql, values)
     names = [column[0] for column in cursor.description]
     [(_, _, path)] = connection.execute("PRAGMA database_list").fetchall()
-    # `PRAGMA page_count` would return the number that a malicious WAL file claims.
+    # Measure the files: `PRAGMA page_count` would return what a malicious WAL file claims.
     file_size = sum(_file_version(Path(os.fsdecode(path + end)))[1] for end in (b"", b"-wal"))
     return [
         {
@@ -210,9 +210,10 @@ def _check_not_truncated(path: Path) -> None:
     header = _read_header(path)
     page_size = int.from_bytes(header[16:18], "big")
     page_count = int.from_bytes(header[28:32], "big")
-    # The page size 1 means 65,536. Old writers do not maintain the number of pages.
+    # The page size 1 means 65,536.
     page_size = 65_536 if page_size == 1 else page_size
     size = path.stat().st_size
+    # Old writers do not maintain the page count: it is valid if both change counters are equal.
     if header[24:28] == header[92:96] and size < page_size * page_count:
         raise NotASession(f"the file is cut: it has {size:,} of {page_size * page_count:,} bytes")
 

@@ -101,7 +101,7 @@ class StrandsFolder:
         file_times = (path.stat().st_mtime_ns for path in files.values())
         mtime = time_of_nanoseconds(max(file_times, default=0))
         times = [message.at for message in messages if message.at is not None]
-        session_content = report.build_session(
+        session = report.build_session(
             "strands",
             _make_key(session_folder, agent_folder, session_fields, agent_fields),
             messages,
@@ -112,7 +112,7 @@ class StrandsFolder:
             agent=agent_folder.name.removeprefix(AGENT_PREFIX),
             state=_make_state(agent_fields, session_fields),
         )
-        return SourceContent(session_content, digest.hexdigest(), mtime, ())
+        return SourceContent(session, digest.hexdigest(), mtime, ())
 
 
 def _messages_of_file(

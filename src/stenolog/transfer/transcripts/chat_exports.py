@@ -24,9 +24,9 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     as_dict,
-    as_list,
     as_text,
     branch_to,
+    list_or_empty,
     make_content,
     make_tool_call,
     make_tool_result,
@@ -162,7 +162,7 @@ def _current_branch(mapping: Mapping[str, Any], leaf: Any) -> list[str]:
 
 
 def _sort_nodes(mapping: Mapping[str, Any], current_branch: Sequence[str]) -> list[str]:
-    """Return the ids of all nodes. Each other branch follows its node on the current branch."""
+    """Return the ids of all nodes. Each other branch follows the node where it splits off."""
     children: dict[Any, list[str]] = {}
     for node_id, node in mapping.items():
         children.setdefault(node.get("parent"), []).append(node_id)
@@ -214,7 +214,7 @@ def _convert_node(
         arguments = text if isinstance(parse_json(text), dict) else {"input": text}
         body["tool_calls"] = [make_tool_call(node.get("id"), message["recipient"], arguments)]
     elif content_type == "thoughts":
-        thoughts = (t for t in as_list(content.get("thoughts")) if isinstance(t, dict))
+        thoughts = (t for t in list_or_empty(content.get("thoughts")) if isinstance(t, dict))
         body["reasoning_content"] = "\n\n".join(as_text(t.get("content")) for t in thoughts)
     elif content_type == "reasoning_recap":
         body["reasoning_content"] = as_text(content.get("content"))
@@ -222,7 +222,7 @@ def _convert_node(
         texts = [as_text(content.get(name)) for name in ("user_profile", "user_instructions")]
         body = {"role": "system", "content": "\n\n".join(filter(None, texts))}
     elif content_type == "multimodal_text":
-        parts = as_list(content.get("parts"))
+        parts = list_or_empty(content.get("parts"))
         body["content"] = [_convert_part(part, find_picture) for part in parts]
     else:
         body["content"] = _text_of_content(content)
@@ -244,7 +244,7 @@ def _text_of_content(content: Mapping[str, Any]) -> str:
     for name in ("text", "result"):
         if isinstance(content.get(name), str):
             return str(content[name])
-    parts = as_list(content.get("parts"))
+    parts = list_or_empty(content.get("parts"))
     return "\n".join(parts) if all(isinstance(part, str) for part in parts) else ""
 
 
@@ -315,7 +315,7 @@ class ClaudeAI(ExportReader):
 
     def convert(self, conversation: dict[str, Any], path: Path, transcript: Transcript) -> None:  # noqa: ARG002
         """Add a conversation of the export to an empty transcript."""
-        records = [as_dict(record) for record in as_list(conversation.get("chat_messages"))]
+        records = [as_dict(record) for record in list_or_empty(conversation.get("chat_messages"))]
         parents = {
             as_text(record.get("uuid")): as_text(record.get("parent_message_uuid")) or None
             for record in records
@@ -337,7 +337,7 @@ class ClaudeAI(ExportReader):
 def _convert_claude_message(message: Mapping[str, Any]) -> Iterator[Draft]:
     """Yield the messages in a message of the export: answers with calls, and results."""
     role = "user" if message.get("sender") == "human" else "assistant"
-    blocks = [as_dict(block) for block in as_list(message.get("content"))]
+    blocks = [as_dict(block) for block in list_or_empty(message.get("content"))]
     if not any(block.get("type") == "text" for block in blocks) and as_text(message.get("text")):
         blocks.append(text_part(message["text"]))
     body: dict[str, Any] = {"role": role}
@@ -360,7 +360,7 @@ def _convert_claude_message(message: Mapping[str, Any]) -> Iterator[Draft]:
                 yield result, {"failed": block.get("is_error") is True}
             case _:
                 parts.append(dict(block))
-    for attachment in map(as_dict, as_list(message.get("attachments"))):
+    for attachment in map(as_dict, list_or_empty(message.get("attachments"))):
         name, text = as_text(attachment.get("file_name")), attachment.get("extracted_content")
         parts.append(text_part(f"[file {name}]\n{as_text(text)}"))
     if parts or len(body) > 1:
@@ -405,7 +405,7 @@ class OpenWebUI(ExportReader):
 def _convert_webui_message(message_id: str, record: dict[str, Any]) -> Draft:
     role = as_text(record.get("role")) or "user"
     content: Any = record.get("content")
-    files = [as_dict(file) for file in as_list(record.get("files"))]
+    files = [as_dict(file) for file in list_or_empty(record.get("files"))]
     urls = [file.get("url") for file in files if file.get("type") == "image"]
     pictures = [image_part(url) for url in urls if isinstance(url, str)]
     if pictures:

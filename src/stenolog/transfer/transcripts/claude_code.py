@@ -27,11 +27,11 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     as_dict,
-    as_list,
     as_text,
     branch_to,
     digest_identity,
     find_files_below,
+    list_or_empty,
     make_content,
     make_tool_call,
     make_tool_result,
@@ -124,8 +124,8 @@ class ClaudeCode(TranscriptReader):
 class _IndexedFile(Struct):
     """Index of the records that were read from a session file so far."""
 
-    end_position: int = 0
-    """Position after the last complete line."""
+    end_offset: int = 0
+    """Offset of the end of the last complete line."""
     first_time: str = ""
     """Time of the first record."""
     uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
@@ -159,17 +159,17 @@ class _ProjectIndex:
                 with suppress(OSError):
                     if entry.name.endswith(".jsonl") and entry.is_file():
                         file = self._files.setdefault(entry.name, _IndexedFile())
-                        if entry.stat().st_size > file.end_position:
+                        if entry.stat().st_size > file.end_offset:
                             self._read_new_lines(Path(entry.path), file)
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
         known_hashes = set(file.uuid_hashes)
         with path.open("rb") as lines:
-            lines.seek(file.end_position)
+            lines.seek(file.end_offset)
             for line in lines:
                 if not line.endswith(b"\n"):
                     return
-                file.end_position += len(line)
+                file.end_offset += len(line)
                 if not file.first_time and (time_match := _TIME_FIELD.search(line)):
                     file.first_time = time_match[1].decode("ascii", "replace")
                 if (match := _UUID_FIELD.search(line)) is None:
@@ -262,7 +262,7 @@ class _RecordTree:
         if self._last_compaction is not None:
             # The compaction kept some earlier messages visible.
             metadata = as_dict(self._last_compaction[1].get("compactMetadata"))
-            preserved_uuids = as_list(as_dict(metadata.get("preservedMessages")).get("uuids"))
+            preserved_uuids = list_or_empty(as_dict(metadata.get("preservedMessages")).get("uuids"))
             self.visible_uuids.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
 
     def _current_branches(self) -> set[str]:
@@ -277,15 +277,16 @@ class _RecordTree:
             # The records have no parents, so it is unknown whether a record was abandoned.
             return {uuid for uuid, node in self.nodes.items() if not node.is_sidechain}
         branch_uuids: set[str] = set()
-        roots: set[str | None] = set()
+        root_parents: set[str | None] = set()
         for uuid, node in reversed(self.nodes.items()):
             if uuid in parent_uuids or node.is_sidechain or node.is_meta:
                 continue
             branch = branch_to(uuid, parents)
-            root = parents[branch[-1]]
-            # An edited first prompt has the same parent as the prompt that it replaces.
-            if root not in roots:
-                roots.add(root)
+            root_parent = parents[branch[-1]]
+            # An edited first prompt has the same parent as the prompt that it replaces, so the
+            # older of the two branches is left out.
+            if root_parent not in root_parents:
+                root_parents.add(root_parent)
                 branch_uuids.update(branch)
         return branch_uuids
 
@@ -423,7 +424,7 @@ def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool
 def _user_messages(record: Mapping[str, Any]) -> list[Draft]:
     """Return tool results if the record has nothing else; otherwise one message of the user."""
     content = as_dict(record.get("message")).get("content")
-    blocks = [as_dict(block) for block in as_list(content)]
+    blocks = [as_dict(block) for block in list_or_empty(content)]
     if blocks and all(block.get("type") == "tool_result" for block in blocks):
         return [_tool_result(block) for block in blocks]
     body = {"role": "user", "content": _blocks_to_parts(content)}
@@ -511,7 +512,7 @@ def _record_type(record: Mapping[str, Any]) -> str:
 
 
 def _find_call_ids(content: Any) -> Iterator[str]:
-    for block in as_list(content):
+    for block in list_or_empty(content):
         fields = as_dict(block)
         id_field = "id" if fields.get("type") == "tool_use" else "tool_use_id"
         if isinstance(call_id := fields.get(id_field), str):

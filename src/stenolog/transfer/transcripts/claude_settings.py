@@ -21,8 +21,8 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     as_dict,
-    as_list,
     as_text,
+    list_or_empty,
 )
 
 HOOK_EVENT: Final = "SessionEnd"
@@ -155,7 +155,7 @@ def _read_hook_entries(text: str, path: Path) -> list[Any]:
 
 def _stenolog_commands(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
-        hooks = as_list(as_dict(entry).get("hooks"))
+        hooks = list_or_empty(as_dict(entry).get("hooks"))
         yield from (hook["command"] for hook in hooks if _is_our_hook(hook))
 
 
@@ -176,7 +176,10 @@ class _Item(Struct, frozen=True):
 
 
 class _Container:
-    """Positions of an object or array, and of its items, in a valid JSON text."""
+    """Positions of an object or array, and of its items, in a valid JSON text.
+
+    `outer_space` is the white space before each item of the enclosing object or array.
+    """
 
     def __init__(self, text: str, start: int, outer_space: str = "") -> None:
         self._text = text

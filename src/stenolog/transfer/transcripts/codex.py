@@ -26,11 +26,11 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptMessage,
     TranscriptReader,
     as_dict,
-    as_list,
     as_text,
     digest_identity,
     digest_of_json,
     find_files_below,
+    list_or_empty,
     make_content,
     make_message,
     make_tool_call,
@@ -130,7 +130,7 @@ class Codex(TranscriptReader):
 
 
 def _ordinal_of(message: TranscriptMessage) -> int | None:
-    """Return the number of the record from which a message was made."""
+    """Return the ordinal of the record from which a message was made; None if it has none."""
     ordinal = message.body[record_field_name(PROGRAM)].get("ordinal")
     return ordinal if isinstance(ordinal, int) else None
 
@@ -160,7 +160,7 @@ class _ThreadBuilder:
         self._meta: dict[str, Any] = {}
         self._folders: dict[str, None] = {}
         self._has_own_meta = False
-        self._is_parent_copy = False
+        self._in_parent_copy = False
         self._uncounted_answers: list[TranscriptMessage] = []
         """Messages of the model since the last usage record."""
         self._counted_responses: set[str] = set()
@@ -174,7 +174,7 @@ class _ThreadBuilder:
     def begin_file(self) -> None:
         """Start the next file of the thread."""
         self._has_own_meta = False
-        self._is_parent_copy = False
+        self._in_parent_copy = False
         self._has_usage_records = False
 
     def add(self, record: Any, line: bytes) -> None:
@@ -189,7 +189,7 @@ class _ThreadBuilder:
             case "turn_context":
                 self._model = as_text(payload.get("model")) or self._model
                 self._add_folder(payload)
-            case "response_item" if not self._is_parent_copy:
+            case "response_item" if not self._in_parent_copy:
                 self._add_item(record, payload, line)
             case "compacted":
                 self._hide_compacted(payload)
@@ -209,8 +209,8 @@ class _ThreadBuilder:
 
     def _add_meta(self, payload: dict[str, Any]) -> None:
         if self._has_own_meta:
-            # Old forks contain copies of the parent's records. The first copy is the parent's meta.
-            self._is_parent_copy = payload.get("id") != self._meta.get("id")
+            # Old forks contain copies of the parent's records, which start with its meta.
+            self._in_parent_copy = payload.get("id") != self._meta.get("id")
             return
         self._has_own_meta = True
         self._meta = {**self._meta, **payload}
@@ -222,7 +222,7 @@ class _ThreadBuilder:
         if history_base.get("thread_id") != payload.get("id"):
             self.fork_base = as_text(history_base.get("thread_id")), end_ordinal
             return
-        # This file follows a revert, which removed the records with `end_ordinal` and above.
+        # This file follows a revert of the records from `end_ordinal` on: hide their messages.
         for message in self._transcript.messages:
             if (ordinal := _ordinal_of(message)) is not None and ordinal >= end_ordinal:
                 message.hidden = True
@@ -298,7 +298,7 @@ class _ThreadBuilder:
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
         """Hide the messages that a summary replaced. Kept items stay visible."""
-        items = as_list(payload.get("replacement_history"))  # these items have no timestamps
+        items = list_or_empty(payload.get("replacement_history"))  # these items have no timestamps
         identities = (identity_of_item(as_dict(item), None) for item in items)
         kept_identities = set(map(self._newest_identities.get, identities))
         for message in self._transcript.messages:
@@ -361,11 +361,11 @@ def message_of(payload: Mapping[str, Any]) -> dict[str, Any] | None:
         role = "system" if payload["role"] == "developer" else payload["role"]
         return {"role": role, "content": _convert_parts(payload.get("content"))}
     if item_type == "reasoning":
-        texts = [as_text(as_dict(part).get("text")) for part in as_list(payload.get("summary"))]
+        texts = [as_text(as_dict(p).get("text")) for p in list_or_empty(payload.get("summary"))]
         return {"role": "assistant", "content": None, "reasoning_content": "\n\n".join(texts)}
     if item_type in _CALL_TYPES:
         arguments = payload.get(_CALL_TYPES[item_type])
-        # Free text, for example a patch, is not JSON. So the text becomes the argument `input`.
+        # Free text, for example a patch, is not JSON, so it becomes the argument `input`.
         call_arguments = {"input": arguments} if item_type == "custom_tool_call" else arguments
         names = as_text(payload.get("namespace")), as_text(payload.get("name"))
         name = ".".join(filter(None, names)) or item_type.removesuffix("_call")
@@ -404,7 +404,7 @@ def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind
     if text.startswith("<turn_aborted>"):
         return "interruption"
     passthrough = as_dict(payload.get("internal_chat_message_metadata_passthrough"))
-    kinds = as_list(passthrough.get("content_item_kinds"))
+    kinds = list_or_empty(passthrough.get("content_item_kinds"))
     if "user.text" in kinds:
         return None
     is_injected = payload["role"] == "developer" or text.startswith(_INJECTED_PREFIXES)

@@ -18,9 +18,9 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     as_dict,
-    as_list,
     as_text,
     find_files_below,
+    list_or_empty,
     make_message,
     make_tool_call,
     make_tool_result,
@@ -56,7 +56,7 @@ class GeminiCLI(TranscriptReader):
         known_call_ids = {
             as_dict(call).get("id")
             for record in log.records.values()
-            for call in as_list(record.get("toolCalls"))
+            for call in list_or_empty(record.get("toolCalls"))
         }
         for message_id, record in log.records.items():
             if drafts := messages_of(record, known_call_ids):
@@ -76,7 +76,7 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
     # Older versions wrote one JSON object with all messages.
     session = as_dict(parse_json(path.read_bytes()))
     yield omit(session, "messages")
-    yield from map(as_dict, as_list(session.get("messages")))
+    yield from map(as_dict, list_or_empty(session.get("messages")))
 
 
 def _read_session_id(path: Path) -> str:
@@ -142,9 +142,12 @@ def _count_droppable_fields(record: Mapping[str, Any]) -> int:
 
 
 def messages_of(record: Mapping[str, Any], known_call_ids: set[Any]) -> list[Draft]:
-    """Return the messages of a record. Results of `known_call_ids` are in their call's record."""
+    """Return the messages of a record.
+
+    A record that only repeats the results of `known_call_ids` has no messages.
+    """
     content = record.get("content")
-    parts = [as_dict(part) for part in as_list(content)]
+    parts = [as_dict(part) for part in list_or_empty(content)]
     responses = [as_dict(part.get("functionResponse")) for part in parts]
     if responses and all(response.get("id") in known_call_ids for response in responses):
         return []  # the record with the call has the same results
@@ -155,9 +158,9 @@ def messages_of(record: Mapping[str, Any], known_call_ids: set[Any]) -> list[Dra
         return [({"role": "user", "content": text}, {"kind": "injected" if is_injected else None})]
     if record.get("type") != "gemini":
         return [({"role": "system", "content": text}, {})] if text else []
-    thoughts = [_thought_text(as_dict(thought)) for thought in as_list(record.get("thoughts"))]
+    thoughts = [_thought_text(as_dict(t)) for t in list_or_empty(record.get("thoughts"))]
     calls, results = list[dict[str, Any]](), list[Draft]()
-    for call in map(as_dict, as_list(record.get("toolCalls"))):
+    for call in map(as_dict, list_or_empty(record.get("toolCalls"))):
         calls.append(make_tool_call(call.get("id"), call.get("name"), call.get("args", {})))
         result = make_tool_result(call.get("id"), _result_text(call.get("result")))
         results.append((result, {"failed": call.get("status") in ("error", "cancelled")}))
@@ -184,7 +187,7 @@ def _thought_text(fields: Mapping[str, Any]) -> str:
 def _result_text(result: Any) -> str:
     """Return the text of a tool's result."""
     texts = []
-    for part in as_list(result):
+    for part in list_or_empty(result):
         response = as_dict(as_dict(as_dict(part).get("functionResponse")).get("response"))
         texts.append(as_text(response.get("output")) or as_text(response.get("error")))
     return "\n".join(filter(None, texts))

@@ -1,7 +1,7 @@
 """Conversations of simonw/llm in its database `logs.db`, in its old and its new tables.
 
 In the new tables, threads share messages, and messages have no time. A message gets the time of the
-turn that added it. A thread that continues an old conversation has the whole conversation.
+turn that added it. A thread that continues an old conversation also has the old messages.
 
 Each imported message keeps the rows from which it was made, by table. The rows leave out:
 
@@ -26,9 +26,9 @@ from stenolog.transfer.transcripts.database_reader import DatabaseReader
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     as_dict,
-    as_list,
     as_text,
     keep_record,
+    list_or_empty,
     make_content,
     make_message,
     make_tool_call,
@@ -148,7 +148,7 @@ def _read_thread(
     times: dict[str, Any] = {}
     at: Any = None
     for message in reversed(messages):
-        # A turn added all messages after the last message of the previous turn.
+        # A turn is stored with the hash of its last message, so times are assigned from the end.
         at = turn_by_tip.get(message["hash"], {}).get("datetime_utc", at)
         times[message["hash"]] = at
     for position, message in enumerate(messages):
@@ -215,7 +215,7 @@ def _parse_payload(part: Mapping[str, Any]) -> dict[str, Any]:
 def _text_of_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
     """Return a text that is stored as a sequence of fragments and literal texts."""
     pieces = []
-    for fields in map(as_dict, as_list(payload.get("text_ref"))):
+    for fields in map(as_dict, list_or_empty(payload.get("text_ref"))):
         if "literal" in fields:
             pieces.append(as_text(fields["literal"]))
         else:
@@ -291,7 +291,7 @@ def _join_fragments(separator: str, fragments: Iterable[_TableRow], text: Any) -
     return separator.join(filter(None, [*texts, as_text(text)]))
 
 
-# --- both generations ----------------------------------------------------------------------------
+# --- the new and the old tables ------------------------------------------------------------------
 
 
 def _answer_notes(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class Transcript(Struct, kw_only=True):
         return next(filter(None, (text_of_parts(body["content"]) for body in prompts)), "")
 
     def count_left_out(self, kind: str, size: int) -> None:
-        """Count a record that is not imported."""
+        """Add the size of a record that is not imported to the bytes of its kind."""
         self.left_out[kind] = self.left_out.get(kind, 0) + size
 
     def add_problem(self, text: str) -> None:
@@ -209,19 +209,19 @@ class TranscriptReader(ABC):
         statuses = [path.stat() for path in paths]
         # A database may have new rows in its WAL file before the database file changes.
         wal_files = (path.with_name(f"{path.name}-wal") for path in paths if path.suffix == ".db")
-        statuses += [log.stat() for log in wal_files if log.exists()]
+        statuses += [wal.stat() for wal in wal_files if wal.exists()]
         return TranscriptFile(
             program=self.program,
             key=f"{self.program}:{session_id}",
             paths=paths,
-            size=sum(entry.st_size for entry in statuses),
-            modified=max(entry.st_mtime_ns for entry in statuses),
+            size=sum(status.st_size for status in statuses),
+            modified=max(status.st_mtime_ns for status in statuses),
             conversation_id=conversation_id,
         )
 
 
 def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files below a folder whose names match the pattern, in order.
+    """Yield the files below a folder whose names match the pattern, sorted by path.
 
     Pipes, devices and broken links are skipped, because reading a pipe may never end. Links to
     folders are not followed. Raises PermissionError at the end if a folder cannot be read.
@@ -337,7 +337,7 @@ def text_of_parts(content: Any) -> str:
     """Return the content if it is a text, else the joined texts of its text parts."""
     if isinstance(content, str):
         return content
-    parts = (as_dict(part) for part in as_list(content))
+    parts = (as_dict(part) for part in list_or_empty(content))
     texts = (part.get("text") for part in parts if part.get("type") == "text")
     return "\n\n".join(text for text in texts if isinstance(text, str))
 
@@ -505,7 +505,7 @@ def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def as_list(value: Any) -> list[Any]:
+def list_or_empty(value: Any) -> list[Any]:
     """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
@@ -516,5 +516,5 @@ def as_text(value: Any) -> str:
 
 
 def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value."""
+    """Return the fields whose value is not None, False, zero or empty."""
     return {name: value for name, value in fields.items() if value}

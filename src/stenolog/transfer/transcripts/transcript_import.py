@@ -121,7 +121,7 @@ class TranscriptImport:
             if transcript.messages or info is not None:
                 self._previewed_files[file.key] = [*earlier_files, file]
         elif info is not None:
-            # Two processes may import the same transcript, for example the hook and --watch.
+            # The hook and --watch may import the same transcript at once, so the session is leased.
             with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
                 _update_session(lease.store, transcript, file, report)
         elif transcript.messages and isinstance(self._store, SnapshotStore):
@@ -360,8 +360,8 @@ def _apply_visibility(
     hidden_ids = (message.identity for message in transcript.messages if message.hidden)
     seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & visible_seqs
     if transcript.summary and transcript.summary != summary:
-        next_seq = max(visible_seqs, default=0) + 1
-        first_visible = min(visible_seqs - seqs_to_hide, default=next_seq)
+        seq_after_visible = max(visible_seqs, default=0) + 1
+        first_visible = min(visible_seqs - seqs_to_hide, default=seq_after_visible)
         if first_visible > 1:
             store.checkpoint(transcript.key, summary=transcript.summary, upto=first_visible - 1)
             seqs_to_hide = {seq for seq in seqs_to_hide if seq >= first_visible}
