@@ -8,6 +8,7 @@ import mimetypes
 import os
 import re
 import zipfile
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -108,7 +109,10 @@ def _read_export(path: Path) -> Iterator[bytes]:
                 continue
             if info.file_size > MAX_EXPORT_BYTES:
                 raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
-            yield archive.read(info)
+            try:
+                yield archive.read(info)
+            except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
+                raise OSError(f"the zip is damaged or encrypted: {error}") from error
 
 
 def _as_number(value: Any) -> float:

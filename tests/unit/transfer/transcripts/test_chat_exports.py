@@ -5,12 +5,14 @@ Nodes of ChatGPT are rebuilt from their messages.
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from stenolog.transfer.transcripts import chat_exports
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
+from stenolog.transfer.transcripts.programs import detect_program
 from stenolog.transfer.transcripts.transcript import Transcript, TranscriptReader
 from support.transcripts import SAMPLES, outline, rebuild_records
 
@@ -126,3 +128,20 @@ def test_open_webui_regenerated_answers_are_hidden() -> None:
         "+ user text image_url",
         "+ assistant You are welcome. [5]",
     ]
+
+
+@pytest.mark.parametrize("fault", ["damaged", "encrypted"])
+def test_zip_that_cannot_be_read_is_reported(fault: str, tmp_path: Path) -> None:
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.write(EXPORT / "conversations.json", "conversations.json")
+    content = bytearray(file.read_bytes())
+    if fault == "damaged":
+        content[content.index(b"Ferry")] ^= 1
+    else:
+        content[6] |= 1  # the flag in the header of the file
+        content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the directory of the zip
+    file.write_bytes(content)
+    with pytest.raises(OSError, match="the zip is damaged or encrypted"):
+        read(file)
+    assert detect_program(file) is None
