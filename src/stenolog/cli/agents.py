@@ -46,7 +46,7 @@ SHUTDOWN_SECONDS: Final = 10.0
 _NOTICE_SECONDS: Final = 0.7
 """Seconds after which the user is told that the program waits for running turns."""
 _CANCEL_SECONDS: Final = 3.0
-"""Seconds to wait for cancelled turns to end. Then the process exits without them."""
+"""Seconds to wait for cancelled turns to end. Then the process exits, even if some still run."""
 EXIT_NOT_SAVED: Final = 3
 """Exit code if messages could not be saved in any store."""
 
@@ -66,7 +66,10 @@ class OpenAgent(Struct, frozen=True, kw_only=True):
         *,
         all_sessions: bool = True,
     ) -> Answer:
-        """Handle a text from the user. With `all_sessions`, commands may use all sessions."""
+        """Handle a message or command of the user.
+
+        With `all_sessions`, commands may list and open the sessions of all users.
+        """
         inbound = InboundMessage(key=key, content=text, sender=cli_sender(key))
         return await self.loop.handle(
             inbound, on_event=on_event, agent=self.agent.id, all_sessions=all_sessions
@@ -78,7 +81,7 @@ class OpenAgent(Struct, frozen=True, kw_only=True):
 
 
 class _MissingModel:
-    """Placeholder for the model of an agent if no model was found. Sessions can choose a model."""
+    """Placeholder for the missing model of an agent. A session can still choose a model."""
 
     name = "no model"
 
@@ -102,8 +105,8 @@ def open_agent(
     """Open the agent that the options select. An event loop must be running.
 
     With `allow_missing_model`, a missing model is not an error: `session_model` checks later
-    whether the session names a model. With `read_only`, nothing is written and no old sessions are
-    imported. Raises ClickException, StenologError.
+    whether the session names a model. With `read_only`, nothing is written, so session files
+    of other programs are not imported. Raises ClickException, StenologError.
     """
     settings = read_settings(options.config)
     spec = _select_spec(settings, options)
@@ -171,7 +174,7 @@ def open_viewer(spec: AgentSpec, store: Store, *, heads: ReadHeads) -> AgentInst
 
 
 def find_index_file(places: Sequence[ViewedPlace], cache: Path) -> Path | None:
-    """Return the file for the search index. Warn and return None if the cache cannot be used."""
+    """Return the file for the search index. Warn and return None if `cache` cannot be used."""
     try:
         return prepare_index_file(places, cache)
     except OSError as error:
@@ -191,11 +194,11 @@ def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list
         is_url = address.engine == "postgresql"
         where = os.fspath(address.path) if is_url else str(Path(address.path).absolute())
         source_store: Store = InMemoryStore()
-        is_empty = address.engine == "jsonl" and not Path(where, place.namespace).exists()
-        if address.engine != "memory" and not is_empty:
+        is_missing = address.engine == "jsonl" and not Path(where, place.namespace).exists()
+        if address.engine != "memory" and not is_missing:
             source_store = open_unchanged(place.where, namespace=place.namespace)
-        catalog = find_index_file([ViewedPlace(program=place.namespace, where=where)], cache)
-        store = CombinedStore([StorePlace(store=source_store)], catalog=catalog)
+        index_file = find_index_file([ViewedPlace(program=place.namespace, where=where)], cache)
+        store = CombinedStore([StorePlace(store=source_store)], catalog=index_file)
         if options.workspace is not None:
             spec = replace(spec, sessions=options.workspace)
         return open_viewer(spec, store, heads=store.heads)
@@ -277,7 +280,7 @@ def _resolve_model(settings: Settings, name: str) -> ChatModel | NoModel:
 def _find_similar_name(settings: Settings, requested_name: str) -> str:
     """Return a known model name that is similar to `requested_name`.
 
-    Empty if no name is similar, or if `requested_name` is known.
+    Return an empty string if no name is similar, or if `requested_name` is known.
     """
     first_part, slash, rest = requested_name.strip().partition("/")
     servers = (OLLAMA, *(provider.name for provider in PROVIDERS))
@@ -319,7 +322,7 @@ class Signals:
             self._loop.remove_signal_handler(self._numbers.pop())
 
     async def run_until_signal(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if a signal cancelled `work`."""
+        """Run `work` and return its result. If a signal arrives, cancel `work` and return None."""
         task = asyncio.create_task(work)
         try:
             await self.wait_for_task_or_signal(task)
@@ -354,8 +357,8 @@ async def close_agent(
 ) -> int:
     """Let running turns finish, close everything and return the exit code.
 
-    `print_notice` prints texts about unfinished turns and unsaved messages. Another signal cancels
-    the turns at once. If a cancelled turn does not end, the process exits immediately.
+    `print_notice` prints texts about unfinished turns and unsaved messages. A signal during this
+    time cancels the turns. If a cancelled turn does not end, the process exits anyway.
     """
     loop = opened_agent.loop
     signals.watch(signal.SIGINT)

@@ -76,8 +76,8 @@ async def _chat(
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.picker import find_start
 
-    is_existing = key is not None or continue_last or search is not None
-    opened_agent = open_agent(options, allow_missing_model=is_existing)
+    selects_session = key is not None or continue_last or search is not None
+    opened_agent = open_agent(options, allow_missing_model=selects_session)
     signals = Signals()
     chat = None
     try:
@@ -183,7 +183,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
     opened_agent = open_agent(options, allow_missing_model=key is not None)
     signals = Signals()
     key = key or new_key(CHANNEL, SENDER)
-    # A question is never a command, even if it starts with a slash.
+    # A second slash makes a question that looks like a command an ordinary message.
     content = question if parse_command(question) is None else f"/{question}"
     loop = asyncio.get_running_loop()
     stop_tasks: list[asyncio.Task[bool]] = []
@@ -201,7 +201,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
             print_notice(text)
 
     async def stream_answer() -> "Answer":
-        """Stream the answer to stdout and return it. Raises UsageError, OSError if stdout fails."""
+        """Stream and return the answer. Raises UsageError, and OSError if stdout fails."""
         loop.add_signal_handler(signal.SIGINT, stop)
         try:
             answer = await opened_agent.handle(

@@ -105,7 +105,7 @@ class InputLine:
             input=source,
             output=output or inline_output(),
         )
-        # Terminals send Alt-Enter as Esc directly followed by Enter.
+        # Terminals send Alt-Enter as Esc directly followed by Enter, so a short timeout is enough.
         self._app.ttimeoutlen = 0.05
 
     async def run(self) -> str | None:
@@ -129,7 +129,7 @@ class InputLine:
             self._app.exit(exception=error)
 
     def end(self, search_text: str | None = None) -> None:
-        """End `run` with this result."""
+        """End `run`, which then returns `search_text`."""
         self._app.exit(result=search_text)
 
     def show(self, lines: Iterable[str]) -> None:
@@ -204,7 +204,7 @@ class InputLine:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
     def _update_live_lines(self) -> None:
-        """Update the changing text, once per repaint, because laying out text is slow."""
+        """Lay out the text that still changes. This is slow, so it is done once per repaint."""
         input_rows = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
         other_rows = input_rows + len(self._chat.waiting_messages()) + 4
         free_rows = self._app.output.get_size().rows - other_rows
@@ -324,7 +324,7 @@ class CommandCompleter(Completer):
 
 
 _MAX_HISTORY_BYTES: Final = 1 << 20
-"""Maximum size of the input history file. Of a larger file, the last half of this size is kept."""
+"""Maximum size of the input history file. A larger file is cut to half of this size."""
 
 
 def history_file() -> Path:
@@ -344,7 +344,7 @@ class InputHistory(History):
     def load_history_strings(self) -> Iterable[str]:
         """Return the texts that the user entered, newest first."""
         try:
-            self._drop_older_half()
+            self._trim_file()
             text = self._file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return []
@@ -358,14 +358,14 @@ class InputHistory(History):
             with os.fdopen(descriptor, "ab", buffering=0) as file:
                 file.write(f"{json.dumps(string)}\n".encode())
 
-    def _drop_older_half(self) -> None:
+    def _trim_file(self) -> None:
         if self._file.stat().st_size <= _MAX_HISTORY_BYTES:
             return
-        newer_half = self._file.read_bytes()[-_MAX_HISTORY_BYTES // 2 :].partition(b"\n")[2]
+        newest_entries = self._file.read_bytes()[-_MAX_HISTORY_BYTES // 2 :].partition(b"\n")[2]
         new_file = self._file.with_suffix(".new")
         descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(newer_half)
+            file.write(newest_entries)
         new_file.replace(self._file)
 
 
@@ -377,8 +377,8 @@ def remove_history_entries(file: Path, messages: Collection[str]) -> int:
 
     def blank_if_matching(line: bytes) -> bytes:
         entries = _parse_entries(line.decode("utf-8", "replace"))
-        sent_messages = chain.from_iterable(map(_possible_messages, entries))
-        return b" " * len(line) if any(message in messages for message in sent_messages) else line
+        candidates = chain.from_iterable(map(_possible_messages, entries))
+        return b" " * len(line) if any(message in messages for message in candidates) else line
 
     return overwrite_lines(file, blank_if_matching)
 
@@ -388,7 +388,7 @@ def _possible_messages(history_entry: str) -> Iterator[str]:
     text = history_entry.strip()
     yield text
     yield text.removeprefix("/edit").strip()
-    # A second slash turns a command into a message.
+    # The user types `//x` to send the message `/x`.
     yield text.removeprefix("/")
 
 

@@ -134,7 +134,7 @@ class TurnPrinter:
                 self._needs_empty_line = bool(self._last_output)
                 self._call_arguments[event.id] = event.arguments
             case ToolFinished():
-                self._print_tool(event)
+                self._record_and_print_tool(event)
             case SummaryCreated():
                 self._print_notice(new_summary_text(event.report))
             case SaveFailed():
@@ -151,7 +151,7 @@ class TurnPrinter:
                 pass
 
     def finish(self, answer: Answer) -> None:
-        """End the answer and report any outcome but success. Raises OSError if stdout fails."""
+        """End the answer and report the outcome, except success. Raises OSError if stdout fails."""
         self._print_text(self._output_filter.end())
         if not self._last_output and answer.outcome not in ("failed", "interrupted"):
             text = printable(answer.text)
@@ -169,7 +169,7 @@ class TurnPrinter:
         if self._verbose and answer.outcome in ("answered", "interrupted"):
             self._print_notice(self._status.text())
 
-    def _print_tool(self, event: ToolFinished) -> None:
+    def _record_and_print_tool(self, event: ToolFinished) -> None:
         arguments = self._call_arguments.pop(event.id, "")
         self.tools.append(
             {
@@ -297,13 +297,13 @@ class PipeChat:
             while not signals.received.is_set():
                 if shows_prompt:
                     click.echo(PROMPT, nl=False, err=True)
-                line = await signals.run_until_signal(self._next_message())
-                if line is None and shows_prompt:
+                text = await signals.run_until_signal(self._next_message())
+                if text is None and shows_prompt:
                     click.echo(err=True)  # Ctrl-D leaves the cursor after the prompt
-                if line is None or line.strip() in QUIT_COMMANDS:
+                if text is None or text.strip() in QUIT_COMMANDS:
                     return
-                if line.strip():
-                    self._answer_task = asyncio.create_task(self._answer_line(line))
+                if text.strip():
+                    self._answer_task = asyncio.create_task(self._answer_message(text))
                     await signals.run_until_signal(self.wait_for_turns())
         finally:
             loop.remove_signal_handler(signal.SIGINT)
@@ -317,7 +317,7 @@ class PipeChat:
             await asyncio.wait({self._answer_task})
             self._answer_task.result()
 
-    async def _answer_line(self, text: str) -> None:
+    async def _answer_message(self, text: str) -> None:
         printer = TurnPrinter(self._status, verbose=sys.stderr.isatty(), on_closed=self._stop)
         try:
             answer = await self._opened_agent.handle(self.key, text, printer.print_event)

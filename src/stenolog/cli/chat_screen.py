@@ -102,7 +102,7 @@ class UnsavedReport:
         self._unsaved_count = 0
 
     def describe(self, event: SaveFailed) -> str:
-        """Return the problem, its cause and the remedy; empty if it was already reported."""
+        """Return the number of unsaved messages and the error; empty if the error was reported."""
         self._unsaved_count = event.count
         if event.text == self._reported_problem:
             return ""
@@ -125,18 +125,18 @@ class UnsavedReport:
 
 
 def saved_text(event: SaveRecovered) -> str:
-    """Return a sentence that all messages are saved now."""
+    """Return a sentence that says how many unsaved messages are saved now."""
     subject = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
     return f"Saved {subject}."
 
 
 def is_interruption_notice(event: Notice) -> bool:
-    """Whether the event already reports that the answer was interrupted."""
+    """Return whether the notice reports that the answer was interrupted."""
     return TEXT_KEPT in event.text
 
 
 def is_question_unsaved(answer: Answer) -> bool:
-    """Whether the user's message could not be saved. `SaveFailed` has already reported this."""
+    """Return whether the user's message could not be saved, which `SaveFailed` has reported."""
     return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
@@ -187,7 +187,7 @@ _NEARLY_FULL_PERCENT: Final = 80
 
 
 class StatusLine:
-    """Data of the status line: model, use of the context, token counts."""
+    """Data of the status line: model, context usage, token counts."""
 
     def __init__(self, model: str = "") -> None:
         self.model = model
@@ -200,7 +200,7 @@ class StatusLine:
         self._recalled_count = 0
 
     def reset(self) -> None:
-        """Reset everything for another session."""
+        """Reset everything but the model, for another session."""
         self._used_tokens = self._budget = 0
         self.start_turn()
 
@@ -231,7 +231,7 @@ class StatusLine:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Whether the session will soon be summarized."""
+        """Whether the context is nearly full, so that the session will soon be summarized."""
         return self.percent >= _NEARLY_FULL_PERCENT
 
     def text(self) -> str:
@@ -316,7 +316,7 @@ class TurnScreen:
             case TextDelta():
                 self._end_thinking()
                 self._has_answer_text = True
-                self._print_blocks(self._stream.add(event.text))
+                self._show_blocks(self._stream.add(event.text))
             case ThinkingDelta():
                 self._show_thinking(event.text)
             case ModelCalled():
@@ -356,7 +356,7 @@ class TurnScreen:
         is_answer_shown = self._has_summarized if is_command else self._has_answer_text
         if not is_answer_shown and answer.outcome != "failed":
             stream = self._new_stream()
-            self._print_blocks([*stream.add(answer.text), *stream.end()])
+            self._show_blocks([*stream.add(answer.text), *stream.end()])
         if text := outcome_text(answer, is_reported=self._interruption_reported):
             self._show_notice(text, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
         if unsaved := self._unsaved.describe_unreported():
@@ -369,7 +369,7 @@ class TurnScreen:
         self._is_finished = True
 
     def live_lines(self, max_rows: int) -> list[str]:
-        """Return the text that is still changing: the last lines, at most `max_rows`."""
+        """Return the last lines of the text that still changes, at most `max_rows` lines."""
         lines: list[str] = []
         budget = self._colour_budget.copy()
         for block in self._stream.unfinished:
@@ -404,7 +404,7 @@ class TurnScreen:
 
     def _end_streamed_text(self) -> None:
         self._end_thinking()
-        self._print_blocks(self._stream.end())
+        self._show_blocks(self._stream.end())
 
     def _show_tool_result(self, event: ToolFinished) -> None:
         self._end_streamed_text()
@@ -421,7 +421,7 @@ class TurnScreen:
         if self._is_finished:
             self._show([""])
 
-    def _print_blocks(self, blocks: Sequence[Block]) -> None:
+    def _show_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             self._show_lines("text", self._render_block(block, self._colour_budget))
 

@@ -55,7 +55,7 @@ _MAX_MESSAGE_LINES: Final = 6
 
 
 def user_line(text: str) -> str:
-    """Return a user message with the prompt `> ` before it, formatted for a chat."""
+    """Return a user message after the prompt `> `, with its further lines indented."""
     return PROMPT + printable(text).replace("\n", "\n" + " " * len(PROMPT))
 
 
@@ -106,7 +106,7 @@ class _UserInput(Struct, eq=False):
 
     text: str
     screen: TurnScreen
-    is_waiting: bool = False
+    had_to_wait: bool = False
     is_sent_to_loop: bool = False
     is_model_called: bool = False
     is_shown: bool = False
@@ -165,20 +165,20 @@ class TerminalChat:
     async def run(self, signals: Signals) -> None:
         """Run the chat until the user leaves or a signal arrives."""
         try:
-            run = signals.run_until_signal
-            while (search_text := await run(self.line.run())) is not None:
-                await run(self._pick_session(search_text))
+            run_until_signal = signals.run_until_signal
+            while (search_text := await run_until_signal(self.line.run())) is not None:
+                await run_until_signal(self._pick_session(search_text))
         finally:
             self._is_leaving = True
             await self._store_waiting_messages()
         if not signals.received.is_set():
-            # Leaving does not wait for an answer. The text that is already written is stored.
+            # Do not wait for the answer: stop it, which stores the text written so far.
             await self._opened_agent.stop(self.key)
             if self._has_message:
                 self.show_notice(f"Resume with: {session_command('chat', self.key)}")
 
     async def wait_for_turns(self) -> None:
-        """Wait for all turns and show the last lines. Close the agent loop first."""
+        """Wait for all turns and show their last lines. The agent loop must already be closed."""
         tasks = [user_input.task for user_input in self._inputs if user_input.task is not None]
         if self._resume_task is not None:
             tasks.append(self._resume_task)
@@ -232,9 +232,9 @@ class TerminalChat:
             self.show_notice(f"! {sentence(problem)}", "yellow")
         self.line.show([""])
         if start.resumes:
-            self.show_history()
+            self.resume_session()
 
-    def show_history(self) -> None:
+    def resume_session(self) -> None:
         """Show the last messages of this session, and resume an interrupted turn."""
         sessions = self._opened_agent.agent.sessions
         history = sessions.get_history(self.key, last=HISTORY_LIMIT)
@@ -301,12 +301,12 @@ class TerminalChat:
     def _start_input(self, text: str) -> None:
         user_input = _UserInput(text, self._new_screen())
         self._has_message = self._has_message or not user_input.command_name
-        # A message is stored at once and waits in the log.
-        # A command may change the log or the session: the command and all later inputs wait here.
+        # A message is stored at once, even while another message is answered.
+        # A command may change or switch the session, so it and all later inputs wait here.
         previous_task = self._inputs[-1].task if self._inputs else None
         waits_for_previous = any(queued.command_name for queued in (user_input, *self._inputs))
-        user_input.is_waiting = self.is_busy
-        if not user_input.is_waiting:
+        user_input.had_to_wait = self.is_busy
+        if not user_input.had_to_wait:
             self._show_input_text(user_input)
         user_input.task = asyncio.create_task(
             self._run_input(user_input, previous_task if waits_for_previous else None)
@@ -330,18 +330,18 @@ class TerminalChat:
             user_input.screen.show_note(error_sentence(error))
         else:
             self._show_input_text(user_input)
-            self._show_answer(user_input, answer)
+            self._handle_answer(user_input, answer)
         finally:
             self._inputs.remove(user_input)
             self.line.request_repaint()
 
-    def _show_answer(self, user_input: _UserInput, answer: Answer) -> None:
-        if user_input.is_waiting and answer.outcome == "elsewhere":
+    def _handle_answer(self, user_input: _UserInput, answer: Answer) -> None:
+        if user_input.had_to_wait and answer.outcome == "elsewhere":
             user_input.screen.show_note("Answered above.")
             return
         if self._is_leaving and answer.outcome == "failed":
-            # `close_agent` reports the turns that were interrupted.
-            if user_input.is_waiting and not user_input.is_model_called:
+            # `close_agent` reports interrupted turns, so the failure is not shown here.
+            if user_input.had_to_wait and not user_input.is_model_called:
                 user_input.screen.show_note(_SAVED_NOTICE)
             return
         user_input.screen.finish(answer)
@@ -358,7 +358,7 @@ class TerminalChat:
             self.status.reset()
             self.status.model = self._opened_agent.agent.model_of(self.key).name
             if user_input.text.startswith("/resume"):
-                self.show_history()
+                self.resume_session()
 
     def _show_event(self, user_input: _UserInput, event: Event) -> None:
         if isinstance(event, ModelCalled):

@@ -1,8 +1,8 @@
 """`steno completion`: shell completion of commands, options and session keys.
 
-Click provides the completion for all shells except bash. Bash splits `telegram:123` into three
-words. So for bash, this module parses the command line and returns only the part of a key after
-its last colon.
+Click's completion is used for all shells except bash. Bash splits `telegram:123` into three words,
+so for bash this module parses the command line and returns only the part of a key after its last
+colon.
 """
 
 import os
@@ -40,7 +40,7 @@ _UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\
 def complete_session_key(
     ctx: click.Context, param: click.Parameter, incomplete: str, *, deleted: bool = False
 ) -> list[CompletionItem[str]]:
-    """Return the keys of sessions, or of deleted sessions, with this prefix.
+    """Return the session keys that start with `incomplete`; with `deleted`, keys in the trash.
 
     Keys that need quoting are left out. Return an empty list if the sessions cannot be read.
     """
@@ -146,7 +146,7 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     fish:  steno completion fish > ~/.config/fish/completions/steno.fish
 
     Exit codes: 0 done, 2 wrong usage.
-    """  # noqa: D301 -- click knows a block by this character
+    """  # noqa: D301 -- click does not rewrap a block after \b
     steno = ctx.find_root().command
     completion_class = get_completion_class(shell)
     assert completion_class is not None, "click knows all shells of the argument"

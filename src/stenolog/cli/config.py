@@ -133,7 +133,7 @@ def _write_new_file(file: Path, text: str) -> None:
 
     Raises OSError.
     """
-    # The file may later contain an API key.
+    # Other users must not read the file, because it may later contain an API key.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as config_file:
@@ -156,13 +156,13 @@ def show_command(config: Path | None) -> None:
     Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """
     effective_settings = _load_settings(config, {})
-    keys = sorted(effective_settings.settings.keys)
+    variables = sorted(effective_settings.settings.keys)
     settings = {
         name: {"value": setting.value, "source": setting.source}
         for name, setting in effective_settings.values.items()
     }
     fields = {"file": str(effective_settings.file), "found": effective_settings.file_exists}
-    if print_json({**fields, "settings": settings, "keys": keys}, indent=2):
+    if print_json({**fields, "settings": settings, "keys": variables}, indent=2):
         return
     for name, setting in effective_settings.values.items():
         value = setting.value
@@ -172,8 +172,8 @@ def show_command(config: Path | None) -> None:
     file = one_line(str(effective_settings.file))
     missing_file_text = f"No config file at {file}; defaults are used."
     print_notice(f"Config file: {file}" if effective_settings.file_exists else missing_file_text)
-    if keys:
-        print_notice(f"API keys in the environment: {one_line(', '.join(keys))}")
+    if variables:
+        print_notice(f"API keys in the environment: {one_line(', '.join(variables))}")
 
 
 @config_command.command("path")

@@ -77,18 +77,21 @@ def _print_report(fields: Any, lines: Iterable[str], notices: Iterable[str]) -> 
 
 @contextmanager
 def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
-    """Show progress: a bar in a terminal, otherwise one line per pass."""
+    """Yield a function that shows progress: a bar in a terminal, otherwise one line per pass.
+
+    If not `enabled`, yield None.
+    """
     if not enabled:
         yield None
         return
     if not sys.stderr.isatty():
-        last_pass: tuple[str, str, int] | None = None
+        previous_pass: tuple[str, str, int] | None = None
 
         def print_new_pass(namespace: str, step: CopyStep) -> None:
-            nonlocal last_pass
+            nonlocal previous_pass
             this_pass = (namespace, step.phase, step.number)
-            if step.total and this_pass != last_pass:
-                last_pass = this_pass
+            if step.total and this_pass != previous_pass:
+                previous_pass = this_pass
                 sessions = plural(step.total, "session")
                 print_notice(f"{_PHASE_LABELS[step.phase]}: {one_line(namespace)}, {sessions}")
 
@@ -150,7 +153,7 @@ def problem_lines(report: CopyReport, *, include_newer: bool = True) -> Iterator
 
 
 def report_lines(report: CopyReport, verb: str) -> Iterator[str]:
-    """Yield sentences that summarize the report."""
+    """Yield sentences that summarize the report. `verb` names the action, such as `Copied`."""
     if not report.sessions and not report.deleted and not report.problems:
         yield "There are no sessions to copy."
         return

@@ -154,7 +154,7 @@ def _hints_about_unrecalled_notes(place: str) -> list[CheckNote]:
                 if (mixed_notes := [note for note in notes.list(scope, full=True) if note.mixed])
             ]
     except StenologError:
-        return []  # the report has the reason
+        return []  # the report says why the notes cannot be read
 
 
 def _mixed_notes_hint(scope: "Scope", mixed_notes: Sequence["Note"]) -> CheckNote:
@@ -227,7 +227,7 @@ def _has_messages(reader: "TranscriptReader", file: "TranscriptFile") -> bool:
 def _print_repair(result: RepairResult) -> None:
     outcome = "fixed" if result.done else "not fixed"
     name, path = result.finding.key or result.finding.path, result.finding.path
-    # Several agents may have a session with the same key.
+    # Other agents may have a session with the same key, so their path is printed too.
     path_text = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
     print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.words}"))
 

@@ -366,8 +366,8 @@ def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location
         keys = [find_session(store, key).key] if key is not None else store.list_sessions()
         results = []
         with show_progress("Archiving", len(keys), enabled=all_sessions) as advance:
-            for name in keys:
-                results.append(_archive_session(store, name, dry_run, not all_sessions))
+            for session_key in keys:
+                results.append(_archive_session(store, session_key, dry_run, not all_sessions))
                 advance()
     print_rows(
         [result for result in results if wants_json() or result["archived"]],
@@ -403,7 +403,7 @@ def _count_archivable_messages(store: Store, key: str) -> int:
         return 0
     messages = store.get_history(key, after=info.archived, full=True)
     hidden_messages = [message for message in messages if message.seq <= info.floor]
-    # A batch is archived completely or not at all.
+    # A batch is archived completely or not at all, so leave out a batch that is partly hidden.
     while hidden_messages:
         number, size = batch_position(hidden_messages[-1]) or (1, 1)
         if number == size:

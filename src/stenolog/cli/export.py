@@ -150,7 +150,7 @@ def export_command(
     Examples: steno export telegram:123 -o chat.html; steno export --all --format html -o archive
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions cannot be read.
-    """  # noqa: D301 -- click knows a block by this character
+    """  # noqa: D301 -- click does not rewrap a block after \b
     output = None if output == "-" else output
     if key is None:
         if not include_hidden:
@@ -294,9 +294,10 @@ def _export_all(
 
 
 def _prepare_folder(folder: Path, export_format: ExportFormat, *, force: bool) -> None:
-    """Create the folder. Raises ClickException if this fails.
+    """Create the folder. Raises ClickException if it cannot be created.
 
-    Without `force`, also if the export would overwrite an index.html of another program.
+    Without `force`, this error is also raised if the export would overwrite an index.html of
+    another program.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

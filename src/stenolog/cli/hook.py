@@ -54,7 +54,7 @@ def install_command(program: str, dry_run: bool, location: Location) -> None:
       steno hook install claude-code -w ~/conversations
 
     Exit codes: 0 done, 1 the settings cannot be read or written, 2 wrong usage.
-    """  # noqa: D301 -- click knows a block by this character
+    """  # noqa: D301 -- click does not rewrap a block after \b
     del program
     path = settings_file()
     if not path.parent.is_dir():
@@ -134,7 +134,7 @@ def run_command(program: str, file: Path | None, location: Location) -> None:
 
 
 def _start_import(path: Path, location: Location) -> None:
-    """Start a process that imports, because Claude Code ends hooks that run for several seconds."""
+    """Start a process that imports a transcript, because Claude Code kills slow hooks."""
     subprocess.Popen(
         [*_hook_words(location), "--file", str(path)],
         cwd="/",

@@ -214,7 +214,7 @@ def import_command(
 
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
-    """  # noqa: D301 -- click knows a block by this character
+    """  # noqa: D301 -- click does not rewrap a block after \b
     if watch and dry_run:
         raise click.UsageError("--watch and --dry-run cannot be combined.")
     if isinstance(source, str) and program not in (None, source):
@@ -241,7 +241,8 @@ def import_command(
     report = ImportReport()
     store_exists = _store_exists(location)
     if not store_exists:
-        # Create a workspace only if there is a session to import.
+        # Opening the store creates the workspace, so first check with a dry run whether there is
+        # a session to import.
         report = import_all(store=InMemoryStore(), dry_run=True, map_key=key_map)
     if store_exists or report.imported:
         with (_open_read_only if dry_run else _open_writable)(location) as store:
@@ -277,7 +278,11 @@ def import_command(
 
 
 def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
-    """Return whether the user accepts the aliases that were found. Asks only in a terminal."""
+    """Ask the user whether to accept the aliases that were found, and return the answer.
+
+    Return False without asking if the option `aliases` is given, in a dry run, and if there is no
+    terminal.
+    """
     lines = list(_unaccepted_alias_lines(report))
     if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
@@ -319,7 +324,7 @@ def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
-    """Return the program and path of the transcripts; None if SOURCE has sessions of PROGRAMS."""
+    """Return program and path of the transcripts; None if SOURCE is not imported as transcripts."""
     if program in PROGRAMS:
         return None
     # This import loads the readers of all programs.
@@ -336,7 +341,7 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
     if program is not None:
         return program, source
     program = detect_program(source)
-    # Aider's file is in a project folder, which may also contain sessions of other programs.
+    # If a project folder of Aider also has sessions of other programs, these are imported.
     if program is None or (program == "aider" and _has_other_sessions(source)):
         return None
     return program, source
@@ -373,7 +378,10 @@ def _import_transcripts(
 def _make_key_map(
     key_pairs: Sequence[str], map_file: Path | None, import_all: Callable[..., ImportReport]
 ) -> KeyMap:
-    """Return the map from old to new keys. Raises UsageError for a wrong OLD=NEW pair."""
+    """Return the map from old to new keys. Raises UsageError for a wrong OLD=NEW pair.
+
+    A dry run of `import_all` finds the keys of SOURCE.
+    """
     try:
         option_key_map = KeyMap(tuple(map(parse_pair, key_pairs)))
         text = "" if map_file is None else map_file.read_text("utf-8-sig")
@@ -441,14 +449,15 @@ def _print_table(sessions: Sequence[ImportedSession]) -> None:
 
 
 def _find_subfolders(folder: Path) -> list[Path]:
-    """Return the subfolders that --recursive searches, without hidden folders and links.
+    """Return the subfolders to import with --recursive, without hidden folders and links.
 
-    Stenolog logs in the subfolders are recognized by their content and not imported.
+    Subfolders that are imported with their parent folder are left out. Folders of a stenolog store
+    are not left out, because its logs are recognized by their content and not imported.
     """
     folders = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            folders += [] if _is_searched_folder(path) else [path, *_find_subfolders(path)]
+            folders += [] if _is_imported_with_parent(path) else [path, *_find_subfolders(path)]
     return folders
 
 
@@ -513,13 +522,13 @@ def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:
         for path in folder.iterdir():
             if not path.is_dir():
                 files.append(path)
-            elif _is_searched_folder(path):
+            elif _is_imported_with_parent(path):
                 files += path.rglob("*")
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def _is_searched_folder(folder: Path) -> bool:
-    """Return whether an import of the parent folder also reads this folder."""
+def _is_imported_with_parent(folder: Path) -> bool:
+    """Return whether an import of the parent folder also imports this folder."""
     # This import loads SQLite, which is only needed here.
     from stenolog.transfer.importers.framework_tables import is_source_folder
 
@@ -559,7 +568,7 @@ def _report_lines(
         yield f"No {sought_text} in {place}. `steno import --help` lists the programs."
     paths = source.iterdir() if source.is_dir() and not recursive else ()
     folder_count = sum(
-        path.is_dir() and path.name not in _STORE_FOLDERS and not _is_searched_folder(path)
+        path.is_dir() and path.name not in _STORE_FOLDERS and not _is_imported_with_parent(path)
         for path in paths
     )
     if folder_count:

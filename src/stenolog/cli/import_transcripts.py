@@ -89,7 +89,7 @@ class TranscriptsCommand:
             self._problems += [f"{one_line(report.key)}: {problem}" for problem in report.problems]
 
     def _import_file(self, file: TranscriptFile, batch: TranscriptImport | None = None) -> bool:
-        """Import a file. Return False if a retry may succeed, for example after StoreBusy."""
+        """Import a file, or add it to `batch`. Return False if a retry may succeed."""
         try:
             if batch is not None:
                 batch.add(file)
@@ -123,7 +123,7 @@ class TranscriptsCommand:
     # --- output ------------------------------------------------------------------------------
 
     def _print_rows(self) -> None:
-        """Print a row for each session with new or changed messages; as JSON, for each session."""
+        """Print a row for each session with new or changed messages; with --json, for all."""
         print_rows(
             self._reports if wants_json() else self._changed_reports(),
             fields=self._report_fields,
@@ -147,7 +147,7 @@ class TranscriptsCommand:
     def _summary_text(self, *, dry_run: bool) -> str:
         changed_reports = self._changed_reports()
         added_count = sum(report.added for report in changed_reports)
-        # A transcript that was found twice has two reports.
+        # A transcript that was found twice has two reports, so count distinct keys.
         session_count = len({report.key for report in changed_reports})
         verb = "Would import" if dry_run else "Imported"
         parts = [f"{verb} {plural(added_count, 'message')} in {plural(session_count, 'session')}"]

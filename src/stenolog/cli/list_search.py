@@ -142,7 +142,7 @@ def list_command(
       steno list | cut -f 1,6
 
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
-    """  # noqa: D301 -- click knows a block by this character
+    """  # noqa: D301 -- click does not rewrap a block after \b
     location = replace(location, workspace=choose_workspace(directory, location.workspace))
     as_table = sys.stdout.isatty() and not wants_json()
     with _open_workspace_catalog(location) as (catalog, progress):
@@ -169,7 +169,7 @@ def list_command(
 
 
 def _find_project(catalog: Catalog, path_or_name: str) -> str:
-    """Return the path of the project with this path or name; otherwise the text itself.
+    """Return the path of the project with this path or name, or the argument if there is none.
 
     Raises UsageError if several projects have this name.
     """
@@ -527,7 +527,10 @@ class IndexProgress:
 
 @contextmanager
 def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, IndexProgress]]:
-    """Open the catalog of a workspace. Sessions are only read; the catalog is updated."""
+    """Open the catalog of a workspace, and a progress bar for updating the catalog.
+
+    Sessions are only read. A PostgreSQL database is opened for writing to update its catalog.
+    """
     place = location.place
     progress = IndexProgress()
     with ExitStack() as stack:
@@ -548,7 +551,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
 
 
 def _open_for_indexing(store: Store, place: SessionsLocation) -> Store | None:
-    """Open a PostgreSQL database for writing, because the catalog in it is updated.
+    """Open a PostgreSQL database for writing, so that the catalog in it can be updated.
 
     Return None if the database cannot be opened. Also return None if its tables are of an older
     version: opening would migrate them, and older programs could no longer use the database.

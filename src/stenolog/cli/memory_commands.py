@@ -134,7 +134,7 @@ def _scope_name(scope: Scope) -> str:
 
 
 def note_state(note: Note) -> str:
-    """Return the state of a note in one word."""
+    """Return the state of a note as it is printed."""
     if note.forgotten:
         return "forgotten"
     return "superseded" if note.superseded else "mixed" if note.mixed else "in force"
@@ -218,8 +218,8 @@ def _print_note_tables(notes: Sequence[Note]) -> None:
 # --- commands --------------------------------------------------------------------------------
 
 
-_json_option: Final = json_option("one JSON object per note")
-_result_option: Final = json_option("the result as a JSON object")
+_json_notes_option: Final = json_option("one JSON object per note")
+_json_result_option: Final = json_option("the result as a JSON object")
 
 
 @click.group("memory")
@@ -233,7 +233,7 @@ def memory_command() -> None:
 @memory_command.command("list")
 @click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
 @click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
-@_json_option
+@_json_notes_option
 @note_options
 def list_command(kind: Kind | None, full: bool, selection: NoteSelection) -> None:
     """List notes by user, oldest first.
@@ -255,7 +255,7 @@ def list_command(kind: Kind | None, full: bool, selection: NoteSelection) -> Non
 
 @memory_command.command("search")
 @click.argument("query", nargs=-1, required=True)
-@_json_option
+@_json_notes_option
 @note_options
 def search_command(query: tuple[str, ...], selection: NoteSelection) -> int:
     """Find notes that contain all words of QUERY.
@@ -279,7 +279,7 @@ def search_command(query: tuple[str, ...], selection: NoteSelection) -> int:
 
 @memory_command.command("show")
 @click.argument("id")
-@_json_option
+@_json_notes_option
 @note_options
 def show_command(id: str, selection: NoteSelection) -> None:
     """Show the note ID with all details.
@@ -299,7 +299,7 @@ def show_command(id: str, selection: NoteSelection) -> None:
 @click.option("--purge", is_flag=True, help="Delete the text permanently.")
 @yes_option
 @dry_run_option
-@_json_option
+@_json_notes_option
 @note_options
 def forget_command(
     ids: tuple[str, ...],
@@ -378,7 +378,7 @@ def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], 
 
 
 @memory_command.command("undo")
-@_result_option
+@_json_result_option
 @note_options
 def undo_command(selection: NoteSelection) -> None:
     """Restore the note of a user that was forgotten last.
@@ -437,7 +437,7 @@ class _TextFile(click.File):
 @memory_command.command("import")
 @click.argument("file", type=_TextFile(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
-@_result_option
+@_json_result_option
 @note_options
 def import_command(file: TextIO, dry_run: bool, selection: NoteSelection) -> int:
     """Import edited notes from FILE, or from stdin with -.

@@ -27,7 +27,7 @@ EXIT_PARTIAL: Final = 3
 EXIT_CTRL_C: Final = 128 + 2
 """Exit code of a program that was ended with Ctrl-C."""
 JSON_OUTPUT: Final = "stenolog.json"
-"""Entry of click's `Context.meta` that is true if the user gave the option `--json`."""
+"""Key in click's `Context.meta`. Its value is true if the user gave the option `--json`."""
 _MAX_CONFIRMED_LINES: Final = 20
 """Maximum number of lines listed by a dry run, or before the user is asked to confirm."""
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
@@ -58,7 +58,7 @@ def printable(text: str) -> str:
 
 
 def one_line(name: str) -> str:
-    """Return a key or path in one line, with control characters escaped."""
+    """Return a text, such as a key, in one line: line ends and control characters are escaped."""
     return _CONTROL_OR_LINE_END.sub(lambda match: ascii(match[0])[1:-1], name)
 
 
@@ -104,7 +104,7 @@ def wants_json() -> bool:
 
 
 def print_json(fields: Any, *, indent: int | None = None) -> bool:
-    """Print a value to stdout if the user gave the option `--json`; return whether it was given."""
+    """Print `fields` as JSON to stdout if the user gave `--json`; return whether it was given."""
     as_json = wants_json()
     if as_json:
         click.echo(json_text(fields, indent=indent))
@@ -154,19 +154,19 @@ def error_sentence(error: Exception | str) -> str:
     """Return an error as a sentence. The first letter becomes upper case, except in a name."""
     text = sentence(str(error))
     word, _, rest = text.partition(" ")
-    # "x at http://…" starts with the name of a model.
+    # "x at http://…" starts with the name of a model, which keeps its case.
     begins_with_word = word.isascii() and word.isalpha() and not rest.startswith("at http")
     return text[:1].upper() + text[1:] if begins_with_word else text
 
 
 def format_time(time: datetime) -> str:
-    """Format a time, which must be in UTC, to the second."""
+    """Return a UTC time as text, to the second: `2026-11-05T14:30:00Z`."""
     # The C library of some systems does not pad the year 1 to 0001.
     return f"{time.year:04}{time:-%m-%dT%H:%M:%SZ}"
 
 
 def format_local_time(time: datetime) -> str:
-    """Return a time in the zone of this machine with the zone's name, for people."""
+    """Return a time as text in the local time zone, with the name of the zone."""
     try:
         local = time.astimezone()
     except (OverflowError, ValueError):
@@ -290,7 +290,10 @@ def print_table(
     console: "Console | None" = None,
     **options: Any,
 ) -> None:
-    """Print rows with a header. A cell is text, a tuple of text and style, or a rich object."""
+    """Print rows with a header. A cell is text, a tuple of text and style, or a rich object.
+
+    `columns` are the rich options of each column by its name; `options` are those of the table.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -319,7 +322,7 @@ def show_progress(
 
 
 def show_import_progress(byte_count: int) -> AbstractContextManager[Callable[..., None]]:
-    """Return a progress bar that is advanced by imported bytes, shown for a large import."""
+    """Return a progress bar that counts imported bytes. It is shown only for a large import."""
     is_large = byte_count >= _MIN_PROGRESS_BYTES
     return show_progress("Importing", byte_count, enabled=is_large, percent=True)
 

@@ -93,12 +93,12 @@ class Choices:
             self._update_matches()
 
     def move(self, rows: int) -> None:
-        """Move the selection down by this number of rows."""
+        """Move the selection down by this number of rows, or up if the number is negative."""
         self.selected_row = max(0, min(self.selected_row + rows, len(self.matches) - 1))
 
     @property
     def selection(self) -> Entry | None:
-        """The selected session."""
+        """The selected session, or None if no session matches."""
         return self.matches[self.selected_row] if self.matches else None
 
     @property
@@ -228,7 +228,7 @@ class Picker:
         try:
             return await app.run_async()
         finally:
-            # Searches are short and must not outlive the catalog.
+            # Wait for running searches, which are short: they must not outlive the catalog.
             self._is_done = True
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -313,7 +313,7 @@ class Picker:
                 break
             self.choices.add(page.entries)
             after = page.after
-            self._refresh_list(app)
+            self._choose_or_repaint(app)
         self.choices.is_loaded = True
         app.invalidate()
 
@@ -330,10 +330,10 @@ class Picker:
             self.problem = f"Messages cannot be searched: {error}"
         else:
             self.choices.add_hits(query, hits)
-        self._refresh_list(app)
+        self._choose_or_repaint(app)
 
-    def _refresh_list(self, app: "Application[Any]") -> None:
-        """Repaint the list. If Enter was pressed before a match was loaded, choose the match."""
+    def _choose_or_repaint(self, app: "Application[Any]") -> None:
+        """Choose the selected session if Enter was pressed and there is one; repaint the list."""
         entry = self.choices.selection
         if self._enter_pressed and entry is not None and not app.is_done:
             app.exit(result=entry.key)
@@ -366,7 +366,7 @@ class Picker:
             input=source,
             output=output or inline_output(),
         )
-        # The user can press Esc. Do not wait long for an escape sequence that starts with Esc.
+        # Escape sequences start with Esc, so a long timeout would delay the Esc key.
         app.ttimeoutlen = 0.05
         return app
 
@@ -381,15 +381,15 @@ class Picker:
         def height() -> int:
             return max(1, min(_MAX_ROWS, get_app().output.get_size().rows - _RESERVED_ROWS))
 
-        line = Window(BufferControl(buffer), height=1, get_line_prefix=lambda *_: [("", "> ")])
+        query_row = Window(BufferControl(buffer), height=1, get_line_prefix=lambda *_: [("", "> ")])
         windows = [
             Window(TextControl(self.headline), height=1),
-            line,
+            query_row,
             Window(TextControl(lambda: self.session_rows(width(), height())), height=height),
             Window(TextControl(lambda: self.selection_detail(width())), height=2),
             Window(TextControl(self.help_line), height=1),
         ]
-        return Layout(HSplit(windows), focused_element=line)
+        return Layout(HSplit(windows), focused_element=query_row)
 
     def _make_key_bindings(self) -> "KeyBindings":
         from prompt_toolkit.key_binding import KeyBindings
@@ -411,7 +411,7 @@ class Picker:
         def choose_session(press: Press) -> None:
             # If Enter is pressed before a match is found, the first match is chosen later.
             self._enter_pressed = True
-            self._refresh_list(press.app)
+            self._choose_or_repaint(press.app)
 
         @keys.add("escape", eager=True)
         @keys.add("c-c")
@@ -464,8 +464,9 @@ async def find_start(
 ) -> ChatStart | None:
     """Find the session to start in; return None if the user chose no session.
 
-    `continue_last` selects the last session of channel cli; `search_text` selects a session that
-    matches it. Raises StenologError, and ClickException if there is no terminal to ask in.
+    `key` names the session, `continue_last` selects the last session of channel cli, and
+    `search_text` selects a session that matches it; otherwise the session is new. Raises
+    StenologError, and ClickException if there is no terminal to ask in.
     """
     catalog = opened_agent.agent.catalog
     if key is not None:

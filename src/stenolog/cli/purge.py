@@ -89,7 +89,7 @@ class _Target(Struct, frozen=True, kw_only=True):
 
     @property
     def confirmation(self) -> str:
-        """Return the text that the user types to confirm: the key, or the uid if not typable."""
+        """Return what to type to confirm: the key, or the uid if the key cannot be typed."""
         return self.key if _is_typable(self.key) else self.uid or ascii(self.key)
 
     @property
@@ -293,13 +293,13 @@ class _NamespaceContents:
 def _targets_of_keys(location: Location, keys: Sequence[str], before: int | None) -> list[_Target]:
     """Return the targets with these keys. Raises ClickException if a key has nothing to purge."""
     with location.open() as store:
-        namespace = _NamespaceContents(store, None)
+        contents = _NamespaceContents(store, None)
         aliases = Aliases(store)
         targets = {}
         for name in keys:
             key = aliases.resolve_key(name)
-            target = namespace.find_target(key, before)
-            if target is None and before is None and namespace.has_remains_without_key:
+            target = contents.find_target(key, before)
+            if target is None and before is None and contents.has_remains_without_key:
                 # Assume that the user repeats an interrupted purge whose key is unknown.
                 target = _Target(namespace=None, key=key, has_unfinished_purge=True)
             if target is None:
@@ -319,13 +319,13 @@ def _targets_of_person(workspace: str, person: str) -> list[_Target]:
         if name in (CHANNELS, NOTES):
             continue  # Channels have no messages, and notes are searched below.
         with _open_namespace(Location(workspace=workspace), name) as store:
-            namespace = _NamespaceContents(store, name)
-            if namespace.has_remains_without_key:
+            contents = _NamespaceContents(store, name)
+            if contents.has_remains_without_key:
                 unfinished_namespace = name
             aliases = _collect_aliases(store)
-            targets += namespace.find_targets(
+            targets += contents.find_targets(
                 key
-                for key in namespace.all_keys()
+                for key in contents.all_keys()
                 if any(_belongs_to(alias, person) for alias in (key, *aliases.get(key, ())))
             )
     targets += _note_targets_of_person(workspace, person, targets)
@@ -344,10 +344,10 @@ def _note_targets_of_person(
         return []
     uids = {uid for target in session_targets for uid in target.uids}
     with _open_namespace(Location(workspace=workspace), NOTES) as store:
-        namespace = _NamespaceContents(store, NOTES)
-        return namespace.find_targets(
+        contents = _NamespaceContents(store, NOTES)
+        return contents.find_targets(
             key
-            for key in namespace.all_keys()
+            for key in contents.all_keys()
             if _is_notes_key_of(key, person)
             or mark_uid(key) in uids
             or _is_progress_record_of(store, key, person)
@@ -537,9 +537,9 @@ def _remaining_data_phrases(
 def _unreached_places(results: Sequence[_Result]) -> Iterator[str]:
     """Yield the forks and other places that no purge reached."""
     purged_keys = {result.target.key for result in results if result.problem is None}
-    purged_forks = tuple(f"the fork {key!r} has " for key in purged_keys)
+    purged_fork_prefixes = tuple(f"the fork {key!r} has " for key in purged_keys)
     places = dict.fromkeys(place for result in results for place in result.not_reached)
-    yield from (place for place in places if not place.startswith(purged_forks))
+    yield from (place for place in places if not place.startswith(purged_fork_prefixes))
 
 
 def _count_notes(location: Location, key: str) -> int:
@@ -578,7 +578,7 @@ def _clear_retention_log(
         except StenologError as error:
             yield f"entries in the retention log: {error}"
     elif person is not None:
-        # Without a person, no phrase is needed: the log may have no entries about the purged keys.
+        # A purge of single keys does not warn, because the log may have no entries about them.
         yield "entries about the session in the program's log"
 
 
@@ -618,15 +618,15 @@ def _user_message_texts(store: Store, target: _Target) -> Iterator[str]:
     with suppress(StenologError):
         for message in store.get_history(target.key, full=True):
             if target.before is None or message.seq < target.before:
-                yield from _user_message_text(message)
+                yield from _text_if_from_user(message)
     if target.before is None:
         for reading in _read_trash(store, target.key):
             with suppress(StenologError):
                 for message in reading.messages:
-                    yield from _user_message_text(message)
+                    yield from _text_if_from_user(message)
 
 
-def _user_message_text(message: Message) -> Iterator[str]:
+def _text_if_from_user(message: Message) -> Iterator[str]:
     message_dict = message.to_dict()
     content = message_dict.get("content")
     if message_dict.get("role") == "user" and isinstance(content, str):

@@ -105,7 +105,7 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
 
     advance_functions: list[Callable[[], None]] = []
 
-    def confirm(planned_results: Sequence[RetentionResult]) -> bool:
+    def confirm_and_start_progress(planned_results: Sequence[RetentionResult]) -> bool:
         if not yes and any(result.step.action != "archive" for result in planned_results):
             _confirm_deletion(planned_results)
         bar = show_progress("Applying rules", len(planned_results))
@@ -119,10 +119,10 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
             agent=location.agent,
             namespace=location.namespace,
             dry_run=dry_run,
-            confirm=confirm,
+            confirm=confirm_and_start_progress,
             progress=lambda: advance_functions[0](),
         )
-    print_rows(results, fields=_result_fields, cells=_result_row)
+    print_rows(results, fields=_result_fields, cells=_result_cells)
     print_notice(*_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
@@ -130,7 +130,7 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
 def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises Abort if declined, UsageError if there is no terminal."""
     require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
-    print_notice(*("\t".join(map(one_line, _result_row(result))) for result in planned_results))
+    print_notice(*("\t".join(map(one_line, _result_cells(result))) for result in planned_results))
     click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 
@@ -159,7 +159,7 @@ def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
     return f"{', '.join(parts)}."
 
 
-def _result_row(result: RetentionResult) -> list[str]:
+def _result_cells(result: RetentionResult) -> list[str]:
     step = result.step
     key = step.key or "-"
     shown_key = key if result.agent is None else f"{result.agent}/{key}"

@@ -118,7 +118,7 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
         _, daemon, signals = await _start_daemon(
             settings, agents, token, sockets, cleanup, read_only=read_only
         )
-    _print_addresses(settings, agents, daemon.url, token_file)
+    _print_startup_notices(settings, agents, daemon.url, token_file)
     if sys.stderr.isatty():
         url = _local_login_link(daemon.url, token, settings.gateway.hosts)
         print_notice(f"Open this link within a minute to sign in; it works once:  {url}")
@@ -205,7 +205,7 @@ def _log_to_stderr(settings: "Settings") -> None:
     logging.getLogger("stenolog").setLevel(logging.INFO)
 
 
-def _print_addresses(
+def _print_startup_notices(
     settings: "Settings", agents: "list[AgentInstance]", url: str, token_file: Path
 ) -> None:
     agents_text = ", ".join(f"{agent.id or 'main'} ({agent.model.name})" for agent in agents)
@@ -328,8 +328,8 @@ async def _view(
             place_name = display_name(place.where)
             print_notice(f"Warning: {place_name} is not shown: {sentence(str(error))}")
 
-        catalog = find_index_file(places, _cache_folder())
-        store = open_places(places, catalog=catalog, on_problem=report_failed_place)
+        index_file = find_index_file(places, _cache_folder())
+        store = open_places(places, catalog=index_file, on_problem=report_failed_place)
         cleanup.callback(store.close)
         agent = open_viewer(AgentSpec(), store, heads=store.heads)
         gateway, daemon, signals = await _start_daemon(
@@ -358,7 +358,7 @@ async def _view(
     return 0
 
 
-# The first index of thousands of sessions is faster on several processors.
+# Several processes index thousands of sessions faster than one.
 
 
 async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") -> None:
@@ -373,7 +373,8 @@ async def _start_helpers(gateway: "Gateway", places: "Sequence[ViewedPlace]") ->
             break
     else:
         return
-    # Other users can see command lines, and URLs of databases may contain a password.
+    # Start no helpers for databases: their URLs may contain a password, and other users can see
+    # command lines.
     if any("://" in place.where for place in places):
         return
     places_json = json.dumps([(place.program, place.where) for place in places])
@@ -483,7 +484,7 @@ def open_command(host: str | None, port: int | None, no_open: bool, config: Path
 
 def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     """Return a login link, requested from the gateway at this address. Raises ClickException."""
-    # Redirects and proxies must not be followed: another server would receive the request.
+    # http.client follows no redirects and uses no proxies, so no other server gets the request.
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
     nonce = secrets.token_urlsafe(16)
     gateway_address = f"{one_line(host)}:{port}"

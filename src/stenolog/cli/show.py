@@ -258,7 +258,7 @@ def _last_messages(store: Store, key: str, count: int) -> tuple[SessionInfo, lis
         messages = store.get_history(info.key, last=count)
         info_after = find_session(store, info.key)
         if info_after.uid == info.uid:
-            # Messages that became hidden are not shown, and no message is shown twice.
+            # Follow after the larger seq: earlier messages are read, too old, or hidden by now.
             last_seq = max([info.last_seq, *(message.seq for message in messages)])
             return info_after, messages, last_seq
 
@@ -521,7 +521,7 @@ class MessageRenderer:
 
 
 def _has_formatted_block(blocks: Iterable[ToolBlock]) -> bool:
-    """Return whether a block is neither plain text nor JSON, for example a diff."""
+    """Return whether any block is neither plain text nor JSON, for example a diff."""
     return any(block.kind not in ("json", "text") for block in blocks)
 
 

@@ -64,7 +64,7 @@ _COUNT_ATTRIBUTES: Final = {
     "cached_tokens": "cached",
     "estimated_tokens": "estimated",
 }
-"""Attributes of Counts, by column and JSON field."""
+"""Attribute of Counts for each JSON field. The text columns have the same order."""
 _NUMBER_COLUMNS_WIDTH: Final = 56
 """Total width of the columns with numbers and bars in the table of --by session."""
 
@@ -120,23 +120,23 @@ def stats_command(
     titles: dict[str, str] = {}
     with ExitStack() as stack:
         store = stack.enter_context(location.open())
-        consolidation = None if since or until else _open_notes_progress(stack, location)
+        notes_progress = None if since or until else _open_notes_progress(stack, location)
         if key is not None:
             keys = [find_session_to_read(store, key).key]
         else:
             keys = _all_keys(store, location, prefix)
 
-        def count_session(name: str) -> None:
-            info = store.info(name)
+        def count_session(session_key: str) -> None:
+            info = store.info(session_key)
             if since is None or info.updated >= since:
-                history = store.get_history(name, full=True)
+                history = store.get_history(session_key, full=True)
                 totals.add(info, history, since=since, until=until)
                 if by == "session":
-                    titles[name] = session_title(info, history)
-                if consolidation is not None:
+                    titles[session_key] = session_title(info, history)
+                if notes_progress is not None:
                     usage = read_side_usage(info.meta, info.uid)
-                    add_usage(usage, consolidation.usage(info.uid))
-                    totals.add_side_calls(name, side_counts(usage, totals.price))
+                    add_usage(usage, notes_progress.usage(info.uid))
+                    totals.add_side_calls(session_key, side_counts(usage, totals.price))
 
         problems = read_each_session("Counting", keys, count_session)
     cost = cost_of(totals.models) if totals.price is not None else None
@@ -154,7 +154,7 @@ def stats_command(
 
 
 def _all_keys(store: Store, location: Location, prefix: str) -> list[str]:
-    """Return the keys of all sessions, including unreadable sessions.
+    """Return all session keys with this prefix, including those of unreadable sessions.
 
     A JSONL store does not list unreadable sessions, so this function lists their files.
     """
@@ -395,7 +395,7 @@ def _draw_table(
     columns = {**name_columns, **dict.fromkeys(number_columns, number_style)}
     longest_bar = max((bar_length(counts) for _, counts in rows), default=0) or 1
     color = bar_color if uses_color() else "default"
-    cells = [
+    table_rows = [
         (
             *row_names,
             *(_NUMBER_FORMATTERS[column](counts) for column in number_columns),
@@ -403,7 +403,7 @@ def _draw_table(
         )
         for row_names, counts in rows
     ]
-    print_table({**columns, "": bar_width}, cells, console=console)
+    print_table({**columns, "": bar_width}, table_rows, console=console)
 
 
 def format_dollars(counts: Counts) -> str:

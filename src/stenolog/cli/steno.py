@@ -67,7 +67,7 @@ _COMMANDS_BY_MODULE: Final = {
 COMMANDS: Final = {name: module for module, names in _COMMANDS_BY_MODULE.items() for name in names}
 """Module of each command."""
 _COMMAND_ALIASES: Final = {"compact": "summarize"}
-"""Old names of commands, which still work."""
+"""Current names of commands by their old names, which still work."""
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
@@ -162,7 +162,7 @@ class Steno(click.Group):
             _discard_output()
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
-            # An error of the output has no file name.
+            # An OSError without a file name comes from writing the output.
             text = f"{error.filename or 'Cannot write the output'}: {error.strerror or error}"
             raise click.ClickException(sentence(text)) from error
         ctx.exit(exit_code or 0)

@@ -27,7 +27,7 @@ _NESTING_TOKENS: Final = ("blockquote_open", "list_item_open")
 _LIST_MARKER: Final = re.compile(r" *(?:[-+*]|\d+[.)]) {1,4}")
 _ITEM_NUMBER: Final = re.compile(r"( *)\d+")
 _EARLY_CODE_LINES: Final = 40
-"""Number of lines from which the start of an unfinished code block is printed."""
+"""Number of lines after which the start of an unfinished code block may be printed."""
 _MAX_BLOCK_LINES: Final = 200
 """Maximum number of lines of a block. A longer block is split at a line end."""
 _REPARSE_DIVISOR: Final = 8
@@ -79,7 +79,7 @@ class MarkdownStream:
         parsed_blocks = self._parse_complete_lines()
         blocks: list[Block] = []
         if len(parsed_blocks) > 1:
-            blocks = self._make_blocks(parsed_blocks[:-1])
+            blocks = self._adjust_first_block(parsed_blocks[:-1])
             self._drop_text_before(parsed_blocks[-1])
             parsed_blocks = self._parse_complete_lines()
         if parsed_blocks:
@@ -96,13 +96,13 @@ class MarkdownStream:
     @property
     def unfinished(self) -> list[Block]:
         """Return the unfinished blocks, parsed as if the text ended here."""
-        return self._make_blocks(_parse_blocks(self._source))
+        return self._adjust_first_block(_parse_blocks(self._source))
 
     def _parse_complete_lines(self) -> list[Block]:
         # Parse only complete lines: an incomplete `-` may become a list item, a rule or a heading.
         return _parse_blocks(self._source[: self._source.rfind("\n") + 1])
 
-    def _make_blocks(self, parsed_blocks: Sequence[Block]) -> list[Block]:
+    def _adjust_first_block(self, parsed_blocks: Sequence[Block]) -> list[Block]:
         if not parsed_blocks:
             return []
         first_block, *other_blocks = parsed_blocks
@@ -112,12 +112,13 @@ class MarkdownStream:
     def _drop_text_before(self, parsed_block: Block) -> None:
         lines = self._source.split("\n")[parsed_block.line :]
         if parsed_block.item_number is not None:
-            # Many models number all items 1. Markdown uses only the first number of a list.
+            # Many models number all items 1, and the rest is parsed as a new list, so it must
+            # start with the right number.
             lines[0] = _ITEM_NUMBER.sub(rf"\g<1>{parsed_block.item_number}", lines[0], count=1)
         self._source, self._gap, self._is_continuation = "\n".join(lines), parsed_block.gap, False
 
     def _split_block(self, parsed_block: Block) -> Iterator[Block]:
-        """Yield the first lines of a very long block, which later text does not change."""
+        """Yield the first lines of a very long block, and drop them from the unfinished text."""
         if parsed_block.kind == "fence":
             if parsed_block.closing_fence is not None:
                 yield from self._split_code(parsed_block, parsed_block.closing_fence)
@@ -127,7 +128,7 @@ class MarkdownStream:
         split = max((index for index, line in enumerate(lines[:-1]) if line.strip()), default=0)
         if split < _MAX_BLOCK_LINES:
             return
-        yield from self._make_blocks([Block(source="\n".join(lines[:split]))])
+        yield from self._adjust_first_block([Block(source="\n".join(lines[:split]))])
         kind = parsed_block.kind
         self._source = "\n".join(_continue_block(kind, lines[:split], lines[split:]))
         self._gap = int(kind == "table_open")
@@ -142,7 +143,7 @@ class MarkdownStream:
         gap = next((index for index, line in enumerate(reversed(first_lines)) if line.strip()), 0)
         first_lines = first_lines[: len(first_lines) - gap]
         source = "\n".join([opening_line, *first_lines, closing_fence])
-        yield from self._make_blocks([Block(source=source)])
+        yield from self._adjust_first_block([Block(source=source)])
         self._source, self._gap = "\n".join([opening_line, *other_lines]), gap
 
 
@@ -158,7 +159,7 @@ def _parse_blocks(source: str) -> list[Block]:
         else:
             start, end = token.map
             text = "\n".join(lines[start:end])
-            fence = _unclosed_fence(token, lines)
+            fence = _missing_fence(token, lines)
             parsed_blocks.append(
                 Block(source=text, line=start, closing_fence=fence, kind=token.type)
             )
@@ -186,8 +187,8 @@ def _split_list(
         number = None if number is None else number + 1
 
 
-def _unclosed_fence(token: "Token", lines: Sequence[str]) -> str | None:
-    """Return the fence that would close this code block; None if nothing is unclosed."""
+def _missing_fence(token: "Token", lines: Sequence[str]) -> str | None:
+    """Return the missing closing fence of an unfinished code block; None for other tokens."""
     if token.type != "fence" or token.map is None:
         return None
     (start, end), fence = token.map, token.markup
@@ -212,7 +213,7 @@ def _continue_block(
     elif kind == "list_item_open":
         match = _LIST_MARKER.match(printed_lines[0])
         marker = match[0] if match is not None else ""
-        # A line with less indentation continues a paragraph.
+        # A line with less indentation is a lazy continuation line of a paragraph.
         is_indented = line.startswith(marker) or not line[: len(marker)].strip()
         line = marker + (line[len(marker) :] if is_indented else line.lstrip())
     return [line, *other_lines]
@@ -223,7 +224,7 @@ def _opening_code_line(lines: Sequence[str]) -> str | None:
     for token in _markdown_parser().parse("\n".join(lines)):
         if token.type == "fence" and token.map is not None and token.map[1] >= len(lines):
             unquoted = [line.lstrip("> ") for line in lines]
-            return lines[token.map[0]] if _unclosed_fence(token, unquoted) is not None else None
+            return lines[token.map[0]] if _missing_fence(token, unquoted) is not None else None
     return None
 
 
@@ -256,7 +257,7 @@ def render_block(
 ) -> list[str]:
     """Return the lines of a block for this console, with the empty lines before the block.
 
-    Pass the same `colour_budget` for all blocks of a message.
+    `colour_budget` limits the coloured code of a message: pass the same one for all its blocks.
     """
     from rich.markdown import Markdown
     from rich.text import Text
@@ -269,7 +270,7 @@ def render_block(
         if token.type == "fence":
             lexer = find_lexer(token.info, token.content)
             token.info = lexer if lexer and colour_budget.take(token.content) else ""
-        # A centred title looks misplaced between paragraphs.
+        # Rich centres h1 headings, which looks misplaced between paragraphs.
         token.tag = "h2" if token.tag == "h1" else token.tag
         for child in token.children or ():
             if child.type == "softbreak":

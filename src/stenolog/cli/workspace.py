@@ -110,7 +110,7 @@ def workspace_option(
     def resolve_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -> str:
         if value is not None:
             return value
-        # If DIR is given, the settings are not read, even if they are wrong.
+        # With DIR, the settings are not needed, so wrong settings must not be an error.
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
             return DEFAULT_WORKSPACE
         try:
@@ -355,7 +355,7 @@ def _matching_keys(keys: Sequence[str], key_part: str) -> list[str]:
 
 
 def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> click.ClickException:
-    """Return the error for an unknown key. `keys`: the keys of all sessions."""
+    """Return the error for an unknown key. `advice` is added if some of `keys` match in part."""
     ctx = click.get_current_context(silent=True)
     workspace = None if ctx is None else ctx.params.get("workspace")
     place = f" in {one_line(display_name(workspace))}" if workspace else ""
