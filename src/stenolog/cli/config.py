@@ -173,7 +173,7 @@ def show_command(config: Path | None) -> None:
     missing_file_text = f"No config file at {file}; defaults are used."
     print_notice(f"Config file: {file}" if effective_settings.file_exists else missing_file_text)
     if variables:
-        print_notice(f"API keys in the environment: {one_line(', '.join(variables))}")
+        print_notice(f"Read from the environment: {one_line(', '.join(variables))}")
 
 
 @config_command.command("path")

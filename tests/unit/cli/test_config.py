@@ -86,7 +86,7 @@ def test_show_prints_toml_with_sources(
     assert "agent.tool_timeout = 60.0  # default\n" in result.stdout
     assert f'models.m.key = "***"  # {file}:4\n' in result.stdout
     assert tomllib.loads(result.stdout)["agent"]["model"] == "local"
-    assert result.stderr == f"Config file: {file}\nAPI keys in the environment: SOME_API_KEY\n"
+    assert result.stderr == f"Config file: {file}\nRead from the environment: SOME_API_KEY\n"
     assert "hush" not in result.output
 
 
