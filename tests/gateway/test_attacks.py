@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from stenolog.gateway.access import Access
+from stenolog.gateway.access import AccessMiddleware
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
@@ -47,7 +47,7 @@ async def _open(request: Request) -> Response:
     return PlainTextResponse("open")
 
 
-def _application(*, seconds: float) -> Access:
+def _application(*, seconds: float) -> AccessMiddleware:
     token = Token(TOKEN.encode())
     cookies = Cookies(token)
     names = known_hosts(bound_host="127.0.0.1", origins=("https://chat.example.org",), own_host=OWN)
@@ -59,7 +59,7 @@ def _application(*, seconds: float) -> Access:
         Route("/v1/x", _secret, methods=["GET", "POST"]),
         Route("/v1/{rest:path}", _secret, methods=["GET", "POST"]),
     ]
-    return Access(
+    return AccessMiddleware(
         BodyLimit(Starlette(routes=routes), max_bytes=MOST, max_seconds=seconds),
         token=token,
         known_hosts=names,

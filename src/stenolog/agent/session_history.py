@@ -103,7 +103,7 @@ def is_own_turn(history: Sequence[Message], *, after: int) -> bool:
     return is_received(next(filter(has_text, _bodies_after(history, after)), {}))
 
 
-def is_own_call(history: Sequence[Message], *, after: int) -> bool:
+def has_own_last_calls(history: Sequence[Message], *, after: int) -> bool:
     """Return whether a stenolog agent stored the last tool calls.
 
     Returns False if the seq of the message with these calls is not above `after`.

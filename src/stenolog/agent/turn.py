@@ -17,8 +17,8 @@ from msgspec.structs import asdict
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.session_history import (
     find_answer,
+    has_own_last_calls,
     hide_late_message,
-    is_own_call,
     missing_session_error,
     refresh_view,
     withdraw_message,
@@ -511,7 +511,8 @@ class Turn(Struct, eq=False):
         if not state.open_calls or self.view is None:
             return True
         info = self.view.info
-        if not is_own_call(self.view.messages, after=fork_seq_of(info)):  # guard: repeat-own-calls
+        # guard: repeat-own-calls
+        if not has_own_last_calls(self.view.messages, after=fork_seq_of(info)):
             return False
         stored_tries = info.meta.get(TRIES_FIELD)
         seq, tries = (

@@ -252,9 +252,9 @@ def _decode_number(number_text: str, after: str) -> int:
 
 # --- candidates for recall -------------------------------------------------------------------
 # Each word of the question is searched separately, newest messages first, so that a common word
-# costs no more than a rare word. The result contains the messages with the most and the rarest
-# words. The result also contains neighbours of these messages, because an answer often shares no
-# word with its question.
+# costs no more than a rare word. The result contains the messages that share the most, or the
+# rarest, words with the question. The result also contains neighbours of these messages, because an
+# answer often shares no word with its question.
 #
 # Only messages of one session or sender are searched. Hidden messages that a summary covers can be
 # found. Messages hidden in any other way were withdrawn and cannot be found, even if a later

@@ -40,7 +40,7 @@ from stenolog.errors import (
 from stenolog.sessions.keys import Origin, key_for, owner_for
 from stenolog.stores.base import find_info
 
-# --- moves of chats -------------------------------------------------------------------------------
+# --- moving a chat to another session ------------------------------------------------------------
 
 
 MOVE_FIELD: Final = "goes_on_in"

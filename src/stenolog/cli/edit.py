@@ -82,8 +82,9 @@ def rename_command(key: str, title: str, location: Location) -> None:
     old_title = info.meta.get("title")
     was = old_title if isinstance(old_title, str) else None
     fields = {"key": info.key, "title": title or None, "was": was}
-    name = one_line(info.key)
-    text = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
+    key_text = one_line(info.key)
+    removed_text = f"Removed the title of {key_text}."
+    text = f"{key_text} is now titled “{title}”." if title else removed_text
     print_result(fields, text)
 
 

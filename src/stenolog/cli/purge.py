@@ -130,7 +130,7 @@ class _Result(Struct, frozen=True, kw_only=True):
     """Result of purging a target."""
 
     target: _Target
-    messages: int = 0
+    message_count: int = 0
     not_reached: tuple[str, ...] = ()
     problem: str | None = None
 
@@ -450,7 +450,7 @@ def _purge_target(location: Location, target: _Target, *, raise_errors: bool) ->
             raise
         # Continue with the other targets, to purge as much as possible.
         return _Result(target=target, problem=str(error))
-    return _Result(target=target, messages=report.messages, not_reached=report.not_reached)
+    return _Result(target=target, message_count=report.messages, not_reached=report.not_reached)
 
 
 def _expected_results(location: Location, targets: Sequence[_Target]) -> Iterator[_Result]:
@@ -461,8 +461,8 @@ def _expected_results(location: Location, targets: Sequence[_Target]) -> Iterato
             forks = _forks_by_source(store)
         for target in namespace_targets:
             not_reached = describe_remaining(target.key, forks=forks.get(target.key, []))
-            messages = target.messages + target.deleted_messages + target.unfinished_messages
-            yield _Result(target=target, messages=messages, not_reached=not_reached)
+            count = target.messages + target.deleted_messages + target.unfinished_messages
+            yield _Result(target=target, message_count=count, not_reached=not_reached)
 
 
 def _forks_by_source(store: Store) -> Mapping[str, list[str]]:
@@ -489,7 +489,7 @@ def _print_results(results: Sequence[_Result], *, dry_run: bool) -> None:
         target = result.target
         fields = {
             **attributes_of(target, "key", "namespace"),
-            "messages": result.messages,
+            "messages": result.message_count,
             "before": target.before,
             **attributes_of(result, "not_reached", "problem"),
             "dry_run": dry_run,
@@ -499,7 +499,7 @@ def _print_results(results: Sequence[_Result], *, dry_run: bool) -> None:
         if result.problem is not None:
             print_notice(f"{one_line(target.name)}: {sentence(result.problem)}")
         elif not dry_run and target in listed_targets:
-            count_text = target.count_text(result.messages)
+            count_text = target.count_text(result.message_count)
             print_notice(f"Deleted permanently: {one_line(target.name)}, {count_text}.")
 
 

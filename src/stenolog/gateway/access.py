@@ -59,7 +59,7 @@ _UNAUTHORIZED_TEXT: Final = (
 )
 
 
-class Access:
+class AccessMiddleware:
     """Middleware that rejects unauthorized requests and sets `request.state.caller`.
 
     `caller` is `bearer`, `cookie` or `nobody`. Only open paths accept `nobody`. A caller that

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from stenolog.errors import StoreClosed
-from stenolog.gateway.access import Access, ReadOnlyRequests
+from stenolog.gateway.access import AccessMiddleware, ReadOnlyRequests
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.chat_completions import CHAT_ENDPOINTS
 from stenolog.gateway.hosts import known_hosts
@@ -134,7 +134,7 @@ def make_app(
     if gateway.read_only:
         routed_app = ReadOnlyRequests(routed_app, indexing_progress=lambda: gateway.indexing)
     limited_app = BodyLimit(routed_app, max_bytes=settings.max_body, max_seconds=_MAX_BODY_SECONDS)
-    protected_app = Access(
+    protected_app = AccessMiddleware(
         limited_app,
         token=token,
         known_hosts=hosts,

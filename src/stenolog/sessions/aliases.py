@@ -125,8 +125,8 @@ class Aliases:
         try:
             info = self._store.info(key)
         except (NoSuchSession, DamagedStore):
-            # A missing or damaged session has no aliases.
-            # Other errors are raised: a caller that misses an alias would start a second session.
+            # A missing or damaged session has no aliases. Do not catch other errors: the caller
+            # would find no session for the alias and start a second session.
             return ()
         # A fork has a copy of the meta, but the aliases belong to the original session.
         return () if info.forked_from is not None else aliases_in(info.meta)

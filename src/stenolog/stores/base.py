@@ -60,8 +60,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     `change` grows with `truncate_history`, `clear`, `hide`, `pop`, `set_history`, `checkpoint`,
     `set_summary`, `set_meta` and `undo`. Calls that change nothing do not increase `change`.
 
-    If a session is deleted and restored under the same key, its content stays the same, and `uid`,
-    `generation` and `change` may stay the same.
+    Deleting a session and restoring it under the same key keeps its content, so `uid`, `generation`
+    and `change` need not differ afterwards.
     """
 
     info: SessionInfo

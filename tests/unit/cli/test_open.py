@@ -16,7 +16,7 @@ from click.testing import Result
 from starlette.applications import Starlette
 
 from stenolog.cli import main
-from stenolog.gateway.access import Access
+from stenolog.gateway.access import AccessMiddleware
 from stenolog.gateway.access_token import Token, read_or_create_token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
@@ -40,7 +40,7 @@ def _gateway(token: Token) -> Iterator[int]:
     own = token.host_name()
     names = known_hosts(bound_host="127.0.0.1", own_host=own)
     app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
-    with served(Access(app, token=token, known_hosts=names, cookies=cookies)) as port:
+    with served(AccessMiddleware(app, token=token, known_hosts=names, cookies=cookies)) as port:
         yield port
 
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stenolog.gateway.access import Access
+from stenolog.gateway.access import AccessMiddleware
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies
@@ -33,12 +33,12 @@ async def _caller(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["state"]["caller"].encode()})
 
 
-def _gate(*own: tuple[bytes, bytes]) -> Access:
+def _gate(*own: tuple[bytes, bytes]) -> AccessMiddleware:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["own"] = own
         await _caller(scope, receive, send)
 
-    return Access(
+    return AccessMiddleware(
         app,
         token=TOKEN,
         known_hosts=known_hosts(
@@ -51,7 +51,11 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
 
 
 def _ask(
-    headers: Pairs, *, method: str = "GET", path: str = "/v1/x", gate: Access | None = None
+    headers: Pairs,
+    *,
+    method: str = "GET",
+    path: str = "/v1/x",
+    gate: AccessMiddleware | None = None,
 ) -> httpx2.Response:
     async def main() -> httpx2.Response:
         transport = httpx2.ASGITransport(gate or _gate())
@@ -166,7 +170,7 @@ def test_open_paths_need_no_token(path: str) -> None:
 
 def test_only_the_login_is_open_by_default() -> None:
     names = known_hosts(bound_host="127.0.0.1", own_host=OWN)
-    gate = Access(_caller, token=TOKEN, known_hosts=names, cookies=COOKIES)
+    gate = AccessMiddleware(_caller, token=TOKEN, known_hosts=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
     for path in ("/healthz", "/readyz", "/webhooks/a", "/"):
         assert _ask({}, path=path, gate=gate).status_code == 401
@@ -339,7 +343,7 @@ def _run(scope: dict[str, Any]) -> tuple[list[Scope], list[Message]]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    gate = Access(
+    gate = AccessMiddleware(
         app, token=TOKEN, known_hosts=known_hosts(bound_host="127.0.0.1"), cookies=COOKIES
     )
     asyncio.run(gate(scope, receive, send))

@@ -445,7 +445,7 @@ def _take_edit(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _take_edits(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the edits in the field `edits`, and remove the field, if every item is an edit."""
+    """If every item of the field `edits` is an edit, remove the field and yield the edits."""
     items = fields.get("edits")
     if not isinstance(items, list) or not 0 < len(items) <= _MAX_BLOCKS:
         return
