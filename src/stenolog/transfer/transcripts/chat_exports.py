@@ -7,13 +7,15 @@ import base64
 import mimetypes
 import os
 import re
-import zipfile
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import msgspec
 from msgspec import Raw
@@ -97,22 +99,29 @@ class ExportReader(TranscriptReader):
         return self._last_read[2]
 
 
+@contextmanager
+def _open_zip(path: Path) -> Iterator[ZipFile]:
+    """Open a zip. Opening it, and reading from it, raises OSError if the zip is damaged."""
+    try:
+        with ZipFile(path) as archive:
+            yield archive
+    except (BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError) as error:
+        raise OSError(f"the zip is damaged or encrypted: {error}") from error
+
+
 def _read_export(path: Path) -> Iterator[bytes]:
     """Yield the content of a file, or of the files with conversations in a zip."""
-    if not zipfile.is_zipfile(path):
+    if not is_zipfile(path):
         yield path.read_bytes()
         return
-    with zipfile.ZipFile(path) as archive:
+    with _open_zip(path) as archive:
         for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
             name = info.filename.rpartition("/")[2]
             if not re.fullmatch(EXPORT_FILE_NAME, name) or info.filename.startswith("__MACOSX"):
                 continue
             if info.file_size > MAX_EXPORT_BYTES:
                 raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
-            try:
-                yield archive.read(info)
-            except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
-                raise OSError(f"the zip is damaged or encrypted: {error}") from error
+            yield archive.read(info)
 
 
 def _as_number(value: Any) -> float:
@@ -277,7 +286,7 @@ class _Pictures:
         self._path = path
 
     def find(self, pointer: str) -> str:
-        """Return a picture as a data URI; empty if the picture is missing or too large."""
+        """Return a picture as a data URI; empty if it is missing, damaged or too large."""
         picture_id = pointer.rpartition("//")[2]
         names = self._names if picture_id else []
         name = next((name for name in names if picture_id in name), "")
@@ -289,17 +298,18 @@ class _Pictures:
 
     @cached_property
     def _names(self) -> list[str]:
-        if zipfile.is_zipfile(self._path):
-            with zipfile.ZipFile(self._path) as archive:
+        if is_zipfile(self._path):
+            with _open_zip(self._path) as archive:
                 return archive.namelist()
         folder = self._path.parent
         return [str(path.relative_to(folder)) for path in folder.rglob("file*")]
 
     def _read_picture(self, name: str) -> bytes:
-        if zipfile.is_zipfile(self._path):
-            with zipfile.ZipFile(self._path) as archive:
-                info = archive.getinfo(name)
-                return archive.read(name) if info.file_size <= MAX_PICTURE_BYTES else b""
+        if is_zipfile(self._path):
+            with suppress(OSError), _open_zip(self._path) as archive:
+                if archive.getinfo(name).file_size <= MAX_PICTURE_BYTES:
+                    return archive.read(name)
+            return b""
         path = self._path.parent / name
         return path.read_bytes() if path.stat().st_size <= MAX_PICTURE_BYTES else b""
 

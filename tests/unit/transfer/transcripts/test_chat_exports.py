@@ -130,18 +130,42 @@ def test_open_webui_regenerated_answers_are_hidden() -> None:
     ]
 
 
-@pytest.mark.parametrize("fault", ["damaged", "encrypted"])
+@pytest.mark.parametrize(
+    "fault", ["content", "compressed content", "directory", "version", "name", "encrypted"]
+)
 def test_zip_that_cannot_be_read_is_reported(fault: str, tmp_path: Path) -> None:
     file = tmp_path / "export.zip"
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    compression = zipfile.ZIP_LZMA if fault == "compressed content" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", compression) as archive:
         archive.write(EXPORT / "conversations.json", "conversations.json")
+        archive.writestr("é", "")
     content = bytearray(file.read_bytes())
-    if fault == "damaged":
-        content[content.index(b"Ferry")] ^= 1
-    else:
-        content[6] |= 1  # the flag in the header of the file
-        content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the directory of the zip
+    directory = content.index(b"PK\x01\x02")
+    match fault:
+        case "content":
+            content[content.index(b"Ferry")] ^= 1
+        case "compressed content":
+            content[60:70] = bytes(10)
+        case "directory":
+            content[directory] ^= 1
+        case "version":
+            content[directory + 6] = 99
+        case "name":
+            content[content.rindex("é".encode())] = 0xFF
+        case "encrypted":
+            content[6] |= 1  # the flag in the header of the file
+            content[directory + 8] |= 1
     file.write_bytes(content)
     with pytest.raises(OSError, match="the zip is damaged or encrypted"):
         read(file)
     assert detect_program(file) is None
+
+
+def test_export_with_a_damaged_picture_is_read(tmp_path: Path) -> None:
+    (picture,) = EXPORT.glob("*.png")
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.write(EXPORT / "conversations.json", "conversations.json")
+        archive.write(picture, picture.name)
+    file.write_bytes(file.read_bytes().replace(b"IEND", b"IEN_"))
+    assert outline(read(file)[BOAT])[0] == "+ user text text"
