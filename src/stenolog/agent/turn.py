@@ -200,16 +200,19 @@ class Turn(Struct, eq=False):
             request, reply = None, self.streamed
             if not reply.calls:
                 return await self._finish_turn(reply)
-            agent_calls, client_calls = self._split_calls(reply)
+            client_names = self.options.client_tool_names
+            client_calls = [c for c in reply.calls if c["function"]["name"] in client_names]
+            # Also marked in a cut-off answer: after a crash, no agent tool may run in their place.
             body = mark_client_calls(self._reply_body(reply), [call["id"] for call in client_calls])
+            if is_cut_off := reply.finish == "length":
+                client_calls = []  # the last call is incomplete, so the client gets no calls
             seq = await self._store_message(body, seen=self.seen)
             if self.has_dropped_message:
                 return self._make_answer(reply.text, None)
             self.streamed = StreamedAnswer()
             self.result_texts = {}
-            await self._run_calls(
-                agent_calls, is_cut_off=reply.finish == "length" and not client_calls
-            )
+            agent_calls = [call for call in reply.calls if call not in client_calls]
+            await self._run_calls(agent_calls, is_cut_off=is_cut_off)
             if client_calls or self.has_dropped_message:
                 return self._make_answer(reply.text, seq, calls=client_calls)
             # Ids are left out, because they differ between rounds with the same calls.
@@ -219,20 +222,6 @@ class Turn(Struct, eq=False):
             if rounds[-_MAX_SAME_ROUNDS:].count(rounds[-1]) == _MAX_SAME_ROUNDS:
                 return await self._give_up(SAME_CALLS_TEXT)
         return await self._give_up(STEP_LIMIT_TEXT.format(count=self.instance.spec.max_iterations))
-
-    def _split_calls(
-        self, reply: StreamedAnswer
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the calls that the agent runs, and the calls that the client runs.
-
-        If the answer was cut off, its last call is incomplete, so the client gets no calls,
-        and the agent stores the results of all calls.
-        """
-        client_names = self.options.client_tool_names
-        client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
-        if client_calls and reply.finish == "length":
-            return reply.calls, []
-        return [call for call in reply.calls if call not in client_calls], client_calls
 
     def _answer_with_calls(self, calls: Sequence[ToolCall]) -> Answer:
         """Return an Answer with the tool calls whose results the client has not stored yet."""

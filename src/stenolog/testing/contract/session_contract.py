@@ -158,6 +158,7 @@ _CHANGING_CALLS = [
     Call("undo"),
     Call("checkpoint", summary="other", upto=3),
     Call("clear"),
+    Call("compact"),
     Call("purge", before=3),
 ]
 
@@ -404,7 +405,6 @@ _CALLS_AFTER_CLOSE = [
     Call("get_history"),
     Call("get_summary"),
     Call("view"),
-    Call("compact"),
     Call("info"),
     Call("lease", ttl=60),
 ]
