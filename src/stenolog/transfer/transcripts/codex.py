@@ -8,7 +8,7 @@ their ids or content, never by their position.
 import io
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -153,9 +153,8 @@ class _ThreadBuilder:
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
-        self._identities: set[str] = set()
-        self._newest_identities: dict[str, str] = {}
-        """Identity of the newest item, by the identity that the item has without a timestamp."""
+        self._content_identities: dict[str, str] = {}
+        """Identity that an item has without a timestamp, by the identity of the item."""
         self._model = ""
         self._meta: dict[str, Any] = {}
         self._folders: dict[str, None] = {}
@@ -237,10 +236,9 @@ class _ThreadBuilder:
             self._transcript.count_left_out(as_text(payload.get("type")), len(line))
             return
         identity = identity_of_item(payload, record.get("timestamp"))
-        if identity in self._identities:
+        if identity in self._content_identities:
             return
-        self._identities.add(identity)
-        self._newest_identities[identity_of_item(payload, None)] = identity
+        self._content_identities[identity] = identity_of_item(payload, None)
         kind, at = _kind_of_item(record, payload), record.get("timestamp")
         notes = {"kind": kind, "model": self._model if body["role"] == "assistant" else ""}
         [message] = self._transcript.add_record(
@@ -297,12 +295,14 @@ class _ThreadBuilder:
                 turns_left -= body["role"] == "user" and KIND not in body[NOTES]
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
-        """Hide the messages that a summary replaced. Kept items stay visible."""
+        """Hide the messages that a summary replaced. If texts are equal, the newest are kept."""
         items = list_or_empty(payload.get("replacement_history"))  # these items have no timestamps
-        identities = (identity_of_item(as_dict(item), None) for item in items)
-        kept_identities = set(map(self._newest_identities.get, identities))
-        for message in self._transcript.messages:
-            message.hidden = message.hidden or message.identity not in kept_identities
+        kept_counts = Counter(identity_of_item(as_dict(item), None) for item in items)
+        for message in reversed(self._transcript.messages):
+            if not message.hidden:
+                identity = self._content_identities[message.identity]
+                message.hidden = kept_counts[identity] <= 0
+                kept_counts[identity] -= 1
         self._transcript.summary = _SUMMARY_PREFACE.sub("", as_text(payload.get("message"))).strip()
 
     def finish(self, paths: tuple[Path, ...]) -> None:

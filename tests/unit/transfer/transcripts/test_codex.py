@@ -71,15 +71,28 @@ def test_a_reverted_and_compacted_thread_of_two_files_is_one_session() -> None:
     ]
 
 
-def test_messages_without_ids_that_a_summary_kept_stay_visible(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kept_texts", "rolled_back_turns", "expected"),
+    [
+        # Of two messages with the same text, the newer one stays visible.
+        (["Count the lighthouses", "go on"], 0, [0, 4]),
+        (["Count the lighthouses", "go on", "go on"], 0, [0, 2, 4]),
+        (["Count the lighthouses", "go on"], 1, [0, 2]),
+    ],
+)
+def test_messages_without_ids_that_a_summary_kept_stay_visible(
+    tmp_path: Path, kept_texts: list[str], rolled_back_turns: int, expected: list[int]
+) -> None:
     def message(role: str, text: str) -> dict[str, object]:
         kind = "output_text" if role == "assistant" else "input_text"
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
     prompts = ["Count the lighthouses", "go on", "go on"]
     items = [item for text in prompts for item in (message("user", text), message("assistant", ""))]
-    kept = [message("user", text) for text in ("Count the lighthouses", "go on", "The summary")]
+    kept = [message("user", text) for text in (*kept_texts, "The summary")]
     records: list[tuple[str, object]] = [("response_item", item) for item in items]
+    rollback = {"type": "thread_rolled_back", "num_turns": rolled_back_turns}
+    records.append(("event_msg", rollback))
     records.append(("compacted", {"message": "The summary", "replacement_history": kept}))
     path = tmp_path / "rollout-2026-11-16T12-30-00-01a1e437-7030-7230-8002-8dfe870f6794.jsonl"
     with path.open("w", encoding="utf-8") as file:
@@ -87,9 +100,8 @@ def test_messages_without_ids_that_a_summary_kept_stay_visible(tmp_path: Path) -
             record = {"timestamp": f"2026-11-16T12:30:{number:02}Z", "type": kind}
             file.write(json.dumps({**record, "payload": payload}) + "\n")
     (transcript,) = map(_read, Codex().find(path))
-    # Of two messages with the same text, the newer one stays visible.
     visible = [number for number, message in enumerate(transcript.messages) if not message.hidden]
-    assert visible == [0, 4]
+    assert visible == expected
 
 
 def test_a_fork_refers_to_its_parent() -> None:
