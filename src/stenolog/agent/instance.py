@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, tzinfo
 from functools import partial
+from io import BytesIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Self
@@ -410,15 +411,15 @@ def load_zone(name: str) -> tzinfo:
 def _load_machine_zone() -> tzinfo:
     # Prefer zone data: a fixed offset is wrong after a change to or from daylight saving time.
     name = os.environ.get("TZ", "").removeprefix(":")
-    try:
+    with suppress(KeyError, OSError, ValueError):
         if name and not name.startswith("/"):
             return ZoneInfo(name)
-        with Path(name or "/etc/localtime").open("rb") as file:
-            return ZoneInfo.from_file(file)
-    except (KeyError, OSError, ValueError):
-        offset_zone = datetime.now().astimezone().tzinfo
-        assert offset_zone is not None
-        return offset_zone
+        zone_data = Path(name or "/etc/localtime").read_bytes()
+        if zone_data.endswith(b"\n"):  # `from_file` never returns if the last line is incomplete
+            return ZoneInfo.from_file(BytesIO(zone_data))
+    offset_zone = datetime.now().astimezone().tzinfo
+    assert offset_zone is not None
+    return offset_zone
 
 
 class AgentRegistry:

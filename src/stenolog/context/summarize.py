@@ -275,7 +275,7 @@ def _last_summarized_seq(info: SessionInfo) -> int:
 
 
 def _restore_meta(store: Store, key: str, info: SessionInfo, visible_spans: Sequence[Span]) -> bool:
-    """Try to restore the meta after a failed summary. Return whether the session still exists."""
+    """Try to restore the meta after a failed summary; False if the session is gone or replaced."""
     with suppress(StenologError):
         current_info = find_info(store, key)
         if current_info is None:
