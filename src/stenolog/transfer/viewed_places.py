@@ -6,6 +6,7 @@ program.
 
 import errno
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -217,7 +218,8 @@ def _printable_name(place: ViewedPlace) -> str:
 
 
 def _short_name(place: ViewedPlace) -> str:
-    return place.where.rpartition("/")[2].partition("?")[0] or STENOLOG
+    path = re.sub(r"^\w+://[^/?]*(?:[^?]*@)?([^?]*).*", r"\1", place.where, flags=re.DOTALL)
+    return path.rpartition("/")[2] or STENOLOG
 
 
 # --- the cache -----------------------------------------------------------------------------------

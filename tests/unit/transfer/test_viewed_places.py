@@ -246,14 +246,27 @@ def test_unreadable_folder_of_transcripts_is_reported(
     codex.chmod(0o700)
 
 
-def test_name_of_an_unreadable_database_has_no_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("ada:hunter2@127.0.0.1:1/tides", "tides"),
+        # An unknown parameter is rejected at once, without trying to connect.
+        ("ada:[hunter2@host/tides?x=1", "tides"),
+        ("ada:hunter2@host?x=1", "stenolog"),
+        ("ada:hun/ter2@host?x=1", "host"),
+        ("host/tides?password=hun/ter2&x=1", "tides"),
+    ],
+)
+def test_name_of_an_unreadable_database_has_no_password(
+    tmp_path: Path, address: str, name: str
+) -> None:
     with open_store(tmp_path / "good") as store:
         store.add_message("a", "user", "hello")
     places = [
         ViewedPlace(program="stenolog", where=str(tmp_path / "good")),
-        ViewedPlace(program="stenolog", where="postgresql://ada:hunter2@127.0.0.1:1/tides"),
+        ViewedPlace(program="stenolog", where=f"postgresql://{address}"),
     ]
     with open_places(places, catalog=None) as combined:
         (problem,) = combined.health().problems
-    assert problem.startswith("tides: ")
-    assert "hunter2" not in problem
+    assert problem.startswith(f"{name}: ")
+    assert "ter2" not in problem
