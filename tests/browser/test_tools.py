@@ -192,6 +192,16 @@ def test_secrets_are_covered_until_they_are_clicked(viewer: ViewerPage) -> None:
     assert secret.inner_text() == "api key ••••••"
 
 
+def test_uncovered_text_keeps_its_line_breaks(viewer: ViewerPage, place: Path) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 3
+    with open_store(place) as store:
+        store.add_message("cli:key", "user", f"{key}-----END PRIVATE KEY-----")
+    viewer.open_session("cli:key")
+    secret = viewer.page.locator("#m1 button.secret")
+    secret.click()
+    assert len(secret.inner_text().splitlines()) == 5
+
+
 def test_secrets_are_covered_in_search_results_and_on_the_context_page(viewer: ViewerPage) -> None:
     page = viewer.page
     for query in ("totals cent", SECRET):

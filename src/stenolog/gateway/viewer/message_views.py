@@ -416,13 +416,12 @@ def _omitted_html(block: ToolBlock, noun: str) -> Markup:
 
 def _folded_html(text: str, language: str, renderer: _Renderer) -> Markup:
     """Return a text as HTML. A long text shows only its start; the rest can be unfolded."""
-    text = text.rstrip("\n")
+    text = renderer.mask.with_placeholders(text.rstrip("\n"))
     line_count = text.count("\n") + 1
-    masked_text = renderer.mask.with_placeholders(text)
     if line_count <= MAX_OPEN_LINES and len(text) <= 2 * _MAX_PREVIEW_LENGTH:
-        return Markup("<pre>{}</pre>").format(renderer.code(masked_text, language))
-    end = renderer.mask.cut_position(masked_text, _find_preview_end(masked_text))
-    start, rest = masked_text[:end].removesuffix("\n"), masked_text[end:]
+        return Markup("<pre>{}</pre>").format(renderer.code(text, language))
+    end = renderer.mask.cut_position(text, _find_preview_end(text))
+    start, rest = text[:end].removesuffix("\n"), text[end:]
     size = plural(line_count, "line") if line_count > 1 else plural(len(text), "character")
     return Markup(
         '<pre>{}</pre><details class="rest"><summary>{} · show all</summary><pre>{}</pre></details>'

@@ -304,6 +304,7 @@ def test_text_that_is_not_searched_for_secrets_is_covered_as_a_whole() -> None:
     [call] = first.calls
     for html in (call.arguments, call.result, *(view.html for view in others)):
         assert secret not in re.sub('data-secret="[^"]*"', "", str(html))
+    assert str(call.result).count("<pre>") == 1  # there is no rest to unfold
     assert f'data-secret="{text}" data-kind="unsearched text"' in others[0].html
     assert "<p>word word" in newest.html
 
