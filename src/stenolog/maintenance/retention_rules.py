@@ -8,7 +8,7 @@ Purge rules apply only to sessions in the trash, and also complete interrupted p
 also protects sessions in the trash.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
@@ -83,14 +83,15 @@ def plan_retention(
     *,
     now: datetime,
     read_info: Callable[[str], SessionInfo | None],
-    tags_of: Callable[[TrashedSession], Collection[str] | None] = lambda _: (),
+    may_purge: Callable[[TrashedSession, str], bool],
     unfinished: Sequence[TrashedSession] = (),
 ) -> list[RetentionStep]:
     """Return the steps that the rules require: archive first, purge last, one step per session.
 
     If rules require different actions for a session, the strongest action wins: purge, then delete,
-    then archive. `read_info` returns details of a session. `tags_of` returns the tags of a deleted
-    session, or None if the session is damaged. `read_info` and `tags_of` are called only if a rule
+    then archive. `read_info` returns details of a session. `may_purge` returns whether a deleted
+    session is intact and does not have the given tag; False also if the session is busy, gone or
+    unreadable, or the store has no snapshots. `read_info` and `may_purge` are called only if a rule
     needs their results. `unfinished` are sessions whose purge was interrupted.
     """
     steps: dict[str, RetentionStep] = {}
@@ -98,7 +99,7 @@ def plan_retention(
         if not rule.has_condition:
             continue
         if rule.action == "purge":
-            rule_steps = _plan_purges(rule, entries, trash, unfinished, now, tags_of)
+            rule_steps = _plan_purges(rule, entries, trash, unfinished, now, may_purge)
         else:
             rule_steps = _plan_archive_or_delete(rule, entries, now, read_info)
         for step in rule_steps:
@@ -189,7 +190,7 @@ def _plan_purges(
     trash: Sequence[TrashedSession],
     unfinished: Iterable[TrashedSession],
     now: datetime,
-    tags_of: Callable[[TrashedSession], Collection[str] | None],
+    may_purge: Callable[[TrashedSession, str], bool],
 ) -> Iterator[RetentionStep]:
     """Yield a step for each session that was deleted long enough ago.
 
@@ -201,10 +202,8 @@ def _plan_purges(
     kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
     matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
     for session in matching_sessions:
-        if session.key not in kept_keys:
-            tags = tags_of(session)
-            if tags is None or rule.exclude_tag in tags:
-                kept_keys.add(session.key)
+        if session.key not in kept_keys and not may_purge(session, rule.exclude_tag):
+            kept_keys.add(session.key)
     for session in matching_sessions:
         if session.key not in kept_keys:
             step = _make_step(rule, session, session.deleted)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,7 +23,7 @@ from stenolog.maintenance.retention_rules import (
 )
 from stenolog.records import SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.folders import locate_sessions, other_namespaces
-from stenolog.stores import log_reports, spans
+from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import system_errors
@@ -227,7 +227,7 @@ def _plan_for_agent(
             rules,
             now=datetime.now(UTC),
             read_info=partial(_read_info, store),
-            tags_of=_make_trash_tags_reader(store),
+            may_purge=cache(partial(_may_purge, store)),  # rules may ask for the same session
             unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
         )
     return [
@@ -258,25 +258,13 @@ def _read_info(store: Store, key: str) -> SessionInfo | None:
     return None
 
 
-def _make_trash_tags_reader(store: Store) -> Callable[[TrashedSession], Sequence[str] | None]:
-    marks: dict[str, SnapshotMark] = {}
-
-    def tags_of(session: TrashedSession) -> Sequence[str] | None:
-        if not isinstance(store, SnapshotStore):
-            return None
-        with suppress(StenologError):  # the doctor reports the problem
-            if not marks:
-                marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
-            if session.uid in marks:
-                with store.read_snapshot(marks[session.uid]) as reading:
-                    snapshot = reading.snapshot
-                    removed_count = spans.size(spans.union(snapshot.void, snapshot.purged))
-                    # If a message is damaged or missing, return None to prevent a purge.
-                    if sum(1 for _ in reading.messages) + removed_count == snapshot.last_seq:
-                        return tags_from(snapshot.meta)
-        return None
-
-    return tags_of
+def _may_purge(store: Store, session: TrashedSession, exclude_tag: str) -> bool:
+    if isinstance(store, SnapshotStore):
+        mark = SnapshotMark(key=session.key, uid=session.uid, stamp="")
+        with suppress(StenologError), store.read_snapshot(mark) as reading:
+            # Test the tag first: `is_damaged` reads all messages.
+            return exclude_tag not in tags_from(reading.snapshot.meta) and not reading.is_damaged()
+    return False
 
 
 # --- the log ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ by its uid; the trash may contain several sessions that had the same key. Engine
 other; they exchange a Snapshot and its messages.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -93,6 +93,8 @@ class SnapshotReading(Struct, frozen=True, kw_only=True):
     """Stamp of exactly this content, or an older stamp, so that no change is missed."""
     untouched: bool = False
     """Whether a SnapshotWriter wrote the session and the session has not changed since."""
+    is_damaged: Callable[[], bool] = lambda: False
+    """Return whether any data of the session is damaged or lost. Reads all messages."""
 
 
 class SnapshotWriter(Protocol):

@@ -3,8 +3,8 @@
 import json
 import os
 import sqlite3
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ from stenolog.records import SessionInfo, TrashedSession
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES
 from stenolog.stores.open_store import open_store
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.migration import migrate_from_json
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -89,7 +91,7 @@ def _keys(
     *rules: Rule,
     trash: tuple[TrashedSession, ...] = (),
     infos: dict[str, SessionInfo] | None = None,
-    tags: Collection[str] | None = (),
+    may_purge: Callable[[TrashedSession, str], bool] = lambda *_: True,
 ) -> list[tuple[str, str]]:
     known = infos or {}
     steps = plan_retention(
@@ -98,7 +100,7 @@ def _keys(
         rules,
         now=NOW,
         read_info=lambda key: known.get(key) or _info(key),
-        tags_of=lambda _: tags,
+        may_purge=may_purge,
     )
     return [(step.action, step.key) for step in steps]
 
@@ -256,8 +258,7 @@ def test_trash_is_purged_by_time_of_deletion() -> None:
     assert _keys(entries, by_age, trash=trash) == [("purge", "old")]
     spares = replace(by_age, exclude_tag="keep")
     assert _keys(entries, spares, trash=trash) == [("purge", "old")]
-    for tags in (("keep",), None):
-        assert _keys(entries, spares, trash=trash, tags=tags) == []
+    assert _keys(entries, spares, trash=trash, may_purge=lambda _, tag: tag != "keep") == []
     for rule in (
         Rule(name="r", action="delete", older_than=30 * DAY),
         Rule(name="r", action="purge", older_than=30 * DAY, tag="x"),
@@ -506,22 +507,120 @@ def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
         assert store.info("a").count == 4
 
 
+DELETE_MESSAGE = "DELETE FROM message WHERE seq = 3 AND session = ?"
+DAMAGE_STATE = "UPDATE state SET body = x'00' WHERE session = ?"
+DAMAGE_UNDO_STEP = "UPDATE change SET body = x'00' WHERE number = 3 AND session = ?"
+
+
 @pytest.mark.parametrize("exclude_tag", ["", "keep"])
-def test_damaged_session_in_the_trash_is_not_purged(where: str, exclude_tag: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "statement"),
+    [
+        (b'"content":"2"', DELETE_MESSAGE),
+        (b'"was":"long', DAMAGE_UNDO_STEP),
+        (b'{"tags":["keep"]}', DAMAGE_STATE),
+    ],
+    ids=["message", "change", "last change"],
+)
+def test_damaged_session_in_the_trash_is_not_purged(
+    where: str, text: bytes, statement: str, exclude_tag: str
+) -> None:
     with _open(where) as store:
+        for key in ("a", "b"):
+            store.set_summary(key, "long" * 10_000)
+            store.checkpoint(key, summary="short", upto=3)
+        store.set_meta("a", tags=["keep"])
         damaged = store.delete("a")
         store.delete("b")
     if where.startswith("sqlite:"):
         with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
             [[session]] = database.execute("SELECT id FROM session WHERE key = 'a'")
-            database.execute("DELETE FROM message WHERE seq = 3 AND session = ?", (session,))
+            database.execute("DELETE FROM change WHERE number = 4 AND session = ?", (session,))
+            database.execute(statement, (session,))
     else:
         [log] = Path(where, "sessions", "trash").glob(f"{damaged.uid}.*")
-        log.write_bytes(log.read_bytes().replace(b'"content":"2"', b'"content":"X"', 1))
+        content = log.read_bytes()
+        assert text in content
+        log.write_bytes(content.replace(text, text.swapcase(), 1))
     rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag=exclude_tag)
     assert [one.step.key for one in apply_rules(where, [rule])] == ["b"]
     with _open(where) as store:
         assert [one.uid for one in store.list_trash()] == [damaged.uid]
+
+
+def test_session_with_a_damaged_change_in_its_archive_is_not_purged(folder: Path) -> None:
+    with open_store(folder) as store:
+        store.add_message("a", "user", "1")
+        store.set_meta("a", tags=["keep"])
+        store.add_message("a", "user", "2")
+        store.add_message("a", "user", "3")
+        store.checkpoint("a", summary="said", upto=2)
+    [log] = folder.rglob("a.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"keep", b"KEEP"))
+    with open_store(folder) as store:
+        assert store.compact("a").archived == 2
+        assert b"KEEP" not in log.read_bytes()
+        store.delete("a")
+    assert apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)]) == []
+
+
+def test_session_with_a_damaged_change_before_its_first_message_is_not_purged(folder: Path) -> None:
+    with open_store(folder) as store:
+        store.set_meta("a", tags=["keep"])
+        store.set_meta("a", number=0)
+    [log] = folder.rglob("a.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"keep", b"KEEP", 1))
+    with open_store(folder) as store:
+        for number in range(STATE_EVERY_LINES):
+            store.set_meta("a", number=number)
+        store.add_message("a", "user", "hello")
+        store.delete("a")
+    assert apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)]) == []
+
+
+def test_incomplete_write_does_not_prevent_a_purge(folder: Path) -> None:
+    with open_store(folder) as store:
+        store.add_message("a", "user", "1")
+    [log] = folder.rglob("a.jsonl")
+    for number in range(2):
+        with log.open("ab") as file:
+            file.write(b'{"kind":"message","seq":')
+        with open_store(folder) as store:
+            if number == 0:
+                store.add_message("a", "user", "2")
+            else:
+                store.delete("a")
+    [result] = apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
+    assert (result.step.key, result.outcome) == ("a", "done")
+
+
+def test_purge_rules_read_messages_once_and_not_of_sessions_with_the_excluded_tag(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(folder) as store:
+        for key in ("a", "b"):
+            store.add_message(key, "user", "hello")
+        store.set_meta("a", tags=["keep"])
+        for key in ("a", "b"):
+            store.delete(key)
+    original = JSONLStore.read_snapshot
+    read_keys: list[str] = []
+
+    @contextmanager
+    def read_snapshot(
+        store: JSONLStore, mark: SnapshotMark, *, after: int = 0
+    ) -> Iterator[SnapshotReading]:
+        def is_damaged() -> bool:
+            read_keys.append(mark.key)
+            return reading.is_damaged()
+
+        with original(store, mark, after=after) as reading:
+            yield replace(reading, is_damaged=is_damaged)
+
+    monkeypatch.setattr(JSONLStore, "read_snapshot", read_snapshot)
+    rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
+    apply_rules(str(folder), [rule, replace(rule, name="s")], dry_run=True)
+    assert read_keys == ["b"]
 
 
 def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:

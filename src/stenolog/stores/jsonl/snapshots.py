@@ -262,7 +262,17 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
         messages=messages_after(log, state, last_seq, after),
         stamp=file_stamp(log.name, status) if is_complete else "",
         untouched=is_untouched(log),
+        is_damaged=lambda: _is_damaged(log),
     )
+
+
+def _is_damaged(log: Log) -> bool:
+    with log.mutex:
+        live_part = log.all_messages(after=0)
+        if live_part.archived_from:
+            log.add_archived_messages(live_part, log.read_archives(live_part))
+        info = log.info()  # counts the damage that the reads above found
+    return bool(info.damaged or info.lost)
 
 
 def location_hash(key: str, deleted: str | None) -> str:

@@ -49,6 +49,7 @@ from stenolog.stores.sql.session_rows import (
     session_state,
     uid_and_last_seq,
 )
+from stenolog.stores.sql.verification import examine_session
 
 
 def fork(
@@ -292,6 +293,7 @@ def copy_marker_name(uid: str) -> str:
 class _SnapshotRow(Session):
     """A session with all columns of its row."""
 
+    encoded_state: str | bytes | None
     namespace: str
     version: int
     deleted: str | None
@@ -338,6 +340,7 @@ def read_snapshot(
     ]
     state = session.state
     marker_versions = transaction.run("find_mark", namespace, copy_marker_name(state.uid))
+    row = session.id, state.key, session.last_seq, session.encoded_state
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
@@ -352,6 +355,7 @@ def read_snapshot(
         messages=_read_snapshot_messages(transaction, session, tokens_by_seq, after),
         stamp=session.stamp,
         untouched=[version for (version,) in marker_versions] == [session.version],
+        is_damaged=lambda: any(examine_session(transaction, *row)),
     )
 
 
@@ -366,7 +370,7 @@ def _find_by_uid(
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             key = decode_text(row[1])
             session = session_from_row(transaction, row, key=key, uid=mark.uid)
-            return _SnapshotRow(*astuple(session), *row[9:])
+            return _SnapshotRow(*astuple(session), *row[7:8], *row[9:])
     except (UnicodeDecodeError, TypeError) as error:
         raise damage_error(mark.key, error) from error
     if not mark.uid:

@@ -47,8 +47,8 @@ def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, lis
         texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
         key, place = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
         findings += _examine_texts(key, place, texts, advice)
-        check = _check_state(transaction, session_id, key, encoded_state)
-        findings += _examine_session(transaction, session_id, place, check, last_seq, advice)
+        row = session_id, key, last_seq, encoded_state
+        findings += examine_session(transaction, *row, place=place, advice=advice)
     return len(sessions), findings
 
 
@@ -78,15 +78,19 @@ def _examine_texts(
             )
 
 
-def _examine_session(
+def examine_session(
     transaction: Transaction,
     session_id: int,
-    place: str,
-    check: StateCheck,
+    key: str,
     last_seq: int,
-    advice: str,
+    encoded_state: str | bytes | None,
+    *,
+    place: str = "",
+    advice: str = "",
 ) -> Iterator[Finding]:
-    state, key = check.state, check.state.key
+    """Yield the findings in the state, changes and messages of a session."""
+    check = _check_state(transaction, session_id, key, encoded_state)
+    state = check.state
     if check.is_rebuilt:
         yield damaged_state_finding(key, place)
     if check.damaged_change_numbers:
