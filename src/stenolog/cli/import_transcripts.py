@@ -98,7 +98,7 @@ class TranscriptsCommand:
         except (NotASession, StoreBusy, OSError) as error:
             path, reason = path_and_reason(error, file.paths[0])
             self._problems.append(f"{one_line(path)} was skipped: {reason}")
-            return isinstance(error, NotASession)
+            return not isinstance(error, StoreBusy) and getattr(error, "errno", None) is None
         return True
 
     def watch(self) -> None:

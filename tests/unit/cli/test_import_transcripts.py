@@ -494,6 +494,31 @@ def test_watch_imports_an_unchanged_file_when_the_session_is_no_longer_leased(
     assert printed == ["", f"{KEY}\t9\n", ""]
 
 
+@pytest.mark.parametrize(
+    ("error", "tries"), [(OSError("the file is damaged"), 1), (PermissionError(13, "denied"), 3)]
+)
+def test_watch_tries_an_unchanged_file_again_only_if_that_may_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, tries: int
+) -> None:
+    append(tmp_path / f"{SESSION}.jsonl", (PROJECT / f"{SESSION}.jsonl").read_bytes())
+    calls: list[str] = []
+
+    def fail(*_arguments: object) -> None:
+        calls.append("import")
+        raise error
+
+    def pause(_seconds: float) -> None:
+        calls.append("pause")
+        if calls.count("pause") == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_transcripts, "import_transcript", fail)
+    monkeypatch.setattr(import_transcripts, "time", SimpleNamespace(sleep=pause))
+    with JSONLStore("workspace") as store, pytest.raises(KeyboardInterrupt):
+        import_transcripts.TranscriptsCommand("claude-code", tmp_path, store).watch()
+    assert calls.count("import") == tries
+
+
 def _other_ids(text: bytes, number: int) -> bytes:
     """Return a transcript whose records have other uuids."""
     return re.sub(rb"([0-9a-f]{8})(-[0-9a-f]{4}-4)", rb"\g<1>%b" % (b"-%04x-4" % number), text)
