@@ -7,15 +7,13 @@ import base64
 import mimetypes
 import os
 import re
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from lzma import LZMAError
 from pathlib import Path
 from typing import Any, Final
-from zipfile import BadZipFile, ZipFile, is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import msgspec
 from msgspec import Raw
@@ -105,7 +103,9 @@ def _open_zip(path: Path) -> Iterator[ZipFile]:
     try:
         with ZipFile(path) as archive:
             yield archive
-    except (BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # zipfile and its decompressors raise many types
         raise OSError(f"the zip is damaged or encrypted: {error}") from error
 
 
@@ -290,8 +290,7 @@ class _Pictures:
         picture_id = pointer.rpartition("//")[2]
         names = self._names if picture_id else []
         name = next((name for name in names if picture_id in name), "")
-        data = self._read_picture(name) if name else b""
-        if not data:
+        if not name or not (data := self._read_picture(name)):
             return ""
         mime_type = mimetypes.guess_type(name)[0] or "image/png"
         return f"data:{mime_type};base64,{base64.b64encode(data).decode()}"
@@ -421,8 +420,7 @@ def _convert_webui_message(message_id: str, record: dict[str, Any]) -> Draft:
     content: Any = record.get("content")
     files = [as_dict(file) for file in list_or_empty(record.get("files"))]
     urls = [file.get("url") for file in files if file.get("type") == "image"]
-    pictures = [image_part(url) for url in urls if isinstance(url, str)]
-    if pictures:
+    if pictures := [image_part(url) for url in urls if isinstance(url, str)]:
         content = [text_part(as_text(content)), *pictures]
     usage, info = as_dict(record.get("usage")), as_dict(record.get("info"))
     return {"role": role, "content": content}, {

@@ -158,17 +158,15 @@ class _ThreadBuilder:
         self._model = ""
         self._meta: dict[str, Any] = {}
         self._folders: dict[str, None] = {}
-        self._has_own_meta = False
-        self._in_parent_copy = False
         self._uncounted_answers: list[TranscriptMessage] = []
         """Messages of the model since the last usage record."""
         self._counted_responses: set[str] = set()
-        self._has_usage_records = False
         self._finished_items: dict[str, dict[str, Any]] = {}
         self.fork_base: tuple[str, int] | None = None
         """Parent thread of a fork, and the ordinal of the parent's first record after the fork."""
         self._results: dict[str, TranscriptMessage] = {}
         """Tool results by the id of their call."""
+        self.begin_file()
 
     def begin_file(self) -> None:
         """Start the next file of the thread."""
@@ -291,8 +289,7 @@ class _ThreadBuilder:
                 return
             if not message.hidden:
                 message.hidden = True
-                body = message.body
-                turns_left -= body["role"] == "user" and KIND not in body[NOTES]
+                turns_left -= message.body["role"] == "user" and KIND not in message.body[NOTES]
 
     def _hide_compacted(self, payload: dict[str, Any]) -> None:
         """Hide the messages that a summary replaced. If texts are equal, the newest are kept."""
