@@ -145,7 +145,10 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
         message = f"{path.name} is compressed; reading it needs the package zstandard"
         raise OSError(message) from error
     with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-        yield from parse_lines(io.BufferedReader(stream))
+        try:
+            yield from parse_lines(io.BufferedReader(stream))
+        except zstandard.ZstdError as error:
+            raise OSError(f"the compressed file is damaged: {error}") from error
 
 
 class _ThreadBuilder:

@@ -145,5 +145,15 @@ def test_a_compressed_file_is_the_same_session() -> None:
     assert outline(packed) == outline(plain)
 
 
+def test_damaged_compressed_file_is_reported(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    (packed,) = (ROLLOUTS / "compressed").rglob("*.zst")
+    content = bytearray(packed.read_bytes())
+    content[20:24] = b"zzzz"
+    (tmp_path / packed.name).write_bytes(content)
+    with pytest.raises(OSError, match="the compressed file is damaged"):
+        list(map(_read, Codex().find(tmp_path)))
+
+
 def _read(file: TranscriptFile) -> Transcript:
     return Codex().read(file)
