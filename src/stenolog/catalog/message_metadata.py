@@ -202,8 +202,8 @@ def mark_received(
 ) -> dict[str, Any]:
     """Return the user message with a mark that an agent accepted it. Replaces its metadata.
 
-    `sender`: the user or group chat, if the caller has verified it. `origin`: the destination of
-    the answer; None if only the caller waits for the answer.
+    `sender`: the user or group chat, if the caller has verified it. `origin`: where the
+    message came from, and so where the answer is sent; None if only the caller gets the answer.
     """
     metadata: dict[str, Any] = {"received": {"sender": sender} if sender else {}}
     if origin is not None:

@@ -222,7 +222,8 @@ def _adding_steps(
     info = content.info
     fork_seq = fork_seq_of(info)
     prompt, last_seq, tokens = (row.prompt, row.indexed, row.tokens) if row else ("", 0, 0)
-    # If a process was stopped before the last step, the row may lack the prompt of its messages.
+    # If a process was stopped before the last step, the row has messages but maybe not their
+    # prompt. Then the prompt must not be taken from later messages.
     is_partial = row is not None and (not row.listed or row.stamp is None)
     ownership = (Ownership() if row is None else row.ownership).with_messages(content.messages)
     groups = list(_split_messages(content.messages)) or [()]

@@ -182,7 +182,7 @@ class Daemon:
         self._serving: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
         self._searches: set[asyncio.Task[None]] = set()
-        """Tasks that search for interrupted turns and resume the found turns."""
+        """Tasks that find interrupted turns and resume them."""
 
     @property
     def url(self) -> str:

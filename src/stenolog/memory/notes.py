@@ -229,7 +229,7 @@ class Notes:
         return self.get(scope, id)
 
     def forget_all(self, scope: Scope, ids: Sequence[str]) -> None:
-        """Forget several notes, each as one undo step. If a note does not exist, forget none."""
+        """Forget several notes, each as one undo step. Raises NoSuchNote if any does not exist."""
         if not ids:
             return
         with self._take_lease(scope, missing_error=NoSuchNote(ids[0])) as lease:

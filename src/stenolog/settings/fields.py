@@ -224,7 +224,7 @@ def _describe_wrong_value(field: Field, value: object) -> str:
         return ""
     if field.may_be_address or field.type is str:
         # A wrong value may contain a password or a key.
-        return f", not {_type_name(value)}"
+        return f", not {_describe_type(value)}"
     if isinstance(value, float) and not math.isfinite(value):
         return f", not {value}"
     try:
@@ -233,11 +233,11 @@ def _describe_wrong_value(field: Field, value: object) -> str:
         text = str(value)
     except ValueError:
         # Python does not convert integers of this length to text.
-        return f", not {_type_name(value)}"
+        return f", not {_describe_type(value)}"
     return f", not {text if len(text) <= _MAX_SHOWN_LENGTH else text[:_MAX_SHOWN_LENGTH] + '…'}"
 
 
-def _type_name(value: object) -> str:
+def _describe_type(value: object) -> str:
     match value:
         case str():
             return "text"

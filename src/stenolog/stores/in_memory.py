@@ -91,7 +91,7 @@ class _Session(Struct, eq=False):
     version: int = 0
     """Number of calls that may have changed the session, for its stamp."""
     change_number: int = 0
-    """Number of the newest change."""
+    """Number of the newest change to visibility, summary or meta."""
     lost_spans: list[Span] = []
     """Seqs of messages that were already lost in the copied session."""
     void_spans: list[Span] = []
@@ -635,7 +635,7 @@ class InMemoryStore:
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return all sessions: first the trash, then the live sessions."""
+        """Return the SnapshotMark of every session, deleted sessions first."""
         with self._locked_store():
             return [
                 session.mark()

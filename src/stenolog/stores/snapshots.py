@@ -120,7 +120,7 @@ class SnapshotStore(Protocol):
     """A store that can be copied from and to, one namespace at a time."""
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return all sessions of this namespace by key: first the trash, then the other sessions.
+        """Return the mark of every session of this namespace: deleted sessions by key, then others.
 
         Purged sessions are not included.
         """

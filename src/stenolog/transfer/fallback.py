@@ -536,7 +536,9 @@ def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
         try:
             purges.append((path, convert(json.loads(path.read_bytes()), _PurgeNote)))
         except (OSError, ValueError) as error:
-            _logger.warning("%s: a purge in the fallback cannot be repeated: %s", path, error)
+            _logger.warning(
+                "%s: a purge made in the fallback cannot be repeated in the store: %s", path, error
+            )
     return purges
 
 
@@ -566,7 +568,9 @@ def _repeat_purges(
                 path.unlink()
         except StenologError as error:
             _logger.warning(
-                "a purge of %r in the fallback cannot be repeated now: %s", purge.key, error
+                "%r was purged in the fallback, but cannot be purged in the store yet: %s",
+                purge.key,
+                error,
             )
         except OSError as error:
             _logger.warning("%s: cannot be changed: %s", path, error.strerror)

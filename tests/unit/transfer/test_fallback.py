@@ -741,7 +741,8 @@ def test_failed_repetition_of_a_purge_does_not_prevent_opening(
                 assert good.health().ok
                 assert contents(good, "other") == ["hello"]
     assert (
-        f"a purge of {KEY!r} in the fallback cannot be repeated now: it is damaged" in caplog.text
+        f"{KEY!r} was purged in the fallback, but cannot be purged in the store yet: it is damaged"
+        in caplog.text
     )
     with open_sessions(where) as good:
         assert contents(good, full=True) == ([] if before is None else LEGACY[1:])

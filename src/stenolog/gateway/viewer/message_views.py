@@ -193,7 +193,7 @@ def _make_views(
             injected=role_name == "user" and is_injected(body),
             html=html,
             thoughts=tuple(map(renderer.markdown, thoughts)),
-            pictures=tuple(_find_pictures(parts[seq])),
+            pictures=tuple(_image_urls(parts[seq])),
             calls=calls,
             model=model_of(body),
             seconds=seconds_of(body),
@@ -280,12 +280,12 @@ def _thinking_texts(parts: Iterable[Part]) -> Iterator[str]:
     yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
-def _find_pictures(parts: Iterable[Part]) -> Iterator[str]:
+def _image_urls(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         if isinstance(part, ImagePart):
             yield part.url
         elif isinstance(part, ToolResult) and isinstance(part.content, Mapping | list):
-            yield from _find_pictures(read_content(part.content))
+            yield from _image_urls(read_content(part.content))
 
 
 # --- calls and results -----------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _call_views(
             result=None
             if text is None
             else _blocks_html(result_blocks(text, renderer.diffs, path=path), "Result", renderer),
-            pictures=tuple(_find_pictures([result])) if result and result_seq != seq else (),
+            pictures=tuple(_image_urls([result])) if result and result_seq != seq else (),
             seconds=None if result is None else seconds_of(bodies[result_seq]),
             failed=failed,
             error=renderer.mask.cover(error_line(text)) if failed and text else "",

@@ -121,7 +121,8 @@ def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
         return None
     if len(records) != line_count:
         return None
-    # Compare all seqs at once: a message uses one seq, other records have the next message's seq.
+    # Compare all seqs at once: a message increases the seq by one, and any other record has the
+    # seq of the next message.
     kinds = list(map(type, records))
     first_seq = records[0].seq if next_seq is None else next_seq
     expected_seqs = list(accumulate([kind is Message for kind in kinds], initial=first_seq))

@@ -7,8 +7,8 @@ gets its name before the old file is removed. A note in the folder names the ses
 and the new file. If this process is killed, the next copy reads the note, and deletes the old file
 and the archives that no state names.
 
-The last line of a new copy is a change without effect. As long as only states follow this change,
-the session has not changed since it was copied.
+The last line of a new copy is a change without effect. As long as only state records follow this
+change, the copy has not been changed since it was written.
 """
 
 import errno

@@ -589,7 +589,7 @@ class JSONLStore(operations.SessionOperations):
     # --- snapshots ---------------------------------------------------------------------------
 
     def list_snapshots(self) -> list[SnapshotMark]:
-        """Return every session in this folder, deleted sessions first."""
+        """Return the SnapshotMark of every session in this folder, deleted sessions first."""
         with self._in_use.entry:
             return snapshots.list_snapshots(self._directory, self._snapshot_cache)
 

@@ -87,7 +87,7 @@ class Transaction:
         try:
             cursor.execute(self.sql[name], values)
         except psycopg.errors.UniqueViolation as error:
-            raise _conflict_error(error) from error
+            raise _unique_violation_error(error) from error
         rows = cursor.fetchall() if cursor.description is not None else []
         if len(rows) > _MANY_ROWS:
             # The old cursor would keep the fetched rows in memory until its next use.
@@ -251,7 +251,7 @@ class Transaction:
                 for seq, at, body in chain(first_rows, remaining_rows):
                     copy.write_row((session_id, seq, at, body.decode()))
         except psycopg.errors.UniqueViolation as error:
-            raise _conflict_error(error) from error
+            raise _unique_violation_error(error) from error
 
     # --- savepoints and purges ---------------------------------------------------------------
 
@@ -282,7 +282,7 @@ def is_intact(at: str, body: str) -> bool:
     return body.lstrip().startswith("{")
 
 
-def _conflict_error(error: psycopg.errors.UniqueViolation) -> Exception:
+def _unique_violation_error(error: psycopg.errors.UniqueViolation) -> Exception:
     """Return the error for a unique violation; UniqueConflict if a retry can help."""
     if error.diag.constraint_name in _RETRYABLE_CONSTRAINTS:
         return UniqueConflict()

@@ -294,7 +294,7 @@ def _find_stored_seq(
 ) -> int:
     """Return the first seq stored with this idempotency key; 0 for an unknown key.
 
-    Raises OnceConflict if other messages were stored with the key.
+    Raises OnceConflict if different messages were stored with this idempotency key.
     """
     for session_id, first_seq, count in transaction.execute(
         SQL["find_token"], (namespace, key, token_bytes(once))

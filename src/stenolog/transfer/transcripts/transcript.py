@@ -511,7 +511,7 @@ def list_or_empty(value: Any) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return the value if it is a text, else an empty text."""
+    """Return the value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
