@@ -224,7 +224,7 @@ class StoreClosed(UsageError):
     """The store was closed before this call."""
 
 
-# --- fixed by time or by the operator --------------------------------------------------------
+# --- temporary, or solved by the operator ----------------------------------------------------
 
 
 class StoreUnavailable(StenologError):

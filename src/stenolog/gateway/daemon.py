@@ -93,7 +93,7 @@ class NoChannels:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at this address. Raises UsageError if listening is not possible.
+    """Return sockets that listen on this address. Raises UsageError if listening is not possible.
 
     For a name such as `localhost` a browser may connect to 127.0.0.1 or to ::1. So the gateway
     listens at both addresses if possible. If it listened at only one address, a program of another

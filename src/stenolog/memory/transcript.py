@@ -132,7 +132,7 @@ def make_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
         seqs.append(message.seq)
         role = role_of(fields)
         if role in ("user", "assistant"):  # guard: notes-not-of-tool-output
-            content = "\n".join(_read_author_texts(fields.get("content")))
+            content = "\n".join(_content_texts(fields.get("content")))
             # Replace lone surrogates: joined texts could form a pair, which stores reject.
             text = content.encode("utf-8", "replace").decode()
             # Remove blocks and secrets before texts are cut: half a secret is not recognized.
@@ -198,7 +198,7 @@ def _format_lines(heading: str, lines: Sequence[Line]) -> str:
 # --- content of messages ---------------------------------------------------------------------
 
 
-def _read_author_texts(content: Any) -> Iterator[str]:
+def _content_texts(content: Any) -> Iterator[str]:
     """Yield the text parts of a message, and a word in brackets for each other part."""
     for part in read_content(content):
         match part:

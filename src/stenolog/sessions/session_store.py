@@ -286,7 +286,7 @@ class JSONLBackend:
             )
 
     def close(self) -> SessionHealth:
-        """Close the store and return its health before closing. A failure is raised.
+        """Close the store, and return the health that it had before. A failure is raised.
 
         A second call does nothing, or tries again if the first call failed.
         """

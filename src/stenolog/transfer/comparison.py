@@ -173,9 +173,9 @@ def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) ->
             raise
         return Comparison(digest=source_digest, reason=TARGET_DAMAGED_REASON)
     target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
-    are_different = has_changed or only_in_source or only_in_target or was_purged
+    messages_differ = has_changed or only_in_source or only_in_target or was_purged
     if (
-        not are_different
+        not messages_differ
         and source.last_seq == target.last_seq
         and source_digest.session_digest(source) == target_digest.session_digest(target)
     ):

@@ -418,7 +418,7 @@ class _ImportRun:
     def _merge_session(self, job: _ImportJob, content: SourceContent) -> ImportedSession:
         old = content.session
         key = self._resolve_key(old.key)
-        imported = ImportedSession(
+        result = ImportedSession(
             file=job.file,
             layout=old.layout,
             key=key,
@@ -430,22 +430,22 @@ class _ImportRun:
             notes=old.notes,
         )
         if not old.messages and not old.summary:
-            return imported  # the session was cleared: there is nothing to import
+            return result  # the session was cleared: there is nothing to import
         for target_key in self._candidate_keys(key, old):
             existing = self._read_existing_session(target_key, content)
             if existing is None and target_key == key and self._was_deleted(key, content):
                 reason = (
                     f"{key!r} was deleted after this file was last written, so it was not imported"
                 )
-                return replace(imported, problems=(*old.problems, reason))
-            imported = replace(imported, key=target_key)
+                return replace(result, problems=(*old.problems, reason))
+            result = replace(result, key=target_key)
             if existing is not None and merging.is_imported(existing.meta, content.digest):
                 if self._is_agent_start:
                     # At start-up problems are reported only once.
                     # `steno import` reports them each time.
-                    imported = replace(imported, dropped=0, problems=())
+                    result = replace(result, dropped=0, problems=())
                 is_separate = target_key != key
-                return imported if is_separate else self._add_aliases(imported, old, existing)
+                return result if is_separate else self._add_aliases(result, old, existing)
             digest = content.digest
             plan = MergePlan() if existing is None else merging.plan_merge(old, digest, existing)
             if plan is None:
@@ -461,7 +461,7 @@ class _ImportRun:
             session_import = SessionImport(self._store, target_key, old, digest, existing, plan)
             added, more_problems = self._run_import(job, session_import, aliases)
             return replace(
-                imported,
+                result,
                 added=added,
                 already_imported=False,
                 problems=(*old.problems, *problems, *more_problems),

@@ -291,7 +291,8 @@ async def render_markdown(request: Request) -> Response:
 def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
     """Return the routes of the viewer. They change only notes. Sessions change through /v1/.
 
-    `list_first` means that the first page is probably the list of sessions.
+    `list_first`: the first page that a user opens is probably the list of sessions, so the other
+    pages are prepared later, in a thread.
     """
     warm_up(list_first=list_first)
     pages = {

@@ -267,7 +267,7 @@ def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outco
 def _write_records(
     log: Log, prefix: WritePrefix, text: bytes, records: Sequence[Record]
 ) -> Outcome:
-    """Write and sync `text`, which starts with the prefix, and add its records to the log."""
+    """Write and sync `text`, which starts with the prefix, and record the append in `log`."""
     outcome = write_and_sync(log, prefix.offset, text)
     if outcome.error is None:
         all_records = None if prefix.records is None else [*prefix.records, *records]
