@@ -667,7 +667,7 @@ class TurnScheduler:
         except StenologError as error:
             turn.on_event(Notice(text=f"the conversation could not be summarized: {error}"))
         except Exception:
-            _logger.exception("summarizing %r after an answer failed", key)
+            _logger.exception("could not summarize %r after an answer", key)
         finally:
             session.summary_task = None
             self._drop_if_idle(session)

@@ -196,7 +196,7 @@ _JSON_SCALAR: Final = lazy_pattern(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:
 
 
 class _DataRedactor:
-    """A traversal of data that redacts and counts secrets."""
+    """Redacts and counts the secrets in nested data."""
 
     def __init__(self, patterns: Iterable[SecretPattern] = SECRET_PATTERNS) -> None:
         self.count = 0

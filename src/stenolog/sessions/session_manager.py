@@ -1,8 +1,8 @@
 """SessionManager: the legacy store, which keeps each session as one JSON file.
 
 The store of picoclaw keeps sessions in memory until `save`. In this module, every write rewrites
-the session's file before it returns, so that an acknowledged message survives the process (P1). A
-process locks the folder during a write, and first reads the changes of other processes.
+the session's file before it returns, so that an acknowledged message survives the process (P1). To
+write, a process locks the folder, reads the changes of other processes, and then writes.
 """
 
 import copy

@@ -47,7 +47,7 @@ def test_neighbours_of_a_match_are_returned(store: Store, catalog: Catalog) -> N
 def test_messages_of_another_owner_are_not_found(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked whose they are before only the newest with a word are looked at."""
+    """The owner filter is applied before the limit of messages per word."""
     for number in range(30):
         _say(store, f"slack:t{number}:loud", *["zanzibar"] * 10)
     _say(store, "slack:t1:quiet", "x", "zanzibar once", "y")

@@ -208,7 +208,7 @@ def test_keys_choose_a_session(catalog: Catalog, typed: str, chosen: str | None)
     assert Drawn(catalog).choose(typed, channel="cli") == chosen
 
 
-def test_picker_starts_with_the_given_text_and_shows_its_keys(catalog: Catalog) -> None:
+def test_picker_starts_with_the_given_filter_and_shows_the_keyboard_hints(catalog: Catalog) -> None:
     drawn = Drawn(catalog)
     assert drawn.choose("\r", text="flour") == CAKE
     written = drawn.written.getvalue()

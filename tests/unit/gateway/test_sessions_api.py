@@ -361,7 +361,7 @@ def talking(api: Api, model: Endless) -> Iterator[Callable[[], Response]]:
         try:
             yield lambda: saying.result(30)
         finally:
-            # Not by a request, which may be what fails: the other one would never end.
+            # Stop directly: if the API fails, a stop request would fail, too.
             assert api.client.portal is not None
             api.client.portal.call(api.gateway.loop.stop, KEY)
 

@@ -50,7 +50,7 @@ class ServerProperties(Struct, frozen=True):
 
 
 class PoolSlot:
-    """The right to one connection of the pool. A slot without references is free again."""
+    """The right to one connection of the pool, which holds only a weak reference to the slot."""
 
     def __init__(self) -> None:
         self.is_free = False

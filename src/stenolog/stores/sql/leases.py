@@ -148,7 +148,7 @@ class SQLLease(Generic[S]):
         try:
             yield
         except NoSuchSession:
-            # A purge removes session and lease: raise LeaseLost then, not NoSuchSession.
+            # A purge removes the lease, too. In that case raise LeaseLost, not NoSuchSession.
             self._require_lease_row(transaction, "check_lease")
             raise
         self._require_lease_row(transaction, "check_lease")
