@@ -245,7 +245,9 @@ def decide_checkpoint(
     Raises UsageError, StaleCheckpoint.
     """
     if upto > last_seq:
-        raise UsageError(f"{state.key!r}: upto is {upto}, but the last seq is {last_seq}")
+        raise UsageError(
+            f"{state.key!r}: upto must be at most {last_seq}, the last seq, not {upto}"
+        )
     if expect_floor is not None and expect_floor != state.floor:
         raise StaleCheckpoint(state.key, expect_floor, state.floor)
     return decide_hide(  # guard: checkpoint-by-seq
@@ -305,7 +307,7 @@ def decide_fork(
     """Return a fork of the session with its visible messages up to `at`. Raises UsageError."""
     upto = last_seq if at is None else at
     if upto > last_seq:
-        raise UsageError(f"{state.key!r}: at is {upto}, but the last seq is {last_seq}")
+        raise UsageError(f"{state.key!r}: at must be at most {last_seq}, the last seq, not {upto}")
     if upto < state.floor:
         raise UsageError(
             f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "

@@ -401,7 +401,7 @@ def test_p8_checkpoint_in_the_leftover_of_a_killed_creator_is_rejected(
     with JSONLStore(tmp_path) as store:
         (tmp_path / "sessions" / "a.jsonl").write_bytes(b'{"kind":"state","se')
         assert store.get_history("a") == []
-        with pytest.raises(UsageError, match="but the last seq is 0"):
+        with pytest.raises(UsageError, match="at most 0, the last seq"):
             store.checkpoint("a", summary="", upto=1)
         assert store.list_sessions() == []
 
