@@ -8,8 +8,10 @@ VENV_DEMO ?= .venv-demo
 VENV_LLM ?= .venv-llm
 # More arguments for pytest, guards or bench: make test ARGS="-k torn"
 ARGS ?=
-# One package of src/stenolog: make test PKG=stores/jsonl
+# Packages of src/stenolog: make test PKG=stores/jsonl, make test PKG="stores context"
 PKG ?=
+# A part of test-all: make test-all PART=3/10
+PART ?=
 # Number of runs of test-loaded.
 RUNS ?= 10
 
@@ -23,7 +25,8 @@ help:
 	@echo "make demo      kill an agent and see it resume; no key; after the installation no network"
 	@echo "make test      the quick tests; what this machine cannot run is listed at the end"
 	@echo "               PKG=stores/jsonl runs the tests of one package"
-	@echo "make test-all  the slower tests that make test leaves out, and new random examples"
+	@echo "make test-all  the slower tests that make test leaves out, and new random examples;"
+	@echo "               PART=3/10 runs the third of ten parts"
 	@echo "make test-loaded  make test RUNS=10 times in a row while two busy loops take the CPU"
 	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
 	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
@@ -50,7 +53,7 @@ test: dev
 
 test-all: dev
 	@$(PYTEST) -m "(slow or hypothesis) and not full" --hypothesis-profile=random --timeout=600 \
-		$(ARGS)
+		$(if $(PART),--part=$(PART)) $(ARGS)
 
 test-loaded: dev
 	@$(VENV)/bin/python scripts/test_loaded.py $(RUNS)
@@ -69,7 +72,6 @@ check: dev
 	$(VENV)/bin/mypy || failed="$$failed mypy"; \
 	$(VENV)/bin/lint-imports --no-logo || failed="$$failed lint-imports"; \
 	$(VENV)/bin/python tests/guards.py --check || failed="$$failed guards"; \
-	$(VENV)/bin/python tests/promises.py || failed="$$failed promises"; \
 	$(VENV)/bin/python bench/tables.py --check || failed="$$failed bench-tables"; \
 	$(VENV)/bin/python scripts/size.py || failed="$$failed size"; \
 	$(VENV)/bin/python scripts/plain.py || failed="$$failed plain"; \
@@ -79,7 +81,6 @@ fix: dev
 	@$(VENV)/bin/ruff check --fix-only .
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/python bench/tables.py
-	@$(VENV)/bin/python tests/promises.py --write
 	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py tests/unit/cli/test_cli_page.py \
 		tests/unit/test_settings.py::test_settings_page_has_every_field
 

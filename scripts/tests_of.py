@@ -1,4 +1,4 @@
-"""Print the tests of one package of src/stenolog, such as `stores/jsonl` or `gateway`."""
+"""Print the tests of packages of src/stenolog, such as `stores/jsonl` or `gateway`."""
 
 import sys
 from pathlib import Path
@@ -53,22 +53,26 @@ MORE = {
 }
 
 
-def main(package: str) -> int:
+def main(packages: list[str]) -> int:
     """Print the paths, one per line, and return the exit code."""
-    package = package.removeprefix("src/").removeprefix("stenolog/").strip("/")
-    folder = ROOT / "tests" / "unit" / package
-    found = [folder] if folder.is_dir() else []
-    for pattern in MORE.get(package, []):
-        found += sorted(ROOT.glob(pattern))
-    if not found:
-        known = sorted({*MORE, *(one.name for one in folder.parent.glob("[a-z]*") if one.is_dir())})
-        print(f"no tests for {package!r}; packages: {', '.join(known)}", file=sys.stderr)
-        # pytest stops with an error at a path that does not exist.
-        print("no-such-package")
-        return 2
+    found: list[Path] = []
+    for argument in packages:
+        package = argument.removeprefix("src/").removeprefix("stenolog/").strip("/")
+        folder = ROOT / "tests" / "unit" / package
+        tests = [folder] if folder.is_dir() else []
+        for pattern in MORE.get(package, []):
+            tests += sorted(ROOT.glob(pattern))
+        if not tests:
+            folders = (one.name for one in folder.parent.glob("[a-z]*") if one.is_dir())
+            known = ", ".join(sorted({*MORE, *folders}))
+            print(f"no tests for {package!r}; packages: {known}", file=sys.stderr)
+            # pytest stops with an error at a path that does not exist.
+            print("no-such-package")
+            return 2
+        found += tests
     print("\n".join(str(path.relative_to(ROOT)) for path in found))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Isolates every run from the user's files and keys, and lists skipped tests at the end."""
 
+import argparse
 import fnmatch
 import gc
 import itertools
@@ -99,7 +100,36 @@ def _not_run(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> Ite
 # --- tests that only `make test-all` runs --------------------------------------------------------
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--part`, which runs a part of the selected tests."""
+    parser.addoption(
+        "--part", type=_parse_part, metavar="K/N", help="run only part K of N of the selected tests"
+    )
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, such as 3/10")
+    return int(part), int(parts)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Mark the tests in slow.toml before `-m` selects tests; then select those of `--part`."""
+    _mark_slow(config, items)
+    yield
+    if config.option.part is not None:
+        part, parts = config.option.part
+        # Every n-th test, since neighbours take about the same time.
+        selected = items[part - 1 :: parts]
+        config.hook.pytest_deselected(items=list(set(items) - set(selected)))
+        items[:] = selected
+
+
+def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests in slow.toml; a row that matches no test is an error."""
     whole_suite = [Path(argument).name for argument in config.args] == ["tests"]
     tests: defaultdict[str, list[tuple[str, pytest.Item]]] = defaultdict(list)

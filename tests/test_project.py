@@ -15,7 +15,6 @@ import pytest
 import size
 
 import guards
-import promises
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -131,20 +130,6 @@ def test_a_guard_without_a_comment_or_with_two_is_reported(tmp_path: Path) -> No
     assert "twice: in src/stenolog/one.py and in src/stenolog/one.py" in found
     assert "missing: no line below src/stenolog has the comment `guard: missing`" in found
     assert "the comment `guard: twice` has no row" in found
-
-
-def test_fewer_tests_of_a_promise_than_recorded_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_one.py").write_text(
-        "def test_p1_p12_both(): ...\nclass A:\n    async def test_p1_more(self): ...\n"
-        "def test_plain(): ...\n"
-    )
-    counts = promises.count(tmp_path)
-    assert counts == {1: 2, 12: 1}
-    recorded = {f"P{number}": 0 for number in promises.PROMISES} | {"P1": 2, "P12": 2}
-    assert promises.missing(counts, recorded) == [
-        "P12 has 1 tests; 2 are recorded in promises.toml"
-    ]
 
 
 def test_size_counts_lines_with_code_only() -> None:
