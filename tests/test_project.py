@@ -44,6 +44,18 @@ def test_classifiers_name_the_supported_pythons() -> None:
     assert project["requires-python"] == f">={listed[0]}"
 
 
+def test_the_parts_of_a_test_run_together_contain_every_test_once() -> None:
+    def collect(*arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        command += ["tests/unit/test_records.py", *arguments]
+        child = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+        return [line for line in child.stdout.splitlines() if "::" in line]
+
+    parts = [collect(f"--part={part}/3") for part in (1, 2, 3)]
+    assert all(parts)
+    assert sorted(test for part in parts for test in part) == sorted(collect())
+
+
 def test_readme_has_no_relative_links_if_the_project_has_urls() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / project["readme"]).read_text())
