@@ -103,7 +103,7 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
         except ContextTooSmall:
             continue
     turn_state.turn_state(history)
-    list(summary.message_texts(history, 100, Tokens()))
+    list(summary.message_texts(summary.read_messages(history), 100, Tokens()))
 
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:

@@ -16,6 +16,7 @@ from stenolog.context.window import Limits, cut_middle, pointer
 from stenolog.messages import (
     CallPosition,
     ToolCall,
+    ToolResult,
     as_json,
     body_of,
     calls_of,
@@ -252,11 +253,13 @@ class SummaryWriter:
     def write_summary(self, messages: Sequence[Message], old_summary: str) -> str:
         """Return the summary of `old_summary` and these messages. Raises no errors of the model."""
         summary = parse_summary(old_summary)
-        quoted_count = self._count_quoted_messages(messages) if self._complete is not None else 0
-        if quoted_count:
+        remaining_messages = read_messages(messages)
+        if self._complete is not None and (
+            quoted_count := self._count_quoted_messages(remaining_messages)
+        ):
             self.fallback = f"{quoted_count:,} messages did not fit into the prompts for the model"
-            summary = self._with_quotes(summary, messages[:quoted_count])
-        remaining_messages = list(messages[quoted_count:])
+            summary = self._with_quotes(summary, remaining_messages[:quoted_count])
+            del remaining_messages[:quoted_count]
         while remaining_messages:
             count, prompt = self._build_prompt(remaining_messages, summary)
             try:
@@ -273,7 +276,7 @@ class SummaryWriter:
             del remaining_messages[:count]
         return render_summary(summary)
 
-    def _with_quotes(self, summary: Summary, messages: Sequence[Message]) -> Summary:
+    def _with_quotes(self, summary: Summary, messages: "Sequence[SummarizedMessage]") -> Summary:
         return self._shorten_summary(update_summary(summary, quote_messages(messages)) or summary)
 
     def _shorten_summary(self, summary: Summary) -> Summary:
@@ -281,20 +284,26 @@ class SummaryWriter:
         self.dropped_lines += summary.count - short_summary.count
         return short_summary
 
-    def _count_quoted_messages(self, messages: Sequence[Message]) -> int:
-        """Return how many of the oldest messages are quoted, not sent to the model; mostly 0."""
+    def _count_quoted_messages(self, messages: "Sequence[SummarizedMessage]") -> int:
+        """Return how many of the oldest messages are quoted, not sent to the model; mostly 0.
+
+        A tool call and its results are quoted together.
+        """
         tokens_left = MAX_MODEL_CALLS * self._max_prompt_tokens // 2
         texts = list(message_texts(messages, self._max_prompt_tokens // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
             tokens_left -= self._tokens.text(texts[index])
             if tokens_left < 0:
-                return index + 1
+                return next(i + 1 for i in range(index, len(messages)) if messages[i].ends_batch)
         return 0
 
     def _build_prompt(
-        self, messages: Sequence[Message], summary: Summary
+        self, messages: "Sequence[SummarizedMessage]", summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of messages (at least 1) that fit into a prompt, and the prompt."""
+        """Return the number of messages (at least 1) that fit into a prompt, and the prompt.
+
+        A tool call is separated from its results only if the results do not fit into one prompt.
+        """
         summary_text = render_summary(summary, labelled=True) or "(nothing yet)"
         prompt_start = f"Summary so far:\n{summary_text}\n\nNext part of the conversation:\n"
         fixed_tokens = self._tokens.text(INSTRUCTIONS) + self._tokens.text(prompt_start) + 16
@@ -307,6 +316,8 @@ class SummaryWriter:
             if texts and tokens_left < 0:
                 break
             texts.append(text)
+        whole_batches = [i + 1 for i in range(len(texts)) if messages[i].ends_batch]
+        texts = texts[: max(whole_batches, default=len(texts))]
         prompt = [
             {"role": "system", "content": INSTRUCTIONS},
             {"role": "user", "content": prompt_start + "\n".join(texts)},
@@ -338,50 +349,80 @@ class _PromptTooLong(Exception):
     """The model rejected the prompt as too long; send a shorter prompt."""
 
 
-def message_texts(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
-    """Yield for each message a text for the model, of at most about `max_tokens` tokens."""
+class SummarizedMessage(Struct, frozen=True):
+    """A message for a summary. Each of its tool results comes with the call that it answers."""
+
+    seq: int
+    role: str
+    text: str
+    calls: Sequence[ToolCall]
+    results: Sequence[tuple[ToolResult, ToolCall | None]]
+    ends_batch: bool
+    """Whether no tool call of this or an earlier message has its result in a later message."""
+
+
+def read_messages(messages: Sequence[Message]) -> list[SummarizedMessage]:
+    """Return the messages with their tool calls and results."""
     bodies = [body_of(message) for message in messages]
-    call_by_result = _calls_by_result(bodies)
+    calls = [calls_of(body) for body in bodies]
+    call_by_result: dict[CallPosition, ToolCall] = {}
+    last_result_index = 0
+    result_index_by_call = [0] * len(bodies)
+    for (index, call_index), result_position in pair_calls(bodies).items():
+        call_by_result[result_position] = calls[index][call_index]
+        result_index_by_call[index] = max(result_index_by_call[index], result_position[0])
+    summarized_messages: list[SummarizedMessage] = []
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
-        parts = []
-        for result_index, result in enumerate(results_of(body)):
-            call = call_by_result.get((index, result_index))
-            parts.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
-        parts.append(text_parts_of(body))
-        parts += [f"calls {call.name}({_format_arguments(call)})" for call in calls_of(body)]
+        last_result_index = max(last_result_index, result_index_by_call[index])
+        summarized_messages.append(
+            SummarizedMessage(
+                seq=message.seq,
+                role=role_of(body),
+                text=text_parts_of(body),
+                calls=calls[index],
+                results=[
+                    (result, call_by_result.get((index, result_index)))
+                    for result_index, result in enumerate(results_of(body))
+                ],
+                ends_batch=last_result_index <= index,
+            )
+        )
+    return summarized_messages
+
+
+def message_texts(
+    messages: Sequence[SummarizedMessage], max_tokens: int, tokens: Tokens
+) -> Iterator[str]:
+    """Yield for each message a text for the model, of at most about `max_tokens` tokens."""
+    for message in messages:
+        parts = [
+            f"result of {call.name if call else 'a tool'}: {text_of(result.content)}"
+            for result, call in message.results
+        ]
+        parts.append(message.text)
+        parts += [f"calls {call.name}({_format_arguments(call)})" for call in message.calls]
         text = "\n".join(filter(None, parts))
         if tokens.text(text) > max_tokens:
             text = cut_middle(text, max_tokens, tokens, mark=pointer(text, message.seq, tokens))
-        yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
+        yield f"[{message.seq}] {message.role or 'note'}: {text}"
 
 
-def quote_messages(messages: Sequence[Message]) -> dict[str, Any]:
+def quote_messages(messages: Sequence[SummarizedMessage]) -> dict[str, Any]:
     """Return quotes of these messages in the format of a model's answer."""
-    bodies = [body_of(message) for message in messages]
-    call_by_result = _calls_by_result(bodies)
     facts: list[str] = []
     outcomes: list[str] = []
     last_state = ""
-    for index, body in enumerate(bodies):
-        for result_index, result in enumerate(results_of(body)):
-            call = call_by_result.get((index, result_index))
+    for message in messages:
+        for result, call in message.results:
             arguments = _clip_text(_format_arguments(call), 80) if call else ""
             call_text = f"{call.name}({arguments})" if call else "a tool"
             outcomes.append(f"{call_text}: {_clip_text(text_of(result.content), 120)}")
-        text = _clip_text(text_parts_of(body), _MAX_QUOTE_CHARACTERS)
-        if text and role_of(body) == "user":
+        text = _clip_text(message.text, _MAX_QUOTE_CHARACTERS)
+        if text and message.role == "user":
             facts.append(QUOTE_PREFIX + text)
-        if text and role_of(body) in ("user", "assistant"):
-            last_state = f"The {role_of(body)} said last: {text}"
+        if text and message.role in ("user", "assistant"):
+            last_state = f"The {message.role} said last: {text}"
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
-
-
-def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[CallPosition, ToolCall]:
-    """Return the tool call for the position of each result."""
-    return {
-        result_position: calls_of(bodies[index])[call_index]
-        for (index, call_index), result_position in pair_calls(bodies).items()
-    }
 
 
 def _format_arguments(call: ToolCall) -> str:

@@ -12,6 +12,7 @@ from stenolog.context.summary import (
     message_texts,
     parse_summary,
     quote_messages,
+    read_messages,
 )
 from stenolog.context.window import Limits
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
@@ -138,7 +139,7 @@ def test_number_of_questions_is_limited_and_newest_messages_are_read() -> None:
 
 def test_extracted_lines_have_tool_outcomes() -> None:
     history = [user("find it"), assistant(None, "c1", arguments='{"q": 1}'), tool("c1", "attic")]
-    assert quote_messages(stored(history)) == {
+    assert quote_messages(read_messages(stored(history))) == {
         "facts": ["User said: find it"],
         "tool_outcomes": ['look({"q": 1}): attic'],
         "last_state": "The user said last: find it",
@@ -147,8 +148,11 @@ def test_extracted_lines_have_tool_outcomes() -> None:
 
 def test_user_text_next_to_a_result_is_kept() -> None:
     history = stored([user("go"), uses("", "u1"), hands("u1", text="My name is Bo")])
-    assert "result of look: seen u1\nMy name is Bo" in list(message_texts(history, 100, CHEAP))[2]
-    made = quote_messages(history)
+    assert (
+        "result of look: seen u1\nMy name is Bo"
+        in list(message_texts(read_messages(history), 100, CHEAP))[2]
+    )
+    made = quote_messages(read_messages(history))
     assert made["facts"] == ["User said: go", "User said: My name is Bo"]
     assert made["tool_outcomes"] == ['look({"at":"x"}): seen u1']
     assert made["last_state"] == "The user said last: My name is Bo"
@@ -158,8 +162,11 @@ def test_tool_call_is_not_quoted_as_text() -> None:
     call = {"type": "tool_use", "id": "u1", "name": "look", "input": {}}
     thought = {"type": "thinking", "thinking": "hm"}
     history = stored([user("go"), {"role": "assistant", "content": [thought, call]}])
-    assert quote_messages(history)["last_state"] == "The user said last: go"
-    assert list(message_texts(history, 100, CHEAP))[1] == "[2] assistant: calls look({})"
+    assert quote_messages(read_messages(history))["last_state"] == "The user said last: go"
+    assert (
+        list(message_texts(read_messages(history), 100, CHEAP))[1]
+        == "[2] assistant: calls look({})"
+    )
 
 
 def test_dropped_lines_are_counted() -> None:
@@ -180,6 +187,50 @@ def test_unread_fields_do_not_prevent_a_question() -> None:
 
 
 def test_long_message_is_cut_with_a_pointer() -> None:
-    (text,) = message_texts(stored([user("x" * 9_000)]), 100, CHEAP)
+    (text,) = message_texts(read_messages(stored([user("x" * 9_000)])), 100, CHEAP)
     assert CHEAP.text(text) < 120
     assert "full text at seq 1]" in text
+
+
+def _lake_turns(*, in_content: bool) -> list[dict[str, Any]]:
+    """Return turns that ask for the depth of a lake with one tool call each."""
+    history: list[dict[str, Any]] = []
+    for number in range(14):
+        arguments, depth = {"lake": f"L{number}"}, f"Depth {number}. " + "It was measured. " * 20
+        call: dict[str, Any] = {"type": "tool_use", "id": "c", "name": "depth", "input": arguments}
+        result = user([{"type": "tool_result", "tool_use_id": "c", "content": depth}])
+        message = assistant([call])
+        if not in_content:
+            message = assistant(None, "c", arguments=json.dumps(arguments))
+            message["tool_calls"][0]["function"]["name"] = "depth"
+            result = tool("c", depth)
+        history += [user(f"How deep is lake {number}?"), message, result, assistant("Deep.")]
+    return history
+
+
+@pytest.mark.parametrize("in_content", [False, True])
+@pytest.mark.parametrize("max_tokens", range(500, 1_500, 50))
+def test_batch_never_separates_a_tool_call_from_its_result(
+    in_content: bool, max_tokens: int
+) -> None:
+    limits = Limits(max_context_tokens=max_tokens, reserve=50)
+    history = _lake_turns(in_content=in_content)
+    done, _ = made(history, limits=limits, most=10_000)
+    outcomes = parse_summary(done.text).tool_outcomes
+    assert len(outcomes) == 14
+    assert all(line.startswith("depth({") for line in outcomes)
+    answers = [json.dumps({"facts": [f"f{n}"]}) for n in range(60)]
+    _, model = made(history, *answers, limits=limits)
+    for asked in model.calls:
+        part = asked[-1]["content"]
+        assert part.count("calls depth(") == part.count("result of depth: ")
+        assert "result of a tool" not in part
+
+
+def test_calls_whose_results_fill_several_prompts_keep_their_name() -> None:
+    ids = [f"c{number}" for number in range(12)]
+    history = [user("go"), assistant(None, *ids), *(tool(id, f"{id} " + "r" * 900) for id in ids)]
+    done, _ = made(history, limits=Limits(max_context_tokens=600), most=10_000)
+    outcomes = parse_summary(done.text).tool_outcomes
+    assert len(outcomes) == 12
+    assert all(line.startswith("look({}): ") for line in outcomes)
