@@ -14,6 +14,7 @@ StenologError
 │   ├── StaleHistory          the session has messages that the caller has not seen
 │   ├── LeaseLost             released, taken over, or the session was purged
 │   ├── ContextTooSmall       the request does not fit; names the setting to change
+│   ├── UnsupportedFormat     a stored message has a format that cannot be sent
 │   ├── ModelRefused          the model's server rejects the request: key, name, content
 │   ├── WrongSettings         file, environment or flags; lists every Problem
 │   ├── ReadOnly
@@ -59,6 +60,7 @@ __all__ = [
     "StoreBusy",
     "StoreClosed",
     "StoreUnavailable",
+    "UnsupportedFormat",
     "UsageError",
     "WrongSettings",
 ]
@@ -189,6 +191,19 @@ class ContextTooSmall(UsageError):
         self.limit = limit
         """Maximum number of tokens."""
         super().__init__(reason)
+
+
+class UnsupportedFormat(UsageError):
+    """A stored message has a format that cannot be sent to the model. A retry does not help."""
+
+    def __init__(self, reason: str, *, key: str = "", seq: int | None = None) -> None:
+        self.key = key
+        """Key of the session; empty if the messages were not read from a store."""
+        self.seq = seq
+        """Seq of the message; None if the message is not stored."""
+        self.reason = reason
+        location = "a message" if seq is None else f"the message at seq {seq}"
+        super().__init__(f"{f'{key!r}: ' if key else ''}{location} {reason}")
 
 
 class ModelRefused(UsageError):

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from msgspec.structs import replace
+
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import BUILT_IN_TOOLS, Tool, ToolContext, ToolRunner, collect_tools
 from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
@@ -260,7 +262,8 @@ class AgentInstance:
             self.sessions,
             partial(self.blocking_model, model=model),
             limits=limits,
-            needs=self.spec.needs,
+            # The models of the agent read only OpenAI's chat format: see ChatModel.
+            needs=replace(self.spec.needs, chat_only=True),
             model=model.name,
             catalog=self.catalog,
             system=self.spec.system if options.system is None else options.system,

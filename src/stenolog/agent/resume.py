@@ -22,7 +22,14 @@ from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.context.turn_state import turn_state
-from stenolog.errors import ContextTooSmall, ModelRefused, NoSuchSession, StenologError, StoreBusy
+from stenolog.errors import (
+    ContextTooSmall,
+    ModelRefused,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+    UnsupportedFormat,
+)
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease, SessionView, fork_seq_of
 
@@ -160,9 +167,10 @@ class Resumer:
 class ResumeBackoff:
     """Delays before a failed resume is retried, per session.
 
-    After ModelRefused or ContextTooSmall, the turn is not resumed until a new message arrives. If
-    the lease cannot be acquired, the delay is always 10 seconds. After other errors, for example if
-    the model is unreachable, the delay doubles from 10 seconds up to an hour.
+    After ModelRefused, ContextTooSmall or UnsupportedFormat, the turn is not resumed until a new
+    message arrives. If the lease cannot be acquired, the delay is always 10 seconds. After other
+    errors, for example if the model is unreachable, the delay doubles from 10 seconds up to an
+    hour.
     """
 
     def __init__(self) -> None:
@@ -187,7 +195,7 @@ class ResumeBackoff:
         previous_seq, failure_count, _ = self._failures.pop((agent, key), (last_seq, 0, 0.0))
         failure_count = failure_count + 1 if previous_seq == last_seq and double_delay else 1
         delay = min(FIRST_DELAY_SECONDS * 2 ** min(failure_count - 1, 30), _MAX_DELAY_SECONDS)
-        if isinstance(error, ModelRefused | ContextTooSmall):
+        if isinstance(error, ModelRefused | ContextTooSmall | UnsupportedFormat):
             delay = float("inf")
         self._failures[agent, key] = (last_seq, failure_count, monotonic() + delay)
         while len(self._failures) > _MAX_REMEMBERED_SESSIONS:

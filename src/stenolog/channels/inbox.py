@@ -35,6 +35,7 @@ from stenolog.errors import (
     StenologError,
     StoreClosed,
     StoreUnavailable,
+    UnsupportedFormat,
     UsageError,
 )
 from stenolog.sessions.keys import Origin, key_for, owner_for
@@ -240,6 +241,7 @@ _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
     ContextTooSmall: "the conversation is too long for the model",
     ModelRefused: "the model did not accept the request",
     ModelUnavailable: "the model cannot be reached right now",
+    UnsupportedFormat: "the model cannot read the earlier messages of this conversation",
     StoreUnavailable: "storage is not available right now",
 }
 _INTERNAL_ERROR_TEXT: Final = "Your message could not be answered because of an internal error."

@@ -20,10 +20,11 @@ from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.catalog.background_catalog import BackgroundCatalog, ReadHeads
+from stenolog.cli.chat_screen import UNSUPPORTED_FORMAT_ADVICE
 from stenolog.cli.config import AgentOptions, read_settings
 from stenolog.cli.output import error_sentence, plural, print_notice, sentence
 from stenolog.cli.workspace import session_command
-from stenolog.errors import ModelRefused, StenologError, UsageError
+from stenolog.errors import ModelRefused, StenologError, UnsupportedFormat, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.sessions.keys import cli_sender
@@ -207,11 +208,23 @@ def open_viewers(options: AgentOptions, settings: Settings, cache: Path) -> list
 
 
 def session_model(opened_agent: OpenAgent, key: str) -> ChatModel:
-    """Return the model that answers in a session. Raises ClickException if there is no model."""
+    """Return the model that answers in a session.
+
+    Raises ClickException if there is no model, or if the model cannot read the session's messages.
+    """
     problems: list[str] = []
-    model = opened_agent.agent.model_of(opened_agent.agent.resolve_key(key), problems.append)
+    agent = opened_agent.agent
+    session_key = agent.resolve_key(key)
+    model = agent.model_of(session_key, problems.append)
     if isinstance(model, _MissingModel):
         raise click.ClickException("\n".join([*map(error_sentence, problems), model.problem]))
+    # Other errors are reported by the turn, after the question is stored.
+    with suppress(StenologError):
+        try:
+            agent.context(model).window(session_key)
+        except UnsupportedFormat as error:
+            text = f"{error_sentence(str(error))} {UNSUPPORTED_FORMAT_ADVICE}"
+            raise click.ClickException(f"{text} Nothing was stored.") from error
     return model
 
 

@@ -38,7 +38,7 @@ from stenolog.cli.output import (
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 from stenolog.cli.workspace import session_command
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
-from stenolog.errors import NoSuchSession, StoreUnavailable
+from stenolog.errors import NoSuchSession, StoreUnavailable, UnsupportedFormat
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
@@ -140,6 +140,11 @@ def is_question_unsaved(answer: Answer) -> bool:
     return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
+UNSUPPORTED_FORMAT_ADVICE: Final = (
+    "Start a new session, or continue this one in the program that stored it."
+)
+
+
 def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = False) -> str:
     """Describe the end of a turn; empty after a success.
 
@@ -158,6 +163,10 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
             return "Stopped. The answer so far is saved; /retry asks for another answer."
         case "failed" if isinstance(answer.error, NoSuchSession):
             return "This session was deleted by another process, and your message with it."
+        case "failed" if isinstance(answer.error, UnsupportedFormat):
+            return (
+                f"{error_sentence(answer.text)} Your message is saved. {UNSUPPORTED_FORMAT_ADVICE}"
+            )
         case "failed" if is_last and is_question_unsaved(answer):
             return "Your question was not answered. Ask again when the problem is fixed."
         case "failed" if not answer.saved:

@@ -1,7 +1,8 @@
 """`Context`, the facade of this package, for programs with their own agent loop."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from stenolog.context.summarize import (
 )
 from stenolog.context.turn_state import turn_state
 from stenolog.context.window import Limits, Window, build_window
-from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.errors import ContextTooSmall, UnsupportedFormat, UsageError
 from stenolog.messages import Body
 from stenolog.providers.chat_model import (
     CompletionFunction,
@@ -103,10 +104,10 @@ class Context:
     def window(
         self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
     ) -> Window:
-        """Return the messages to send now, without writing to the store. Raises ContextTooSmall.
+        """Return the messages to send now, without writing to the store.
 
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
-        store.
+        store. Raises ContextTooSmall, and UnsupportedFormat if a message cannot be sent.
         """
         return self._build_window(find_view(self.store, key), memory, unsaved, self.limits)
 
@@ -124,7 +125,8 @@ class Context:
         Summarizes first if a summary is due. If the provider rejects the request as too long,
         summarizes and retries, at most twice. `usage` is called with the answer and returns the
         request tokens that the provider counted; its errors are logged. Raises UsageError for an
-        async model, ContextTooSmall if no request fits, and all other errors of the model.
+        async model, ContextTooSmall if no request fits, UnsupportedFormat if a message cannot be
+        sent, and all other errors of the model.
         """
         check_not_async(model, _MODEL_SIGNATURE)
         attempt = self.start_request(key, memory=memory, unsaved=unsaved)
@@ -148,8 +150,8 @@ class Context:
     ) -> "Attempt":
         """Start a request for a caller that calls the model itself.
 
-        Summarizes first if a summary is due. Raises ContextTooSmall. `view`: view of the session,
-        if the caller has just read it.
+        Summarizes first if a summary is due. Raises ContextTooSmall, UnsupportedFormat. `view`:
+        view of the session, if the caller has just read it.
         """
         limits = self.limits
         view = view or find_view(self.store, key)
@@ -170,7 +172,8 @@ class Context:
     ) -> SummaryReport | None:
         """Summarize after a turn, if a summary is due. Return None if nothing was hidden.
 
-        `view`: view of the session, if the caller has just read it.
+        `view`: view of the session, if the caller has just read it. Raises UnsupportedFormat if a
+        message cannot be summarized.
         """
         view = view or find_view(self.store, key)
         return self._summarize(key, view, "auto", self.limits, memory)
@@ -193,7 +196,7 @@ class Context:
     def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, so that at most half of the tokens remain.
 
-        Returns None if no message can be hidden.
+        Returns None if no message can be hidden. Raises UnsupportedFormat.
         """
         return self._summarize(key, find_view(self.store, key), "manual", self.limits, "")
 
@@ -214,16 +217,17 @@ class Context:
         unsaved: Sequence[Mapping[str, Any]],
         limits: Limits,
     ) -> Window:
-        return build_window(
-            unsaved if view is None else [*view.messages, *unsaved],
-            "" if view is None else view.info.summary,
-            system=self._system,
-            tools=self._tools,
-            memory=memory,
-            limits=limits,
-            needs=self._needs,
-            tokens=self.tokens,
-        )
+        with _named_session(view):
+            return build_window(
+                unsaved if view is None else [*view.messages, *unsaved],
+                "" if view is None else view.info.summary,
+                system=self._system,
+                tools=self._tools,
+                memory=memory,
+                limits=limits,
+                needs=self._needs,
+                tokens=self.tokens,
+            )
 
     def _summarize(
         self,
@@ -262,20 +266,31 @@ class Context:
             return None
         tokens, info = self.tokens, view.info
         system_message = {"role": "system", "content": f"{self._system}\n\n{memory}"}
-        return plan_summary(
-            view.messages,
-            summary=info.summary,
-            floor=info.floor,
-            uid=info.uid,
-            fixed=tokens.tools(self._tools) + tokens.message(system_message),
-            limits=limits,
-            needs=self._needs,
-            tokens=tokens,
-            trigger=trigger,
-            undone=is_undone(info),
-            overfull=overfull,
-            keep_from=min(turn_state(view.messages).unanswered, default=None),
-        )
+        with _named_session(view):
+            return plan_summary(
+                view.messages,
+                summary=info.summary,
+                floor=info.floor,
+                uid=info.uid,
+                fixed=tokens.tools(self._tools) + tokens.message(system_message),
+                limits=limits,
+                needs=self._needs,
+                tokens=tokens,
+                trigger=trigger,
+                undone=is_undone(info),
+                overfull=overfull,
+                keep_from=min(turn_state(view.messages).unanswered, default=None),
+            )
+
+
+@contextmanager
+def _named_session(view: SessionView | None) -> Iterator[None]:
+    """Add the key of the session to UnsupportedFormat."""
+    try:
+        yield
+    except UnsupportedFormat as error:
+        key = "" if view is None else view.info.key
+        raise UnsupportedFormat(error.reason, key=key, seq=error.seq) from None
 
 
 def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stenolog.catalog.message_metadata import last_seen_seq
 from stenolog.context.turn_state import is_finished_answer, split_turns
+from stenolog.errors import UnsupportedFormat
 from stenolog.messages import (
     REASONING_FIELDS,
     TEXT_TYPES,
@@ -29,6 +30,7 @@ from stenolog.messages import (
     results_of,
     role_of,
     seq_of,
+    type_of,
 )
 from stenolog.records import Message
 
@@ -41,6 +43,8 @@ FIRST_USER_CONTENT: Final = "[the conversation goes on]"
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
 _CALL_TYPES: Final = frozenset({"tool_use", "tool_result"})
+_NOT_CHAT_TYPES: Final = _CALL_TYPES | {"input_text", "output_text", "input_image", "input_file"}
+"""Types of parts that only Anthropic's API and OpenAI's Responses API know."""
 SENT_REASONING_FIELDS: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
 """Fields with thinking that may be sent back to a provider."""
 
@@ -56,6 +60,8 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
     """Messages whose reasoning fields are sent back: no messages, the newest turn, or all."""
     keep_fields: tuple[str, ...] = ()
     """Unknown fields to send. All other unknown fields are dropped, as many servers reject them."""
+    chat_only: bool = False
+    """Whether content in the formats of other APIs than OpenAI's chat API is an error."""
 
 
 class RequestMessage(Struct, frozen=True, kw_only=True):
@@ -76,16 +82,44 @@ class RequestMessage(Struct, frozen=True, kw_only=True):
 def prepare_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[Body]:
-    """Return all messages in a form that a provider accepts. The input is not changed."""
+    """Return all messages in a form that a provider accepts. The input is not changed.
+
+    Raises UnsupportedFormat.
+    """
     return finish_messages([entry.body for entry in to_request_messages(messages, needs)], needs)
 
 
 def to_request_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[RequestMessage]:
-    """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
-    ordered = _order_by_answers([(body_of(message), seq_of(message)) for message in messages])
-    return _MessageArranger(ordered, needs).arrange_messages()
+    """Return all messages as they will be sent, turn by turn. User messages are not merged yet.
+
+    Raises UnsupportedFormat.
+    """
+    stored_messages = [(body_of(message), seq_of(message)) for message in messages]
+    for body, seq in stored_messages:
+        _check_format(body, seq, needs)
+    return _MessageArranger(_order_by_answers(stored_messages), needs).arrange_messages()
+
+
+def _check_format(body: Body, seq: int | None, needs: ProviderRequirements) -> None:
+    """Raise UnsupportedFormat if the message, or a part of it, cannot be sent."""
+    if "role" not in body and (item_type := type_of(body)):
+        raise UnsupportedFormat(
+            f"is an item of type {item_type!r} without a role, as in OpenAI's Responses API. Only "
+            "chat messages and Anthropic messages can be sent or summarized: send these items with "
+            "a client of the Responses API, or store chat messages instead",
+            seq=seq,
+        )
+    content = body.get("content")
+    if needs.chat_only and isinstance(content, list):
+        for part in content:
+            if (part_type := type_of(part)) in _NOT_CHAT_TYPES:
+                raise UnsupportedFormat(
+                    f"has content of type {part_type!r}, but the model accepts only messages in "
+                    "the format of OpenAI's chat API",
+                    seq=seq,
+                )
 
 
 def _order_by_answers(

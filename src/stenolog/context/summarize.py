@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
 from stenolog.context.summary import SummaryWriter
@@ -82,11 +83,13 @@ def plan_summary(
     and memory. `undone`: the last summary was undone, so the number of messages alone does not
     trigger another summary. `overfull`: the window left messages out, so a summary is due,
     regardless of the token count. `keep_from`: first unanswered seq; the message with this seq and
-    later messages stay visible.
+    later messages stay visible. Raises UnsupportedFormat for a message that cannot be summarized.
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
+    # Summaries also read the formats that the model of the session does not accept.
+    needs = replace(needs or ProviderRequirements(), chat_only=False)
     turn_tokens: Counter[int] = Counter()
-    for entry in to_request_messages(history, needs or ProviderRequirements()):
+    for entry in to_request_messages(history, needs):
         turn_tokens[entry.turn] += tokens.message(entry.body)
     history_tokens, summary_tokens = turn_tokens.total(), tokens.text(summary)
     room = limits.history(fixed)

@@ -130,7 +130,8 @@ def build_window(
     """Return the window for this history: its newest turn, and as many older turns as fit.
 
     Raises ContextTooSmall if even the minimum does not fit: the system prompt, the tools, the
-    newest user message, and the parts of its turn that cannot be elided.
+    newest user message, and the parts of its turn that cannot be elided. Raises UnsupportedFormat
+    if a message cannot be sent because of its format.
     """
     limits, needs, tokens = limits or Limits(), needs or ProviderRequirements(), tokens or Tokens()
     request = _Request(system, summary, memory, tools, limits, needs, tokens)

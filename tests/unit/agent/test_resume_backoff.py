@@ -9,7 +9,7 @@ import pytest
 from stenolog.agent.resume import ResumeBackoff
 from stenolog.agent.turn_events import Answer
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
+from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy, UnsupportedFormat
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, agent_loop, roles
@@ -81,5 +81,21 @@ def test_first_message_of_a_session_is_answered_by_the_lease_holder(
 
             answer = await loop.change_and_answer(KEY, change)
             assert (answer.text, held) == ("Yes.", [True])
+
+    asyncio.run(main())
+
+
+def test_session_in_an_unsupported_format_is_not_resumed_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        model = ScriptedModel(["Never sent."])
+        async with agent_loop("jsonl", tmp_path, model) as loop:
+            store = loop.registry.agent().store
+            item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+            store.add_messages(KEY, [item, _said("And now?")])
+            [failed] = await loop.resume()
+            assert isinstance(failed.error, UnsupportedFormat)
+            assert await loop.resume() == []
+            assert model.asked == []
+            assert len(store.get_history(KEY)) == 2
 
     asyncio.run(main())

@@ -25,8 +25,9 @@ from stenolog.agent.turn_events import (
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
-from stenolog.cli.chat_screen import StatusLine
+from stenolog.cli.chat_screen import StatusLine, outcome_text
 from stenolog.cli.config import AgentOptions
+from stenolog.errors import UnsupportedFormat
 from stenolog.stores.open_store import open_store
 
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
@@ -301,3 +302,40 @@ def test_misspelt_model_gets_a_suggestion(here: Path, wanted: str, meant: str) -
 def test_unknown_model_gets_the_list_of_models() -> None:
     ended = ask("--model", "zzzz/gpt", "hello")
     assert "Unknown model 'zzzz/gpt'; use one of" in ended.stderr
+
+
+FOREIGN_MESSAGES = {
+    "anthropic": {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+    },
+    "responses": {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+}
+
+
+@pytest.mark.parametrize("message", FOREIGN_MESSAGES.values(), ids=FOREIGN_MESSAGES)
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_session_in_an_unsupported_format_is_refused_before_the_question_is_stored(
+    command: str, message: dict[str, object]
+) -> None:
+    with open_store("workspace") as store:
+        store.add_messages("cli:a", [{"role": "user", "content": "hello"}, message])
+    arguments = ["ask", "--session", "cli:a", "hi"] if command == "ask" else ["chat", "cli:a"]
+    ended = CliRunner().invoke(main, [*arguments, "--model", "scripted"], input="hi\n")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("Error: 'cli:a': the message at seq 2 ")
+    assert ended.stderr.endswith(
+        " Start a new session, or continue this one in the program that stored it. "
+        "Nothing was stored.\n"
+    )
+    assert len(contents("cli:a")) == 2
+
+
+def test_session_that_can_never_be_continued_gets_no_hint_to_try_again() -> None:
+    error = UnsupportedFormat("is an item", key="cli:a", seq=2)
+    failed = Answer(key="cli:a", text=str(error), outcome="failed", error=error)
+    for is_last in (True, False):
+        text = outcome_text(failed, is_last=is_last)
+        assert "again" not in text
+        assert "retry" not in text
+        assert "Start a new session" in text

@@ -14,10 +14,10 @@ from stenolog.context.context import Context
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
-from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.errors import ContextTooSmall, UnsupportedFormat, UsageError
 from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
-from support.histories import CHEAP, KEY, assistant, faults, talk, tool, user
+from support.histories import CHEAP, KEY, assistant, faults, hands, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 
@@ -366,3 +366,32 @@ def test_session_with_a_summary_that_was_cut_must_be_counted(store: Store) -> No
     window = context.window(KEY)
     assert window.summary_cut
     assert not context.has_room(window, store.get_history(KEY))
+
+
+def test_responses_items_are_neither_left_out_nor_summarized(store: Store) -> None:
+    loop = Loop(store)
+    item = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
+    store.add_messages(KEY, [*talk(8), item, assistant("It is sunny.")])
+    calls: list[Any] = []
+    for request in (
+        lambda: loop.context.window(KEY),
+        lambda: loop.context.call(KEY, calls.append),
+        lambda: loop.context.summarize(KEY),
+        lambda: loop.context.summarize_if_needed(KEY),
+    ):
+        with pytest.raises(UnsupportedFormat, match="'cli:default': the message at seq 17") as got:
+            request()
+        assert (got.value.key, got.value.seq) == (KEY, 17)
+    assert (calls, loop.told) == ([], [])
+    assert len(store.get_history(KEY)) == 18
+
+
+def test_session_in_another_format_than_the_model_can_be_summarized(store: Store) -> None:
+    loop = Loop(store, needs=ProviderRequirements(chat_only=True))
+    for _ in range(8):
+        store.add_messages(KEY, [user("look"), uses("so", "c"), hands("c"), assistant("Done.")])
+    with pytest.raises(UnsupportedFormat, match="at seq 2 has content of type 'tool_use'"):
+        loop.context.window(KEY)
+    report = loop.context.summarize(KEY)
+    assert report is not None
+    assert "look" in store.get_summary(KEY)

@@ -16,6 +16,7 @@ from stenolog.context.request_messages import (
     ProviderRequirements,
     prepare_messages,
 )
+from stenolog.errors import UnsupportedFormat
 from stenolog.stores.in_memory import InMemoryStore
 from support.histories import (
     anything,
@@ -279,3 +280,34 @@ def test_message_that_an_answer_has_not_seen_follows_it() -> None:
         "assistant to all",
         "user fourth",
     ]
+
+
+RESPONSES_ITEMS: list[dict[str, Any]] = [
+    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+    {"type": "reasoning", "summary": []},
+    {"type": "an_item_of_next_year"},
+]
+
+
+@pytest.mark.parametrize("item", RESPONSES_ITEMS, ids=lambda item: str(item["type"]))
+def test_responses_item_is_refused_not_dropped(item: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFormat, match=f"a message is an item of type '{item['type']}'"):
+        prepare_messages([user("What is the weather?"), item], PLAIN)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        uses("Let me look.", "c1"),
+        hands("c1"),
+        user([{"type": "input_text", "text": "hello"}]),
+        assistant([{"type": "output_text", "text": "hello"}]),
+        user([{"type": "input_image", "image_url": "https://example.org/a.png"}]),
+    ],
+    ids=["tool_use", "tool_result", "input_text", "output_text", "input_image"],
+)
+def test_provider_of_chat_messages_gets_no_other_format(message: dict[str, Any]) -> None:
+    prepare_messages([user("hello"), message], PLAIN)
+    with pytest.raises(UnsupportedFormat, match="OpenAI's chat API"):
+        prepare_messages([user("hello"), message], ProviderRequirements(chat_only=True))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.errors import ContextTooSmall
+from stenolog.errors import ContextTooSmall, UnsupportedFormat
 from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.viewer.message_views import pretty_json
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
@@ -73,7 +73,7 @@ def load_inspector_page(
     history, bodies, recalled = _read_history_and_memory(agent, session_key)
     try:
         window = context.window(session_key, memory=recalled.block)
-    except ContextTooSmall as error:
+    except (ContextTooSmall, UnsupportedFormat) as error:
         return {**header, "problem": str(error)}
     counts = [tokens.message(body) for body in window.messages]
     has_system = bool(window.messages) and role_of(window.messages[0]) == "system"
