@@ -25,13 +25,16 @@ from stenolog.errors import (
     StoreClosed,
     UsageError,
 )
+from stenolog.memory import Notes
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.async_store import LEASE_WAIT_SECONDS, MAX_THREADS, AsyncLease, AsyncStore
 from stenolog.stores.base import Append, GroupStore, Lease, Store
+from stenolog.stores.following import follow_changes
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.testing.contract.open_store_base import append, user_message, visible_texts
 from stenolog.testing.crash import KEY, SCRIPT
 from stenolog.testing.store_calls import comparable_result, session_content
+from stenolog.transfer import migrate_from_json
 
 PATIENCE = 120
 
@@ -951,3 +954,31 @@ def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path)
     assert face.store is not None
     assert repr(AsyncStore(face.store)) == f"AsyncStore({face.store!r})"
     face.close()
+
+
+CONSUMERS: dict[str, Callable[[Any, Path], object]] = {
+    "Context": lambda store, _: stenolog.Context(store),
+    "sessions=": lambda store, folder: stenolog.open_memory(folder / "w", sessions=store),
+    "notes=": lambda store, _: stenolog.Memory(InMemoryStore(), store),
+    "Notes": lambda store, _: Notes(store),
+    "open_catalog": lambda store, _: stenolog.open_catalog(store),
+    "JSONLBackend": lambda store, _: stenolog.JSONLBackend(store),
+    "AsyncStore": lambda store, _: AsyncStore(store),
+    "migrate_from_json": lambda store, folder: migrate_from_json(folder, store),
+    "follow_changes": lambda store, _: next(follow_changes(store, "a")),
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_async_store_is_rejected_where_a_store_is_needed(consumer: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncStore(InMemoryStore()) as store:
+            await store.add_message("a", "user", "hello")
+            with pytest.raises(UsageError) as raised:
+                CONSUMERS[consumer](store, tmp_path)
+            assert str(raised.value) == (
+                f"{consumer} needs a Store, not AsyncStore; pass the store that AsyncStore(…) was "
+                "given, and with asyncio make the calls in a thread: asyncio.to_thread(…)"
+            )
+
+    run(main)

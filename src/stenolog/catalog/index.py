@@ -52,6 +52,7 @@ from stenolog.catalog.entries import (
 from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store, leased_keys
 from stenolog.stores.catalog_file import CatalogFileStore
 
@@ -95,7 +96,7 @@ def open_catalog(store: Store, *, keep: bool | None = None) -> "Catalog":
     The catalog is the file `catalog.db` among the logs of a JSONL store, a file next to a SQLite
     database, or tables in a PostgreSQL database. The catalog of any other store is kept in memory.
     A catalog can be deleted at any time. `keep`: whether the catalog may be stored. [default: yes,
-    unless the store was opened with read_only=True]
+    unless the store was opened with read_only=True] Raises UsageError if `store` is not a Store.
     """
     return Catalog(store, keep=keep)
 
@@ -108,6 +109,7 @@ class Catalog:
     """
 
     def __init__(self, store: Store, *, keep: bool | None = None) -> None:
+        check_store(store, "open_catalog")
         self._store = store
         _catalogs.add(self)
         self._mutex = threading.Lock()

@@ -40,6 +40,7 @@ from stenolog.memory.note_records import (
 from stenolog.memory.scopes import Scope, ScopeKind, scope_from_key, scope_prefix
 from stenolog.memory.time_words import Period
 from stenolog.records import UndoResult
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Lease, PurgingStore, Store
 
 # --- searching ------------------------------------------------------------------------------------
@@ -84,7 +85,11 @@ class Notes:
     """
 
     def __init__(self, store: Store) -> None:
-        """Use a store that the caller has opened in the namespace `notes`, and will close."""
+        """Use a store that the caller has opened in the namespace `notes`, and will close.
+
+        Raises UsageError if `store` is not a Store.
+        """
+        check_store(store, "Notes")
         self._store = store
         self._cache = NoteCache(store)
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import Health, Message, Span, Undo, UndoResult
 from stenolog.sessions.aliases import Aliases
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
@@ -163,7 +164,11 @@ class JSONLBackend:
     """
 
     def __init__(self, store: Store, *, session: str | None = None) -> None:
-        """Create the facade. `session`: key of a session that is known to exist."""
+        """Create the facade. `session`: key of a session that is known to exist.
+
+        Raises UsageError if `store` is not a Store.
+        """
+        check_store(store, "JSONLBackend")
         self._store = store
         self._close_mutex = Lock()
         self._health_at_close: SessionHealth | None = None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from inspect import iscoroutinefunction
 from typing import Any
 
 from msgspec import Struct
@@ -40,10 +41,15 @@ def check_store(store: object, consumer: str) -> None:
     """Raise UsageError unless `store` is a Store.
 
     A `SessionStore` facade is rejected as well, because its methods return other values than those
-    of a Store.
+    of a Store. An `AsyncStore` is rejected, because its methods return coroutines.
     """
+    name = type(store).__name__
+    if iscoroutinefunction(getattr(store, "add_messages", None)):
+        raise UsageError(
+            f"{consumer} needs a Store, not {name}; pass the store that {name}(…) was given, and "
+            "with asyncio make the calls in a thread: asyncio.to_thread(…)"
+        )
     if not hasattr(store, "add_messages"):
-        name = type(store).__name__
         raise UsageError(
             f"{consumer} needs a Store, as open_store returns it, not {name}; "
             "the result of open_sessions has its store as .store"

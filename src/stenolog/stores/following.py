@@ -14,6 +14,7 @@ from msgspec import Struct
 from stenolog.errors import SessionDeleted, StoreClosed
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import spans
+from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store, find_info
 
 CHECK_SECONDS: Final = 0.5
@@ -83,8 +84,10 @@ def follow_changes(
 ) -> Iterator[Message | SessionChange]:
     """Yield messages like `store.follow`, and each change of floor, visibility, summary and meta.
 
-    Changes that were made and undone between two polls are not reported. Raises SessionDeleted.
+    Changes that were made and undone between two polls are not reported. Raises SessionDeleted,
+    and UsageError if `store` is not a Store.
     """
+    check_store(store, "follow_changes")
     last_info = find_info(store, key)
     if uid is not None and (last_info is None or last_info.uid != uid):
         raise SessionDeleted(key, recreated=last_info is not None)
