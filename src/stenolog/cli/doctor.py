@@ -179,7 +179,6 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     from stenolog.transfer.transcripts.claude_code import ClaudeCode
     from stenolog.transfer.transcripts.claude_settings import (
         find_expiring_transcripts,
-        has_hook,
         read_cleanup_days,
         settings_file,
     )
@@ -201,7 +200,6 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
     deleted_at, first_file = expiring[0]
     deletion_text = "when Claude Code starts" if deleted_at <= now else f"on {deleted_at:%Y-%m-%d}"
     verb = "is" if len(expiring) == 1 else "are"
-    hook_text = " `steno hook install claude-code` imports new sessions when they end."
     return [
         CheckNote(
             kind="transcripts",
@@ -211,7 +209,10 @@ def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
                 f"to be deleted {deletion_text}. Claude Code keeps transcripts for "
                 f"{plural(read_cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
             ),
-            advice=f"`steno import claude-code` imports them.{'' if has_hook() else hook_text}",
+            advice=(
+                "`steno import claude-code` imports them. `steno hook` prints settings with which "
+                "each new session is imported when it ends."
+            ),
         )
     ]
 

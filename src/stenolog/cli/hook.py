@@ -1,6 +1,6 @@
 """`steno hook`: import sessions of a coding agent as soon as they end."""
 
-import difflib
+import json
 import os
 import shlex
 import subprocess
@@ -11,114 +11,78 @@ from typing import Final
 
 import click
 
-from stenolog.cli.output import format_time, one_line, sentence
+from stenolog.cli.output import format_time, one_line
 from stenolog.cli.workspace import Location, display_name, location_options
+from stenolog.stores.disk import create_private_folder
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.transcripts.claude_settings import (
-    HOOK_ARGUMENTS,
-    add_hook,
-    remove_hook,
-    replace_settings,
-    settings_file,
-)
+from stenolog.transfer.transcripts.claude_settings import settings_file
 from stenolog.transfer.transcripts.transcript import as_dict, as_text, parse_json
 
 MAX_INPUT_BYTES: Final = 16 * 1024 * 1024
 """Maximum number of bytes that are read from the program that calls the hook."""
 MAX_LOG_BYTES: Final = 1024 * 1024
 """Maximum size of the log of failed imports, in bytes. A larger log is emptied."""
-_program_argument: Final = click.argument("program", type=click.Choice(["claude-code"]))
+_RUN_WORDS: Final = ("run", "claude-code")
+"""Words after `steno hook` with which Claude Code calls the hook."""
 
 
-@click.group("hook")
-def hook_command() -> None:
-    """Import sessions of a coding agent as soon as they end."""
-
-
-@hook_command.command("install")
-@_program_argument
-@click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
+@click.command("hook")
+@click.argument("words", nargs=-1, metavar="")
+@click.option("--file", type=click.Path(path_type=Path), hidden=True)
 @location_options
-def install_command(program: str, dry_run: bool, location: Location) -> None:
-    """Import each session of PROGRAM when it ends.
+def hook_command(words: tuple[str, ...], file: Path | None, location: Location) -> None:
+    """Print settings with which Claude Code imports each session when it ends.
 
-    Adds a SessionEnd hook to Claude Code's settings.json in $CLAUDE_CONFIG_DIR or ~/.claude; other
-    settings are not changed. Each session is then imported into the workspace in the background, so
-    Claude Code does not wait. If an import fails, the error is written to hook.log in
-    $XDG_STATE_HOME/stenolog or ~/.local/state/stenolog. To import sessions that have already ended,
-    use `steno import claude-code`.
+    The settings are JSON on stdout. Paste them into Claude Code's settings.json, whose path is on
+    stderr; nothing is changed. Claude Code then runs `steno hook run claude-code`, which imports
+    the session into the workspace in the background, so that Claude Code does not wait. If an
+    import fails, the error is written to hook.log in $XDG_STATE_HOME/stenolog or
+    ~/.local/state/stenolog. To import sessions that have already ended, use
+    `steno import claude-code`.
 
-    \b
-    Examples:
-      steno hook install claude-code --dry-run
-      steno hook install claude-code -w ~/conversations
+    Example: steno hook -w ~/conversations
 
-    Exit codes: 0 done, 1 the settings cannot be read or written, 2 wrong usage.
-    """  # noqa: D301 -- click does not rewrap a block after \b
-    del program
-    path = settings_file()
-    if not path.parent.is_dir():
-        raise click.ClickException(
-            f"There is no folder {one_line(str(path.parent))}. Start Claude Code once, or set "
-            "CLAUDE_CONFIG_DIR."
-        )
+    Exit codes: 0 done, 1 the settings would have a password, or a path that is not UTF-8, 2 wrong
+    usage.
+    """
+    if words == _RUN_WORDS:
+        _run_hook(file, location)
+    elif words or file is not None:
+        raise click.UsageError("`steno hook` has only options. It prints the settings of the hook.")
+    else:
+        _print_settings(location)
+
+
+def _print_settings(location: Location) -> None:
+    path = one_line(str(settings_file()))
     if display_name(location.workspace) != location.workspace:
         raise click.ClickException(
             "The address of the workspace has a password, which would be written to "
-            f"{one_line(str(path))}. Remove it from the address, and put it into ~/.pgpass."
+            f"{path}. Remove it from the address, and put it into ~/.pgpass."
         )
-    old_content = _read_settings(path)
     command = shlex.join(_hook_words(location))
     workspace = one_line(_absolute_address(location.workspace))
     try:
         command.encode()
     except UnicodeEncodeError:
         raise click.ClickException(
-            f"The path {workspace} is not UTF-8, so it cannot be written to {one_line(str(path))}."
+            f"The path {workspace} is not UTF-8, so it cannot be written to {path}."
         ) from None
-    new_text = add_hook(_decode_settings(old_content, path), command, path)
-    if _write_settings(path, old_content, new_text, dry_run=dry_run):
-        verb = "Would install" if dry_run else "Installed"
-        click.echo(
-            f"{verb} the hook in {one_line(str(path))}. New sessions of Claude Code are imported "
-            f"into {workspace} when they end.",
-            err=True,
-        )
-    else:
-        click.echo(f"The hook is already in {one_line(str(path))}.", err=True)
+    entry = {"hooks": [{"type": "command", "command": command}]}
+    click.echo(json.dumps({"hooks": {"SessionEnd": [entry]}}, indent=2))
+    click.echo(
+        f"Paste this into {path}. If the file has settings, add only what they lack. New sessions "
+        f"of Claude Code are then imported into {workspace} when they end.",
+        err=True,
+    )
 
 
-@hook_command.command("remove")
-@_program_argument
-@click.option("--dry-run", is_flag=True, help="Print what would change, without changing it.")
-def remove_command(program: str, dry_run: bool) -> None:
-    """Remove the hook that imports sessions of PROGRAM. Imported sessions stay.
-
-    Exit codes: 0 done, 1 the settings cannot be read or written, 2 wrong usage.
-    """
-    del program
-    path = settings_file()
-    old_content = _read_settings(path)
-    new_text = "" if old_content is None else remove_hook(_decode_settings(old_content, path), path)
-    if old_content is not None and _write_settings(path, old_content, new_text, dry_run=dry_run):
-        verb = "Would remove" if dry_run else "Removed"
-        click.echo(f"{verb} the hook from {one_line(str(path))}.", err=True)
-    else:
-        click.echo(f"There is no hook of stenolog in {one_line(str(path))}.", err=True)
-
-
-@hook_command.command("run", hidden=True)
-@_program_argument
-@click.option("--file", type=click.Path(path_type=Path), help="Import this transcript and wait.")
-@location_options
-def run_command(program: str, file: Path | None, location: Location) -> None:
+def _run_hook(file: Path | None, location: Location) -> None:
     """Import the session that ended. Claude Code passes the session as JSON on stdin.
 
-    Prints nothing, so that a failed import does not disturb Claude Code.
-
-    Exit codes: 0 always.
+    With `file`, import this transcript and wait. Prints nothing and raises nothing, so that a
+    failed import does not disturb Claude Code.
     """
-    del program
     try:
         if file is None:
             hook_input = sys.stdin.buffer.read(MAX_INPUT_BYTES)
@@ -172,7 +136,7 @@ def _hook_words(location: Location) -> list[str]:
     words = [sys.executable, "-P", "-m", "stenolog"]
     if script.name in ("steno", "stenolog") and os.access(script, os.X_OK):
         words = [str(script)]
-    words += [*HOOK_ARGUMENTS.split(), "-w", _absolute_address(location.workspace)]
+    words += ["hook", *_RUN_WORDS, "-w", _absolute_address(location.workspace)]
     words += [] if location.agent is None else ["--agent", location.agent]
     return words + ([] if location.namespace is None else ["--namespace", location.namespace])
 
@@ -185,41 +149,7 @@ def _absolute_address(workspace: str) -> str:
     return f"sqlite:{Path(address.path).absolute()}" if address.engine == "sqlite" else workspace
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
-def _read_settings(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def _decode_settings(content: bytes | None, path: Path) -> str:
-    if content is None or not content.strip():
-        return "{}\n"
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        error_text = sentence(f"{path} is not UTF-8, so it was not changed")
-        raise click.ClickException(error_text) from error
-
-
-def _write_settings(path: Path, old_content: bytes | None, new_text: str, *, dry_run: bool) -> bool:
-    """Write the new settings; with `dry_run`, print the difference.
-
-    Return whether old and new settings differ.
-    """
-    if new_text.encode() == old_content:
-        return False
-    if dry_run:
-        old_lines, new_lines = (old_content or b"").decode().splitlines(), new_text.splitlines()
-        name = str(path)
-        for line in difflib.unified_diff(old_lines, new_lines, name, name, lineterm="", n=2):
-            click.echo(one_line(line))
-    else:
-        replace_settings(path, old_content, new_text)
-    return True
+# --- the log ------------------------------------------------------------------------------------
 
 
 def log_file() -> Path:
@@ -232,7 +162,7 @@ def _write_log(text: str) -> None:
     """Write a line to the log of failed imports. Errors are ignored."""
     path = log_file()
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        create_private_folder(path.parent)
         is_full = path.exists() and path.stat().st_size > MAX_LOG_BYTES
         open_flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if is_full else os.O_APPEND)
         line = f"{format_time(datetime.now(UTC))} {one_line(text)}\n"

@@ -1,4 +1,4 @@
-"""`steno hook`: changes of Claude Code's settings, and the import when a session ends."""
+"""`steno hook`: the settings that it prints, and the import when a session ends."""
 
 import json
 import os
@@ -19,142 +19,74 @@ PROJECT = SAMPLES / "claude-code" / "projects" / "-home-ada-harbour"
 SESSION = "20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 WITH_SUBAGENT = "cbdd2046-99ed-4655-8da0-7133a40fa66b"
 
-SETTINGS = [
-    "{}",
-    "{}\n",
-    '{\n  "model": "opus"\n}\n',
-    '{"model":"opus","n":1.50,"e":1e5,"text":"\\u00e9 é"}',
-    '{\r\n\t"hooks": {\r\n\t\t"Stop": []\r\n\t},\r\n\t"z" : [1,\r\n2]\r\n}\r\n',
-    '{\n    "hooks": {\n        "SessionEnd": [\n            {"hooks": [{"type": "command", '
-    '"command": "say bye"}]}\n        ]\n    }\n}',
-    '{"a": 1, "a": 2, "hooks": {"Stop": [], "SessionEnd": [{"hooks": []}]}}',
-]
 
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "claude"
-    folder.mkdir()
-    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(folder))
+@pytest.fixture(autouse=True)
+def claude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Claude Code's folder, which does not exist yet."""
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    return folder / "settings.json"
+    return tmp_path / "claude"
 
 
-def commands(settings: Path) -> list[str]:
-    entries = json.loads(settings.read_text())["hooks"]["SessionEnd"]
-    return [hook["command"] for entry in entries for hook in entry["hooks"]]
+def command_in(settings: str) -> str:
+    """Return the command of the only hook in settings."""
+    value = json.loads(settings)
+    assert list(value) == ["hooks"]
+    assert list(value["hooks"]) == ["SessionEnd"]
+    [entry] = value["hooks"]["SessionEnd"]
+    [hook] = entry["hooks"]
+    assert hook["type"] == "command"
+    return str(hook["command"])
 
 
-@pytest.mark.parametrize("text", SETTINGS)
-def test_the_rest_of_the_settings_stays_byte_for_byte(
-    steno: Steno, settings: Path, text: str
-) -> None:
-    settings.write_bytes(text.encode())
-    settings.chmod(0o640)
-    assert steno("hook", "install", "claude-code").exit_code == 0
-    changed = settings.read_bytes()
-    assert [one for one in commands(settings) if one != "say bye"] == [
-        f"{sys.executable} -P -m stenolog hook run claude-code -w {Path.cwd() / 'workspace'}"
-    ]
-    before, after = json.loads(text), json.loads(changed)
-    assert {**after, "hooks": None} == {**before, "hooks": None}
-    assert stat.S_IMODE(settings.stat().st_mode) == 0o640
-    assert list(settings.parent.iterdir()) == [settings]
-    again = steno("hook", "install", "claude-code")
-    assert (again.exit_code, settings.read_bytes()) == (0, changed)
-    assert "already" in again.stderr
-    assert "Removed" in steno("hook", "remove", "claude-code").stderr
-    assert settings.read_bytes() == text.encode()
-    assert "no hook" in steno("hook", "remove", "claude-code").stderr
-
-
-def test_settings_that_do_not_exist_are_created_for_their_owner(
-    steno: Steno, settings: Path
-) -> None:
-    assert steno("hook", "install", "claude-code", "-w", "my talks").exit_code == 0
-    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
-    assert commands(settings)[0].endswith(f"-w '{Path.cwd() / 'my talks'}'")
-
-
-def test_a_hook_for_another_workspace_replaces_the_first(steno: Steno, settings: Path) -> None:
-    settings.write_text('{"hooks": {"SessionEnd": [{"hooks": [{"command": "say bye"}]}]}}')
-    steno("hook", "install", "claude-code", "-w", "a")
-    steno("hook", "install", "claude-code", "-w", "b")
-    assert [command.split()[-1] for command in commands(settings)] == [
-        "bye",
-        str(Path("b").absolute()),
-    ]
-
-
-def test_commands_that_the_user_added_to_the_entry_stay(steno: Steno, settings: Path) -> None:
-    steno("hook", "install", "claude-code")
-    value = json.loads(settings.read_text())
-    value["hooks"]["SessionEnd"][0]["hooks"].append({"type": "command", "command": "say bye"})
-    settings.write_text(json.dumps(value))
-    steno("hook", "remove", "claude-code")
-    assert commands(settings) == ["say bye"]
-
-
-def test_a_dry_run_prints_the_difference(steno: Steno, settings: Path) -> None:
-    settings.write_text('{\n  "model": "opus"\n}\n')
-    done = steno("hook", "install", "claude-code", "--dry-run")
+def printed_command(steno: Steno, *arguments: str) -> str:
+    """Return the command in the settings that `steno hook` prints."""
+    done = steno("hook", *arguments)
     assert done.exit_code == 0
-    assert '+  "hooks": {' in done.stdout
-    assert "Would install" in done.stderr
-    assert settings.read_text() == '{\n  "model": "opus"\n}\n'
+    return command_in(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"hooks": []}', '{"hooks": {"SessionEnd": {}}}', "// x\n{}", "\ufeff{}"]
-)
-@pytest.mark.parametrize("action", ["install", "remove"])
-def test_settings_of_an_unknown_form_are_not_changed(
-    steno: Steno, settings: Path, text: str, action: str
-) -> None:
-    settings.write_text(text)
-    done = steno("hook", action, "claude-code")
-    assert done.exit_code == 1
-    assert "not changed" in done.stderr
-    assert settings.read_text() == text
+def test_printed_settings_are_json_and_nothing_is_changed(steno: Steno, claude: Path) -> None:
+    done = steno("hook")
+    assert command_in(done.stdout) == (
+        f"{sys.executable} -P -m stenolog hook run claude-code -w {Path.cwd() / 'workspace'}"
+    )
+    assert f"Paste this into {claude / 'settings.json'}." in done.stderr
+    assert not claude.exists()
+    assert list(Path.cwd().iterdir()) == []
 
 
-def test_a_link_to_the_settings_stays_a_link(steno: Steno, settings: Path, tmp_path: Path) -> None:
-    (tmp_path / "dotfiles.json").write_text("{}")
-    settings.symlink_to(tmp_path / "dotfiles.json")
-    steno("hook", "install", "claude-code")
-    assert settings.is_symlink()
-    assert "SessionEnd" in (tmp_path / "dotfiles.json").read_text()
+def test_hook_has_the_chosen_workspace_and_agent(steno: Steno) -> None:
+    command = printed_command(steno, "-w", "my talks", "--agent", "ada")
+    assert command.endswith(f" -w '{Path.cwd() / 'my talks'}' --agent ada")
 
 
-def test_a_password_is_not_written_to_the_settings(steno: Steno, settings: Path) -> None:
-    done = steno("hook", "install", "claude-code", "-w", "postgresql://ada:secret@localhost/db")
-    assert done.exit_code == 1
+def test_password_is_not_printed_for_the_settings(steno: Steno) -> None:
+    done = steno("hook", "-w", "postgresql://ada:secret@localhost/db")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert ".pgpass" in done.stderr
-    assert not settings.exists()
+    assert "secret" not in done.stderr
 
 
-def test_without_claude_code_nothing_is_created(steno: Steno, settings: Path) -> None:
-    settings.parent.rmdir()
-    done = steno("hook", "install", "claude-code")
-    assert done.exit_code == 1
-    assert "CLAUDE_CONFIG_DIR" in done.stderr
-    assert not settings.parent.exists()
+@pytest.mark.parametrize("words", [["install", "claude-code"], ["run"], ["--file", "x"]])
+def test_other_words_are_wrong_usage(steno: Steno, words: list[str]) -> None:
+    assert steno("hook", *words).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["steno", "stenolog"])
-def test_a_console_script_installs_itself_as_the_hook(settings: Path, name: str) -> None:
+def test_console_script_prints_itself_as_the_hook(name: str) -> None:
     script = shutil.which(name, path=str(Path(sys.executable).parent))
     if script is None:
         needs.lacking(f"the console script {name} is not installed")
-    subprocess.run(
-        [script, "hook", "install", "claude-code"], timeout=60, check=True, capture_output=True
+    printed = subprocess.run(
+        [script, "hook"], timeout=60, check=True, capture_output=True, text=True
     )
-    workspace = Path.cwd() / "workspace"
-    assert commands(settings) == [f"{script} hook run claude-code -w {workspace}"]
+    command = command_in(printed.stdout)
+    assert command == f"{script} hook run claude-code -w {Path.cwd() / 'workspace'}"
     # An empty input is wrong usage of the hook: the command starts, and logs that.
-    done = run_hook(commands(settings)[0], "")
+    done = run_hook(command, "")
     assert (done.returncode, done.stderr) == (0, "")
     assert "without a transcript_path" in log()
 
@@ -173,25 +105,29 @@ def log() -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_the_installed_command_imports_the_session_that_ended(
-    steno: Steno, settings: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "workspace",
+    ["talks", "a b", "a'b", 'a"b', "$(touch pwned)", "a\nb; touch pwned", "é\u202e", "%s"],
+)
+def test_printed_command_imports_the_session_that_ended(
+    steno: Steno, claude: Path, workspace: str
 ) -> None:
-    steno("hook", "install", "claude-code")
-    project = tmp_path / "claude" / "projects" / "-home-ada-harbour"
+    command = printed_command(steno, "-w", workspace)
+    project = claude / "projects" / "-home-ada-harbour"
     shutil.copytree(PROJECT, project)
     facts = {"session_id": SESSION, "transcript_path": str(project / f"{SESSION}.jsonl")}
-    done = run_hook(commands(settings)[0], json.dumps(facts))
+    done = run_hook(command, json.dumps(facts))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    with open_store("workspace") as store:
+    with open_store(Path(workspace)) as store:
         # The import runs in the background.
         next(store.follow(f"claude-code:{SESSION}", timeout=60))
         assert len(store.get_history(f"claude-code:{SESSION}", full=True)) == 28
         assert store.list_sessions() == [f"claude-code:{SESSION}"]
+    assert [path.name for path in Path.cwd().iterdir()] == [workspace]
     assert log() == ""
 
 
-def test_subagents_are_imported_with_their_session(steno: Steno, settings: Path) -> None:
-    del settings
+def test_subagents_are_imported_with_their_session(steno: Steno) -> None:
     path = PROJECT / f"{WITH_SUBAGENT}.jsonl"
     assert steno("hook", "run", "claude-code", "--file", str(path)).exit_code == 0
     with open_store("workspace") as store:
@@ -202,17 +138,13 @@ def test_subagents_are_imported_with_their_session(steno: Steno, settings: Path)
 
 
 @pytest.mark.parametrize("text", ["", "not JSON", "[]", '{"transcript_path": 7}'])
-def test_a_hook_that_is_called_wrongly_does_not_fail_the_session(
-    steno: Steno, settings: Path, text: str
-) -> None:
-    steno("hook", "install", "claude-code")
-    done = run_hook(commands(settings)[0], text)
+def test_hook_that_is_called_wrongly_does_not_fail_the_session(steno: Steno, text: str) -> None:
+    done = run_hook(printed_command(steno), text)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "without a transcript_path" in log()
 
 
-def test_an_import_that_fails_is_in_the_log(steno: Steno, settings: Path, tmp_path: Path) -> None:
-    del settings
+def test_import_that_fails_is_in_the_log(steno: Steno, tmp_path: Path) -> None:
     done = steno("hook", "run", "claude-code", "--file", str(tmp_path / "gone.jsonl"))
     assert done.exit_code == 0
     (tmp_path / "file").touch()
@@ -226,11 +158,25 @@ def test_an_import_that_fails_is_in_the_log(steno: Steno, settings: Path, tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_workspace_that_is_not_utf8_is_refused(steno: Steno, settings: Path) -> None:
-    settings.write_text("{}")
-    result = steno("hook", "install", "claude-code", "-w", "/srv/\udcff")
+def test_folders_of_the_log_are_private_whatever_the_umask(
+    steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    old_umask = os.umask(0)
+    try:
+        steno("hook", "run", "claude-code", "--file", "gone.jsonl")
+    finally:
+        os.umask(old_umask)
+    path = tmp_path / ".local" / "state" / "stenolog" / "hook.log"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    folders = [folder for folder in path.parents if folder.is_relative_to(tmp_path / ".local")]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
+
+
+def test_workspace_that_is_not_utf8_is_refused(steno: Steno) -> None:
+    result = steno("hook", "-w", "/srv/\udcff")
     assert (result.exit_code, "is not UTF-8" in result.stderr) == (1, True)
-    assert settings.read_text() == "{}"
 
 
 def test_hook_does_not_load_sqlite() -> None:

@@ -359,9 +359,7 @@ CASES: list[tuple[str, type[Struct]]] = [
 WITHOUT = {
     "chat": "it talks",
     "completion": "it writes a script",
-    "hook install": "it prints the changed file",
-    "hook remove": "it prints the changed file",
-    "hook run": "another program calls it",
+    "hook": "it prints settings of another program, which are JSON",
     "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",

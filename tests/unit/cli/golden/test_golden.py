@@ -68,7 +68,7 @@ CASES = {
         "fork telegram:123 telegram:third",
         "fork telegram:123 telegram:fourth --at 99",
     ],
-    "hook": ["hook install claude-code", "hook remove claude-code"],
+    "hook": ["hook -w postgresql://ada:secret@localhost/db", "hook install claude-code"],
     "import": [
         "import old --dry-run",
         "import old --json",
