@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -188,5 +189,5 @@ def path_command(config: Path | None) -> None:
     exists = file.exists()
     if not print_json({"file": str(file), "found": exists}):
         click.echo(one_line(str(file)))
-    if not exists:
+    if not exists and sys.stdout.isatty():
         print_notice("The file does not exist. `steno config init` creates it.")

@@ -482,6 +482,22 @@ def open_command(host: str | None, port: int | None, no_open: bool, config: Path
         print_notice("No browser was found. Open this link within a minute; it works once.")
 
 
+@click.command("token")
+@config_option
+def token_command(config: Path | None) -> None:
+    """Print the access token of the gateway, which OpenAI clients call the API key.
+
+    If there is no token yet, it is created; the first start of `steno serve` does the same. Keep
+    the token secret, and do not put it on a command line, which other users can read.
+
+    Example: export OPENAI_API_KEY="$(steno token)"
+
+    Exit codes: 0 done, 1 the token file cannot be used, 2 wrong usage.
+    """
+    settings = read_settings(config).gateway
+    click.echo(read_or_create_token(token_path(settings.token_file)).value)
+
+
 def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     """Return a login link, requested from the gateway at this address. Raises ClickException."""
     # http.client follows no redirects and uses no proxies, so no other server gets the request.

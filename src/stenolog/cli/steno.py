@@ -39,7 +39,7 @@ Maintain  doctor      Find and repair damage   backup    Back up all sessions
 Transfer  import      Import from other apps   export    Export sessions
           copy        Copy to another store    hook      Import as sessions end
 Set up    memory      Manage notes             config    Show the settings
-          completion  Shell completion
+          completion  Shell completion         token     Print the gateway key
 
 Sessions are in ./workspace, unless -w after the command names another place.
 steno COMMAND --help describes a command; steno --version prints the version.
@@ -60,7 +60,7 @@ _COMMANDS_BY_MODULE: Final = {
     "memory_commands": ("memory",),
     "purge": ("purge",),
     "retention": ("retention",),
-    "serve": ("open", "serve", "view"),
+    "serve": ("open", "serve", "token", "view"),
     "show": ("show", "tail"),
     "stats": ("stats",),
 }

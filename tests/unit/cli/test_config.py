@@ -14,6 +14,7 @@ from stenolog.cli.chat_input import InputHistory
 from stenolog.settings.fields import commented_file
 from stenolog.settings.loading import load_effective_settings
 from stenolog.settings.values import Settings
+from support.cli import InTerminal
 
 Steno = Callable[..., Result]
 
@@ -63,10 +64,9 @@ def test_init_can_write_to_stdout(steno: Steno, file: Path) -> None:
     assert (result.stdout, file.exists()) == (commented_file(), False)
 
 
-def test_path_prints_the_file_even_if_it_is_missing(steno: Steno, file: Path) -> None:
+def test_path_prints_only_the_path_for_another_program(steno: Steno, file: Path) -> None:
     missing = steno("config", "path")
-    assert (missing.exit_code, missing.stdout) == (0, f"{file}\n")
-    assert "The file does not exist." in missing.stderr
+    assert (missing.exit_code, missing.stdout, missing.stderr) == (0, f"{file}\n", "")
     _write(file, "")
     there = steno("config", "path")
     assert (there.stdout, there.stderr) == (f"{file}\n", "")
@@ -165,3 +165,11 @@ def test_invalid_option_is_reported_with_its_name(steno: Steno, command: str) ->
     result = steno(command, "--port", "99999")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == ("Error: --port: must be a whole number from 0 to 65,535, not 99999.\n")
+
+
+def test_path_in_a_terminal_says_that_the_file_is_missing(
+    in_terminal: InTerminal, file: Path
+) -> None:
+    assert "The file does not exist." in in_terminal("config", "path")[1]
+    _write(file, "")
+    assert "not exist" not in in_terminal("config", "path")[1]

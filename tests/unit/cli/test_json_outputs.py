@@ -363,6 +363,7 @@ WITHOUT = {
     "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",
+    "token": "it prints one line for `$(steno token)`",
     "view": "it serves",
 }
 """Commands that take no --json, and why."""

@@ -304,3 +304,26 @@ def test_link_uses_localhost_if_configured(
     with _gateway(token) as port:
         result = steno("open", "--port", str(port), "--print")
     assert result.stdout.startswith(f"http://localhost:{port}/login?code=")
+
+
+def test_token_command_prints_only_the_token(steno: Steno, token: Token) -> None:
+    printed = steno("token")
+    assert (printed.exit_code, printed.stderr) == (0, "")
+    assert printed.stdout == f"{token.value.decode()}\n"
+
+
+def test_token_command_creates_the_token_that_the_gateway_will_use(
+    steno: Steno, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.unlink()
+    printed = steno("token").stdout
+    assert read_or_create_token(file).value == printed.strip().encode()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_token_command_refuses_a_file_that_others_can_read(steno: Steno, tmp_path: Path) -> None:
+    (tmp_path / "token").chmod(0o644)
+    printed = steno("token")
+    assert (printed.exit_code, printed.stdout) == (1, "")
+    assert "chmod 600" in printed.stderr

@@ -150,6 +150,7 @@ CASES = {
         "tag telegram:123 work",
     ],
     "tail": ["tail telegram:123", "tail telegram:123 -n 1 --json", "tail nobody"],
+    "token": ["token --config missing.toml"],
     "undo": ["undo telegram:123", "undo telegram:123", "undo slack:C42 --json"],
     "view": ["view nowhere --no-open", "view --port 99999"],
 }
