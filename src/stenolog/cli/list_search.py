@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -43,6 +43,7 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
     prefix_option,
+    short_keys,
     tag_option,
     transcripts_hint,
 )
@@ -117,8 +118,9 @@ def list_command(
 ) -> int:
     """List the sessions of a workspace.
 
-    DIR is the workspace, as with -w. In a terminal the command prints a table with the cost, newest
-    message first.
+    DIR is the workspace, as with -w. In a terminal the command prints a table, newest message
+    first. A long key is shown as a part of it that selects only this session; commands that only
+    read accept the part. A state is shown only if it is not idle.
 
     \b
     In a pipe the command prints one line per session, latest change of
@@ -145,7 +147,7 @@ def list_command(
     """  # noqa: D301 -- click does not rewrap a block after \b
     location = replace(location, workspace=choose_workspace(directory, location.workspace))
     as_table = sys.stdout.isatty() and not wants_json()
-    with _open_workspace_catalog(location) as (catalog, progress):
+    with _open_workspace_catalog(location) as (store, catalog, progress):
         project_path = project if project is None else _find_project(catalog, project)
         page = catalog.list(
             prefix=prefix,
@@ -160,9 +162,10 @@ def list_command(
             progress=progress,
         )
         remark = "" if page.entries else _no_match_remark(catalog, program, project_path)
-    print_rows(
-        page.entries, fields=_session_fields, cells=_session_cells, table=_print_sessions_table
-    )
+        keys = [entry.key for entry in page.entries]
+        key_texts = short_keys(keys, store.list_sessions()) if as_table else {}
+    table = partial(_print_sessions_table, key_texts=key_texts, sort=sort)
+    print_rows(page.entries, fields=_session_fields, cells=_session_cells, table=table)
     is_unfiltered = not (prefix or tag or state or failed or program or project or since)
     print_notice(*_list_remarks(page, location, is_unfiltered, remark, sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
@@ -310,9 +313,16 @@ def _session_fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-_MIN_TERMINAL_WIDTHS: Final = {"state": 70, "messages": 80, "cost": 90, "age": 50}
+_MIN_TERMINAL_WIDTHS: Final = {"state": 60, "messages": 100, "cost": 60, "age": 40}
 """Minimum width of the terminal for each optional column."""
-_STATE_STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
+_STATE_STYLES: Final = {"running": "green", "interrupted": "yellow"}
+"""Style of each state that is shown. Most sessions are idle, which is not shown."""
+
+
+def _state_text(entry: Entry) -> str:
+    if entry.problem is not None or entry.updated is None:
+        return "unreadable"
+    return "" if entry.state == "idle" else entry.state
 
 
 def _cost_text(entry: Entry) -> str:
@@ -322,15 +332,23 @@ def _cost_text(entry: Entry) -> str:
     return (f"${entry.cost:,.2f}" if entry.cost >= 0.01 else f"${entry.cost:.4f}") + plus_sign
 
 
-def _print_sessions_table(entries: Sequence[Entry]) -> None:
+def _print_sessions_table(
+    entries: Sequence[Entry], *, key_texts: Mapping[str, str], sort: Sort | None
+) -> None:
     console = terminal_console()
+    shown_columns = {
+        "state": any(map(_state_text, entries)),
+        "messages": True,
+        "cost": any(map(_cost_text, entries)) or sort == "cost",
+        "age": True,
+    }
     # Users copy the key: it is wrapped, never shortened. The title gets the remaining width.
     columns: dict[str, dict[str, Any]] = {
         "title": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12},
         "key": {"overflow": "fold", "max_width": 2 * console.width // 5},
     }
     for name, width in _MIN_TERMINAL_WIDTHS.items():
-        if console.width >= width and (name != "cost" or any(map(_cost_text, entries))):
+        if console.width >= width and shown_columns[name]:
             columns[name] = {"no_wrap": True, "justify": "left" if name == "state" else "right"}
     now = datetime.now(UTC)
 
@@ -339,9 +357,9 @@ def _print_sessions_table(entries: Sequence[Entry]) -> None:
         is_readable = entry.problem is None and entry.updated is not None
         age = format_age(entry.last_message, now) if entry.last_message is not None else "-"
         return {
-            "key": (one_line(entry.key), "cyan"),
+            "key": (one_line(key_texts[entry.key]), "cyan"),
             "title": _title_text(entry),
-            "state": (entry.state if is_readable else "unreadable", _STATE_STYLES[entry.state]),
+            "state": (_state_text(entry), _STATE_STYLES.get(entry.state, "")),
             "messages": f"{entry.visible:,}{total_text}" if is_readable else "-",
             "cost": _cost_text(entry),
             "age": (age, "dim"),
@@ -410,7 +428,7 @@ def search_command(
     parsed_query = parse_query(text)
     if parsed_query.is_empty:
         raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
-    with _open_workspace_catalog(location) as (catalog, progress):
+    with _open_workspace_catalog(location) as (_, catalog, progress):
         search = partial(catalog.search, text, prefix=prefix, tag=tag, since=since, until=until)
         result = search(role=role, limit=limit, newest=newest, progress=progress)
         other_hits: Sequence[Hit] = ()
@@ -526,8 +544,10 @@ class IndexProgress:
 
 
 @contextmanager
-def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, IndexProgress]]:
-    """Open the catalog of a workspace, and a progress bar for updating the catalog.
+def _open_workspace_catalog(
+    location: Location,
+) -> Iterator[tuple[Store, Catalog, IndexProgress]]:
+    """Open the store and the catalog of a workspace, and a progress bar for updating the catalog.
 
     Sessions are only read. A PostgreSQL database is opened for writing to update its catalog.
     """
@@ -544,7 +564,7 @@ def _open_workspace_catalog(location: Location) -> Iterator[tuple[Catalog, Index
                 store = stack.enter_context(writable_store)
         catalog = stack.enter_context(open_catalog(store, keep=is_catalog_stored))
         try:
-            yield catalog, progress
+            yield store, catalog, progress
         finally:
             progress.close()
             print_notice(*(one_line(f"{problem}.") for problem in catalog.problems))

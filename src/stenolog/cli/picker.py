@@ -26,6 +26,7 @@ from stenolog.cli.output import (
     printable,
     shorten,
 )
+from stenolog.cli.workspace import matching_keys
 from stenolog.errors import StenologError
 
 if TYPE_CHECKING:
@@ -472,7 +473,13 @@ async def find_start(
     if key is not None:
         key = opened_agent.agent.resolve_key(key)
         resumes = bool(opened_agent.agent.sessions.get_history(key, last=1))
-        description = "" if resumes else "New session with this key."
+        description = ""
+        if not resumes:
+            description = "New session with this key."
+            # `steno list` shows a part of a long key, which is a new key here.
+            matches = matching_keys(opened_agent.agent.store.list_sessions(), key)
+            if len(matches) == 1:
+                description += f" To continue {one_line(matches[0])}, use the whole key."
         return ChatStart(key=key, description=description, resumes=resumes)
     if search_text is not None:
         return await _choose_existing_session(catalog, search_text)

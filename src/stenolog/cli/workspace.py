@@ -3,9 +3,12 @@
 import os
 import shlex
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
+from itertools import accumulate
+from operator import and_, eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +54,10 @@ PROGRAM_NAMES: Final = {
 """Names of programs in printed texts, by the names that commands accept."""
 _MAX_LISTED_KEYS: Final = 5
 """Maximum number of matching keys listed in the error for an unknown key."""
+_MIN_SHORT_KEY_LENGTH: Final = 8
+"""Minimum number of characters of a shortened key."""
+_MAX_WHOLE_KEY_LENGTH: Final = 16
+"""Maximum number of characters of a key that is never shortened."""
 _MAX_COMPARED_KEYS: Final = 1_000
 """Maximum number of keys that are compared with an unknown key."""
 _MIN_SIMILARITY: Final = 0.75
@@ -336,10 +343,10 @@ def find_session_to_read(store: Store, name: str) -> "SessionInfo":
         keys = store.list_sessions()
         if not _is_in_terminal():
             raise _unknown_key_error(name, keys, " A script needs a whole key.")
-        matching_keys = _matching_keys(keys, name)
-        if len(matching_keys) != 1:
+        matches = matching_keys(keys, name)
+        if len(matches) != 1:
             raise _unknown_key_error(name, keys)
-        session = store.info(matching_keys[0])
+        session = store.info(matches[0])
         print_notice(f"Session {one_line(session.key)}")
     return session
 
@@ -348,10 +355,60 @@ def _is_in_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _matching_keys(keys: Sequence[str], key_part: str) -> list[str]:
+def matching_keys(keys: Sequence[str], key_part: str) -> list[str]:
     """Return the keys that start or end with `key_part`, or contain it after a colon."""
     # With a colon before the key, the start of the key also follows a colon.
     return [key for key in keys if f":{key_part}" in f":{key}" or key.endswith(key_part)]
+
+
+def short_keys(keys: Iterable[str], all_keys: Sequence[str]) -> dict[str, str]:
+    """Return for each key the shortest text that selects only this key of `all_keys`.
+
+    The text is the start of the key, of a part after a colon, or the end of the key, as
+    `find_session_to_read` accepts it, and has at least 8 characters. A short key stays whole, and
+    so does a key without such a text.
+    """
+    tails = sorted(tail for key in all_keys for tail in _tails(key))
+    reversed_keys = sorted(key[::-1] for key in all_keys)
+    known_keys = set(all_keys)
+
+    def is_usable(text: str, key: str) -> bool:
+        return (
+            len(text) >= _MIN_SHORT_KEY_LENGTH
+            and not text.startswith("-")  # an option
+            and text.rpartition(":")[0] not in known_keys  # KEY:SEQ
+            and _count_prefix(tails, text) == (f":{text}" in f":{key}")
+            and _count_prefix(reversed_keys, text[::-1]) == key.endswith(text)
+        )
+
+    def shorten_key(key: str) -> str:
+        if len(key) <= _MAX_WHOLE_KEY_LENGTH or one_line(key) != key:
+            return key
+        # The last part comes first: it is often an id, while many keys have the same first part.
+        texts = [_distinct_start(tails, tail) for tail in reversed(_tails(key))]
+        texts.append(_distinct_start(reversed_keys, key[::-1])[::-1])
+        return min((text for text in texts if is_usable(text, key)), key=len, default=key)
+
+    return {key: shorten_key(key) for key in keys}
+
+
+def _tails(key: str) -> list[str]:
+    """Return the key, and its rest after each colon."""
+    return [key, *(key[i + 1 :] for i, character in enumerate(key) if character == ":")]
+
+
+def _distinct_start(sorted_texts: Sequence[str], text: str) -> str:
+    """Return the start of `text` that no other of the sorted texts has; at least 8 characters."""
+    index = bisect_left(sorted_texts, text)
+    neighbours = [*sorted_texts[max(index - 1, 0) : index], *sorted_texts[index + 1 : index + 2]]
+    common_lengths = [sum(accumulate(map(eq, text, other), and_)) for other in neighbours]
+    return text[: max([_MIN_SHORT_KEY_LENGTH, *(length + 1 for length in common_lengths)])]
+
+
+def _count_prefix(sorted_texts: Sequence[str], prefix: str) -> int:
+    """Return how many of the sorted texts start with `prefix`."""
+    start = bisect_left(sorted_texts, prefix)
+    return bisect_right(sorted_texts, prefix, start, key=lambda text: text[: len(prefix)]) - start
 
 
 def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> click.ClickException:
@@ -360,14 +417,14 @@ def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> clic
     workspace = None if ctx is None else ctx.params.get("workspace")
     place = f" in {one_line(display_name(workspace))}" if workspace else ""
     text = f"There is no session {one_line(name)!r}{place}."
-    matching_keys = _matching_keys(keys, name)
-    if not matching_keys:
+    matches = matching_keys(keys, name)
+    if not matches:
         suggestion = _similar_keys_question(keys, name)
         advice = f"`steno list{location_hint()}` lists the sessions."
         return click.ClickException(f"{text}{suggestion} {advice}")
-    count = len(matching_keys)
+    count = len(matches)
     lines = [f"{text}{advice} {plural(count, 'key')} {'matches' if count == 1 else 'match'}:"]
-    lines += first_lines([one_line(key) for key in matching_keys], _MAX_LISTED_KEYS)
+    lines += first_lines([one_line(key) for key in matches], _MAX_LISTED_KEYS)
     return click.ClickException("\n".join(lines))
 
 

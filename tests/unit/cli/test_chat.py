@@ -399,6 +399,26 @@ def test_commands_print_plain_text_through_a_pipe() -> None:
     assert "`" not in ended.stdout
 
 
+def test_chat_with_a_part_of_a_key_names_the_session_that_has_the_whole_key() -> None:
+    async def words(key: str) -> str:
+        opened = open_agent(AgentOptions(model="scripted"))
+        try:
+            start = await find_start(opened, key=key)
+        finally:
+            await opened.loop.close()
+        assert start is not None
+        assert start.key == key
+        return start.description
+
+    with open_store("workspace") as store:
+        store.add_message("codex:20c7a18b-7d9d", "user", "hello")
+    assert asyncio.run(words("20c7a18b")) == (
+        "New session with this key. To continue codex:20c7a18b-7d9d, use the whole key."
+    )
+    assert asyncio.run(words("cli:b")) == "New session with this key."
+    assert asyncio.run(words("codex:20c7a18b-7d9d")) == ""
+
+
 def test_new_chat_mentions_an_interrupted_session() -> None:
     async def words() -> str:
         opened = open_agent(AgentOptions(model="scripted"))

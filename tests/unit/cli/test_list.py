@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from stenolog.catalog.index import open_catalog
+from stenolog.cli import workspace
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
 from support.cli import documented_columns
@@ -63,23 +64,39 @@ def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("list", NO_COLOR="1", COLUMNS="80")
     assert code == 0
     assert [line.split() for line in shown.splitlines()] == [
-        ["title", "key", "state", "messages", "age"],
-        ["こんにちは", "日本:\\n語", "interrupted", "1", "now"],
-        ["cli:default", "interrupted", "2", "now"],
-        ["message", "1", "telegram:123", "idle", "2/4", "now"],
+        ["title", "key", "state", "age"],
+        ["こんにちは", "日本:\\n語", "interrupted", "now"],
+        ["cli:default", "interrupted", "now"],
+        ["message", "1", "telegram:123", "now"],
+    ]
+    _, shown = in_terminal("list", "--prefix", "telegram", NO_COLOR="1", COLUMNS="100")
+    assert [line.split() for line in shown.splitlines()] == [
+        ["title", "key", "messages", "age"],
+        ["message", "1", "telegram:123", "2/4", "now"],
     ]
 
 
-def test_long_title_is_cut_and_long_key_is_not(in_terminal: InTerminal) -> None:
-    key = "slack:C0123456789:U9876543210:1700000000.000100"
+def test_long_title_is_cut_and_long_key_is_shown_as_a_part_that_selects_it(
+    steno: Steno, in_terminal: InTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"claude-code:{n}0c7a18b-7d9d-457e-bc34-{n}dfb461f0515" for n in range(1, 4)]
+    keys.append(f"{keys[0]}:a7371e2533c617445")
     with open_store("workspace") as store:
-        store.add_message(key, "user", "a title that is too long for a table " * 3)
-    _, shown = in_terminal("list", "--prefix", "slack:", NO_COLOR="1", COLUMNS="80")
-    lines = shown.splitlines()
+        for key in keys:
+            store.add_message(key, "user", "a title that is too long for a table " * 3)
+    _, shown = in_terminal("list", "--prefix", "claude", NO_COLOR="1", COLUMNS="80")
+    header, *lines = shown.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert "…" in lines[1]
-    start = lines[0].index("key")
-    assert "".join(line[start:].split()[0] for line in lines[1:]) == key
+    assert [line[: header.index("key")].strip()[-1] for line in lines] == ["…"] * 4, shown
+    assert header.index("key") >= 45
+    monkeypatch.setattr(workspace, "_is_in_terminal", lambda: True)
+    selected_keys = []
+    for line in lines:
+        short_key = line[header.index("key") :].split()[0]
+        assert len(short_key) <= 16
+        selected_keys.append(json.loads(steno("show", short_key, "--json").stdout)["key"])
+    assert selected_keys == keys[::-1]
+    assert _keys(steno("list", "--prefix", "claude")) == keys[::-1]
 
 
 def test_list_is_limited_to_fifty_rows_only_in_a_terminal(
@@ -161,9 +178,14 @@ def test_list_sorts_and_shows_the_cost(steno: Steno, in_terminal: InTerminal) ->
     assert steno(*prefix, "--sort", "size").exit_code == 2
     _, shown = in_terminal(*prefix, NO_COLOR="1", COLUMNS="100")
     lines = [line.split() for line in shown.splitlines()]
-    assert lines[0] == ["title", "key", "state", "messages", "cost", "age"]
+    assert lines[0] == ["title", "key", "messages", "cost", "age"]
     assert [line[0] for line in lines[1:]] == ["p:b", "p:a", "p:c"], "by the last message"
-    assert lines[1][3] == "$2.50"
+    assert lines[1][2] == "$2.50"
+    _, shown = in_terminal(*prefix, "--sort", "cost", NO_COLOR="1", COLUMNS="80")
+    lines = [line.split() for line in shown.splitlines()]
+    assert lines[0] == ["title", "key", "cost", "age"]
+    assert [line[0] for line in lines[1:]] == ["p:b", "p:a", "p:c"]
+    assert lines[1][1] == "$2.50"
 
 
 def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> None:
@@ -290,10 +312,10 @@ def test_list_reads_an_existing_sqlite_store(place: Path, steno: Steno) -> None:
     ("width", "columns"),
     [
         (100, ["title", "key", "state", "messages", "age"]),
-        (80, ["title", "key", "state", "messages", "age"]),
-        (79, ["title", "key", "state", "age"]),
-        (60, ["title", "key", "age"]),
-        (40, ["title", "key"]),
+        (80, ["title", "key", "state", "age"]),
+        (60, ["title", "key", "state", "age"]),
+        (40, ["title", "key", "age"]),
+        (39, ["title", "key"]),
     ],
 )
 def test_narrow_terminal_shows_the_most_important_columns(
@@ -313,9 +335,9 @@ def test_narrow_terminal_shows_the_most_important_columns(
     assert all(len(row) <= width for row in rows)
     assert "How tall is" in said
     start = head.index("key")
-    folded = [row[start:].split()[0] for row in rows]
-    assert key in "".join(folded)
-    assert "telegram:123" in folded
+    shown_keys = [row[start:].split()[0] for row in rows]
+    assert shown_keys[0] == "U0987654"
+    assert "telegram:123" in shown_keys
 
 
 # --- agents and namespaces -------------------------------------------------------------------

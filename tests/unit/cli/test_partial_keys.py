@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stenolog.cli import workspace
 from stenolog.stores.open_store import open_store
@@ -162,3 +164,41 @@ def test_part_of_a_key_finds_only_sessions_of_the_named_agent(steno: Steno) -> N
     sessions.close()
     assert steno("show", "secret").exit_code == 1
     assert steno("show", "secret", "--agent", "ada").exit_code == 0
+
+
+@given(
+    st.lists(st.text(alphabet="ab:-1", min_size=1, max_size=30), min_size=1, unique=True),
+    st.sampled_from([1, 3, 8]),
+)
+def test_short_key_selects_only_its_session(keys: list[str], min_length: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "_MIN_SHORT_KEY_LENGTH", min_length)
+        patch.setattr(workspace, "_MAX_WHOLE_KEY_LENGTH", min_length)
+        for key, text in workspace.short_keys(keys, keys).items():
+            assert text == key or (
+                workspace.matching_keys(keys, text) == [key] and len(text) >= min_length
+            )
+
+
+def test_shortest_part_of_a_key_is_chosen() -> None:
+    first = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
+    child = f"{first}:a7371e2533c617445"
+    second = "claude-code:20c7a18b-7f55-457e-bc34-000000000000"
+    keys = [
+        first,
+        child,
+        second,
+        "telegram:123",
+        "slack:general:1700000000.000100",
+        "x:-abcdefghijklmnop",
+    ]
+    assert workspace.short_keys(keys, keys) == {
+        first: "461f0515",
+        child: "a7371e25",
+        second: "00000000",
+        "telegram:123": "telegram:123",
+        "slack:general:1700000000.000100": "17000000",
+        "x:-abcdefghijklmnop": "x:-abcde",
+    }
+    assert workspace.short_keys([first], [first, second]) == {first: "461f0515"}
+    assert workspace.short_keys([first], [first]) == {first: "20c7a18b"}
