@@ -82,6 +82,17 @@ def parse_query(text: str) -> Query:
     return Query(terms)
 
 
+def prefix_query(text: str) -> str:
+    """Return the query with each plain word as a prefix; empty if it has no plain word."""
+
+    def add_star(match: re.Match[str]) -> str:
+        is_plain = match["word"] and not (match["not"] or match["word"].endswith("*"))
+        return f"{match[0]}*" if is_plain else match[0]
+
+    query = _TERM_PATTERN.sub(add_star, text)
+    return "" if query == text else query
+
+
 def term_forms(term: Term) -> list[list[TokenRun]]:
     """Return the forms of a term: as written and, if different, with each word as one token.
 

@@ -422,21 +422,27 @@ def search_command(
     Exit codes: 0 found, 1 nothing found, 2 wrong usage.
     """
     # `steno list` does not need this import.
-    from stenolog.catalog.query import parse_query
+    from stenolog.catalog.query import parse_query, prefix_query
 
     text = " ".join(query)
     parsed_query = parse_query(text)
     if parsed_query.is_empty:
         raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
     with _open_workspace_catalog(location) as (_, catalog, progress):
-        search = partial(catalog.search, text, prefix=prefix, tag=tag, since=since, until=until)
-        result = search(role=role, limit=limit, newest=newest, progress=progress)
+        search = partial(catalog.search, prefix=prefix, tag=tag, since=since, until=until)
+        result = search(text, role=role, limit=limit, newest=newest, progress=progress)
         other_hits: Sequence[Hit] = ()
+        longer_words_query = ""
         if role is not None and not result.hits:
             # The role may be misspelt, so search all roles.
-            other_hits = search(limit=_ROLE_SAMPLE_SIZE).hits
+            other_hits = search(text, limit=_ROLE_SAMPLE_SIZE).hits
+        prefixes = "" if result.hits or other_hits else prefix_query(text)
+        if prefixes and search(prefixes, role=role, limit=1).hits:
+            longer_words_query = prefixes
     print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, table=_print_hits)
     remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query, other_hits)
+    if longer_words_query:
+        remark += f" Longer words match: steno search {shlex.quote(one_line(longer_words_query))}"
     if remark:
         print_notice(remark)
     unreadable_sessions = result.unreadable.items()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,6 +102,37 @@ def test_a_query_without_a_word_is_wrong_usage(steno: Steno, query: str) -> None
     result = steno("search", "--", query)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "contains no word to search for" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "suggested"),
+    [
+        (["lightho"], "'lightho*'"),
+        (["old lightho"], "'old* lightho*'"),
+        (["lightho -storm"], "'lightho* -storm'"),
+        (["lightho", "--role", "user"], "'lightho*'"),
+        (['"the old" lightho'], "'\"the old\" lightho*'"),
+    ],
+)
+def test_word_that_begins_other_words_gets_a_suggestion(
+    steno: Steno, query: list[str], suggested: str
+) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "Count the old lighthouses.")
+    result = steno("search", *query)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f" Longer words match: steno search {suggested}\n")
+    [suggestion] = shlex.split(suggested)
+    assert steno("search", suggestion).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "query", [["lightho*"], ['"lightho"'], ["lightho", "--role", "tool"], ["tho"], ["lightho -old"]]
+)
+def test_search_suggests_nothing_that_finds_nothing(steno: Steno, query: list[str]) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "Count the old houses of lightning.")
+    assert "Longer words" not in steno("search", *query).stderr
 
 
 def test_search_takes_filters(steno: Steno) -> None:
