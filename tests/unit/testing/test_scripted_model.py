@@ -120,6 +120,19 @@ def test_offline_model_says_that_it_is_a_script() -> None:
     assert len(str(offline_script(messages("x" * 10_000)))) < 1_000
 
 
+def test_offline_model_says_once_per_session_that_it_is_a_script() -> None:
+    session: list[dict[str, object]] = []
+    answers = []
+    for text in ("markdown", "I like mountains.", "And lakes.", "", "And rivers."):
+        session.append({"role": "user", "content": text})
+        answers.append(str(offline_script(session)))
+        session.append({"role": "assistant", "content": answers[-1]})
+    assert ["I am a script, not" in answer for answer in answers] == [False, True, *[False] * 3]
+    assert answers[2:] == ["You said: And lakes.", "Hello!", "You said: And rivers."]
+    # A summary may hide the first answers.
+    assert offline_script(session[-3:]) == "You said: And rivers."
+
+
 def test_offline_model_calls_the_time_tool() -> None:
     asked = messages("What time is it?")
     assert "not given a tool" in str(offline_script(asked))
