@@ -41,6 +41,7 @@ from stenolog.cli.workspace import (
     damage_lines,
     display_name,
     json_option,
+    limit_option,
     location_options,
     prefix_option,
     short_keys,
@@ -95,9 +96,7 @@ _MAX_LISTED_NAMES: Final = 8
     type=click.Choice(["newest", "oldest", "cost", "tokens", "length"]),
     help="Sort by newest or oldest last message, cost, tokens or number of messages.",
 )
-@click.option(
-    "--limit",
-    metavar="N",
+@limit_option(
     type=click.IntRange(min=1),
     help="Maximum number of sessions.  [default: 50 in a terminal, otherwise all]",
 )
@@ -383,9 +382,7 @@ _ROLE_SAMPLE_SIZE: Final = 100
 @tag_option
 @click.option("--since", type=TimeType(), help=f"Only messages since this time: {TIME_FORMATS}.")
 @click.option("--until", type=TimeType(), help="Only messages before this time.")
-@click.option(
-    "--limit",
-    metavar="N",
+@limit_option(
     type=click.IntRange(min=1),
     default=20,
     show_default=True,

@@ -43,6 +43,7 @@ from stenolog.cli.workspace import (
     find_session_to_read,
     json_option,
     key_argument,
+    limit_option,
     location_options,
     messages_with_verb,
     seq_option,
@@ -206,18 +207,15 @@ def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> No
 @click.command("tail")
 @key_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow new messages until Ctrl-C.")
-@click.option(
-    "-n",
-    "--last",
-    metavar="N",
+@limit_option(
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="Number of messages to show first.",
+    help="Maximum number of messages to show first.",
 )
 @json_option("one JSON object per message")
 @location_options
-def tail_command(key: str, follow: bool, last: int, location: Location) -> int:
+def tail_command(key: str, follow: bool, limit: int, location: Location) -> int:
     """Show the last messages of the session KEY, and new messages with -f.
 
     In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
@@ -232,7 +230,7 @@ def tail_command(key: str, follow: bool, last: int, location: Location) -> int:
     show_message = _message_printer()
     try:
         with location.open() as store:
-            info, messages, last_seq = _last_messages(store, key, last)
+            info, messages, last_seq = _last_messages(store, key, limit)
             for message in messages:
                 show_message(message)
             print_notice(*damage_lines(info, location.workspace))

@@ -98,6 +98,7 @@ prefix_option: Final = click.option(
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 tag_option: Final = click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+limit_option: Final = partial(click.option, "-n", "--limit", metavar="N")
 seq_option: Final = partial(click.option, metavar="SEQ", type=click.IntRange(min=1))
 key_argument: Final = click.argument("key", shell_complete=complete_key)
 optional_key_argument: Final = click.argument("key", required=False, shell_complete=complete_key)

@@ -40,6 +40,17 @@ def test_installed_console_script_prints_the_version(name: str) -> None:
     assert ended.stdout == f"steno {version('stenolog')}\n"
 
 
+def test_limit_of_a_list_has_the_same_names_in_every_command() -> None:
+    limited = {}
+    for name in main.list_commands(click.Context(main)):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        for option in command.params:
+            if {"-n", "--limit", "--last"} & set(option.opts):
+                limited[name] = option.opts
+    assert limited == {key: ["-n", "--limit"] for key in ("list", "search", "tail")}
+
+
 def test_help_lists_every_command_on_one_screen(steno: Steno) -> None:
     result = steno("--help")
     assert result.exit_code == 0
