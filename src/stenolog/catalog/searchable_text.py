@@ -158,10 +158,17 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
         if fields.get("role") == "user":
             return "interrupted"
         if seen_seq is None:
-            if fields.get("role") == "tool" or calls_of(fields):
+            if fields.get("role") == "tool" or calls_of(fields) or _is_call_item(fields):
                 return "interrupted"
             seen_seq = last_seen_seq(fields, message.seq)
     return "idle" if whole else None
+
+
+def _is_call_item(fields: Mapping[str, Any]) -> bool:
+    """Return whether this is a Responses item with a tool call or its result."""
+    return "role" not in fields and any(
+        isinstance(part, ToolCall | ToolResult) for part in read_message(fields)
+    )
 
 
 # --- text of messages ------------------------------------------------------------------------

@@ -126,6 +126,15 @@ def test_turn_is_idle_when_the_last_answer_saw_all_messages(
     assert state_from(_stored(tail), whole=True) == state
 
 
+def test_session_of_responses_items_is_interrupted_until_a_message_follows_the_calls() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "x"}
+    assert state_from(_stored([USER, call]), whole=True) == "interrupted"
+    assert state_from(_stored([USER, call, result]), whole=True) == "interrupted"
+    answer = {"type": "message", **ANSWER}
+    assert state_from(_stored([USER, call, result, answer]), whole=True) == "idle"
+
+
 def test_state_is_unknown_if_the_tail_is_too_short() -> None:
     stored = _stored([USER, *[_call("1"), _result("1")] * 3, _seen(1)])
     assert state_from(stored[-3:], whole=False) is None
