@@ -17,6 +17,7 @@ import pytest
 from stenolog.catalog.searchable_text import text_of as searchable
 from stenolog.cli.show import MessageRenderer, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
+from stenolog.errors import UnsupportedFormat
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.memory import transcript
@@ -42,10 +43,13 @@ def _tokens(body: dict[str, Any]) -> Any:
 
 
 def _window(body: dict[str, Any]) -> Any:
-    return [
-        prepare_messages([body], ProviderRequirements()),
-        prepare_messages([body], ProviderRequirements(reasoning="all")),
-    ]
+    try:
+        return [
+            prepare_messages([body], ProviderRequirements()),
+            prepare_messages([body], ProviderRequirements(reasoning="all")),
+        ]
+    except UnsupportedFormat:
+        return "refused"
 
 
 def _context(body: dict[str, Any]) -> Any:
