@@ -85,13 +85,23 @@ def test_first_message_of_a_session_is_answered_by_the_lease_holder(
     asyncio.run(main())
 
 
-def test_session_in_an_unsupported_format_is_not_resumed_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]},
+    ],
+    ids=["responses item", "responses message", "anthropic block"],
+)
+def test_session_in_an_unsupported_format_is_not_resumed_again(
+    tmp_path: Path, message: dict[str, Any]
+) -> None:
     async def main() -> None:
         model = ScriptedModel(["Never sent."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
             store = loop.registry.agent().store
-            item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-            store.add_messages(KEY, [item, _said("And now?")])
+            store.add_messages(KEY, [message, _said("And now?")])
             [failed] = await loop.resume()
             assert isinstance(failed.error, UnsupportedFormat)
             assert await loop.resume() == []

@@ -54,6 +54,7 @@ _SECRETS = Settings(
         (errors.InvalidKey("x"), 400, "invalid_key"),
         (errors.RefusedMessage("a", "b"), 400, "refused_message"),
         (errors.ContextTooSmall("x", needed=2, limit=1), 400, "context_too_small"),
+        (errors.UnsupportedFormat("x"), 400, "unsupported_format"),
         (errors.ReadOnly("x"), 403, "read_only"),
         (errors.NoSuchSession("k"), 404, "no_such_session"),
         (errors.SessionDeleted("k"), 410, "session_deleted"),
