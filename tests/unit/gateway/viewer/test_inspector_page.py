@@ -110,3 +110,15 @@ def test_parts_of_the_system_message_are_complete(
     parts = divide_system_tokens(head, system=system, memory=memory, has_summary=summary)
     assert sum(parts.values()) == head
     assert min(parts.values()) >= 0
+
+
+def test_session_in_an_unsupported_format_has_a_page_with_the_reason(tmp_path: Path) -> None:
+    spec = AgentSpec(consolidation=False, sessions=str(tmp_path))
+    agent = AgentInstance.open(spec, model=ScriptedModel(["x"]))
+    try:
+        item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        agent.store.add_messages(_KEY, [{"role": "user", "content": "hello"}, item])
+        found = load_inspector_page(agent, _KEY)
+    finally:
+        asyncio.run(agent.close())
+    assert "'s': the message at seq 2 is an item of type 'function_call'" in found["problem"]
