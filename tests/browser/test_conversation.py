@@ -173,6 +173,24 @@ def test_message_is_sent_and_the_answer_is_streamed(viewer: ViewerPage) -> None:
     expect(page.locator("#writing")).not_to_contain_text("`")
 
 
+def test_retry_shows_its_answer_once_and_undo_its_reply(viewer: ViewerPage, place: Path) -> None:
+    with open_store(str(place)) as store:
+        store.add_message("web:retried", "user", "Name a star.")
+        store.add_message("web:retried", "assistant", "A planet.")
+    page = viewer.page
+    viewer.open_session("web:retried")
+    box = page.locator("#say textarea")
+    box.fill("/retry")
+    box.press("Enter")
+    expect(page.locator("article.assistant .words")).to_have_text("You said: Name a star.")
+    expect(page.locator("#stop")).to_be_hidden()
+    texts = page.locator("main").locator("p", has_text="You said: Name a star.")
+    expect(texts).to_have_count(1)
+    box.fill("/undo")
+    box.press("Enter")
+    expect(page.locator("#writing")).to_contain_text("Undid")
+
+
 def test_header_updates_message_count_state_and_tokens(viewer: ViewerPage) -> None:
     viewer.open_session("slack:C42:grace")
     page = viewer.page

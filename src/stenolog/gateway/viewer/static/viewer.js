@@ -877,6 +877,8 @@ async function command(words) {
     location.assign(`/s/${encodeURIComponent(reply.session)}${ofAgent()}`);
     return;
   }
+  // A stored answer, as of /retry, is one of the messages that are loaded now.
+  if (reply.seq !== null) { await reload(); return; }
   const writing = $("#writing");
   const made = await renderText(reply.answer);
   await reload();
