@@ -16,6 +16,8 @@ class SlowStore(InMemoryStore):
         self._file = file
         self.allowed = threading.Event()
         self.reading = threading.Event()
+        self.read_keys: list[str] = []
+        """Keys of the sessions whose messages were read, in the order of their first read."""
 
     def catalog_file(self) -> Path:
         """Return the file of the catalog."""
@@ -30,4 +32,6 @@ class SlowStore(InMemoryStore):
     def get_history(self, key: str, **options: Any) -> list[Message]:
         """Wait until the test allows it."""
         assert self.allowed.wait(60)
+        if key not in self.read_keys:
+            self.read_keys.append(key)
         return super().get_history(key, **options)

@@ -72,6 +72,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     forked_at: int = 0
     """Last seq that was copied from `forked_from`; 0 if unknown."""
 
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the messages were read; otherwise all numbers are 0 because they are unknown."""
+        return bool(self.uid) or self.problem is not None
+
 
 class SessionFilter(Struct, frozen=True, kw_only=True):
     """Conditions of a list of sessions. None means any value."""

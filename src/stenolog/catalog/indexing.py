@@ -28,6 +28,8 @@ from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore, session_list
 
 _MAX_READ_ATTEMPTS: Final = 20
+_NEWEST_COUNT: Final = 200
+"""Number of newest sessions that every process indexes first, because lists start with them."""
 _FIRST_TAIL_LENGTH: Final = 32
 """Number of last messages that are read first to find the state of the last turn."""
 
@@ -68,17 +70,30 @@ class Indexer:
 
     def index(self, stamps: Mapping[str, str], progress: Callable[[int, int], None]) -> None:
         """Add the new messages of these sessions. `stamps`: the stamp of each session by key."""
-        keys = list(stamps)
-        if self._sessions.has_log_stamps:
-            # Sort by time, so that the newest messages get neighbouring ids and share few blocks.
-            keys.sort(key=lambda key: session_list.write_time(stamps[key]))
-        # Concurrent processes start at different sessions and share the work.
-        start = int.from_bytes(os.urandom(4)) % max(1, len(keys))
-        for done, key in enumerate(keys[start:] + keys[:start]):
+        keys = self._newest_first(stamps)
+        first, others = keys[:_NEWEST_COUNT], keys[_NEWEST_COUNT:]
+        # Concurrent processes start at different sessions of the others and share the work.
+        start = int.from_bytes(os.urandom(4)) % max(1, len(others))
+        for done, key in enumerate(first + others[start:] + others[:start]):
             progress(done, len(keys))
             self._index_session(key, stamps[key])
         self._writer.flush()
         progress(len(keys), len(keys))
+
+    def _newest_first(self, stamps: Mapping[str, str]) -> list[str]:
+        """Return the keys of these sessions, newest first as far as their times are known.
+
+        Neighbours in time get neighbouring message ids, so that they share few blocks.
+        """
+        if self._sessions.has_log_stamps:
+            return sorted(stamps, key=lambda key: -session_list.write_time(stamps[key]))
+        if len(stamps) == 1:
+            return list(stamps)
+        # `BackgroundCatalog` adds rows with their times before it indexes any messages.
+        with self._database.read_transaction() as transaction:
+            known_keys = [key for (key,) in transaction.run("keys_newest_first")]
+        order = {key: place for place, key in enumerate(known_keys)}
+        return sorted(stamps, key=lambda key: order.get(key, -1))
 
     def remove_sessions(self, keys: Iterable[str]) -> None:
         """Remove these sessions from the catalog, unless another process changed their rows."""

@@ -12,6 +12,9 @@ UPDATE catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM catalog_session;
 
+-- name: keys_newest_first
+SELECT key FROM catalog_session ORDER BY updated DESC, key;
+
 -- name: current_stamps
 -- A row is outdated if the price list is newer, and some of its answers had no price.
 SELECT key, CASE WHEN unpriced = 0 OR priced >= ? THEN stamp END FROM catalog_session;

@@ -46,6 +46,16 @@ def test_list_does_not_wait_for_the_messages(store: SlowStore) -> None:
         assert catalog.progress is None
 
 
+def test_newest_sessions_are_indexed_first_and_marked_until_then(store: SlowStore) -> None:
+    with BackgroundCatalog(store, heads=heads) as catalog:
+        assert store.reading.wait(60)
+        assert not any(entry.is_indexed for entry in catalog.list(limit=100).entries)
+        store.allowed.set()
+        wait_until_indexed(catalog)
+        assert store.read_keys == [f"s{number:02}" for number in reversed(range(COUNT))]
+        assert all(entry.is_indexed for entry in catalog.list(limit=100).entries)
+
+
 def test_second_start_lists_at_once(store: SlowStore) -> None:
     store.allowed.set()
     with BackgroundCatalog(store, heads=heads) as catalog:

@@ -1,6 +1,7 @@
 """An index is always what a full scan says, and reads no more than it must for it."""
 
 import logging
+import os
 import random
 import weakref
 from collections import Counter
@@ -19,6 +20,8 @@ from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.indexing import Indexer, SessionReader
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.session_list import write_time
 from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
 from support.random_operations import WORDS, fill_three_sessions, operate
 
@@ -184,6 +187,34 @@ class Watched(stenolog.InMemoryStore):
         """What was read in full since the last time."""
         read, self.read = self.read, []
         return read
+
+
+class _RecordingStore(JSONLStore):
+    """A store that records the sessions whose messages were read, in the order of the reads."""
+
+    read_keys: list[str]
+
+    def get_history(self, key: str, **options: Any) -> list[Message]:
+        if key not in self.read_keys:
+            self.read_keys.append(key)
+        return super().get_history(key, **options)
+
+
+def test_sessions_written_last_are_indexed_first(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        for number in range(20):
+            store.add_message(f"cli:{number}", "user", "a question")
+    with _RecordingStore(tmp_path) as store:
+        store.read_keys = []
+        files = sorted(tmp_path.rglob("*.jsonl"))
+        assert len(files) == 20
+        random.Random(1).shuffle(files)
+        for seconds, file in enumerate(files):
+            os.utime(file, (seconds, seconds))
+        keys = sorted(store.list_sessions(), key=lambda key: write_time(store.stamps()[key]))
+        with open_catalog(store) as catalog:
+            catalog.refresh()
+        assert store.read_keys == keys[::-1]
 
 
 def test_only_new_messages_are_read() -> None:

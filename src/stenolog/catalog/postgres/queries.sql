@@ -45,6 +45,9 @@ UPDATE {schema}.catalog_about SET writes = writes + 1;
 -- name: stamps
 SELECT key, stamp FROM {schema}.catalog_session;
 
+-- name: keys_newest_first
+SELECT key FROM {schema}.catalog_session ORDER BY updated DESC, key;
+
 -- name: current_stamps
 SELECT key, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END
 FROM {schema}.catalog_session;
