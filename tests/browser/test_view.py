@@ -9,7 +9,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
+from stenolog.catalog import open_catalog
 from stenolog.catalog.background_catalog import SessionHead
+from stenolog.catalog.message_metadata import FIELD
 from stenolog.cli.agents import open_viewer
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -98,6 +100,11 @@ def test_progress_of_the_first_index_is_shown(
     browser: Browser, tmp_path: Path, screenshots: Path
 ) -> None:
     store = SlowStore(tmp_path / "catalog.db")
+    store.add_full_message("cli:old", {"role": "tool", "content": "x", FIELD: {"failed": True}})
+    store.allowed.set()
+    with open_catalog(store) as catalog:
+        catalog.refresh()
+    store.allowed.clear()
     for number in range(30):
         store.add_message(f"cli:{number}", "user", f"a question about tides {number}")
 
@@ -117,10 +124,15 @@ def test_progress_of_the_first_index_is_shown(
     ):
         page, status = viewer.page, viewer.page.locator("#indexing")
         viewer.open("/")
-        expect(page.locator("li.row")).to_have_count(30)
-        expect(page.get_by_role("link", name="Prompt of cli:7")).to_be_visible()
+        expect(page.locator("li.row")).to_have_count(31)
+        row = page.locator(
+            "li.row", has=page.get_by_role("link", name="Prompt of cli:7", exact=True)
+        )
+        expect(row.locator(".figures")).to_contain_text("… messages … tokens …")
+        expect(page.locator("li.row .messages", has_text="1 message")).to_have_count(1)
+        expect(page.locator("#total")).to_have_text("31 sessions · 1 with failed tools so far")
         expect(status).to_contain_text(
-            "Indexed 0 of 30 sessions. Search finds only indexed sessions."
+            "Indexed 1 of 31 sessions. Search finds only indexed sessions."
         )
         viewer.screenshot("view-indexing")
         store.allowed.set()
@@ -128,6 +140,8 @@ def test_progress_of_the_first_index_is_shown(
         status.get_by_role("link", name="Reload").click()
         expect(status).to_have_count(0)
         expect(page.get_by_role("link", name="a question about tides 7")).to_be_visible()
+        expect(page.locator("li.row .messages", has_text="1 message")).to_have_count(31)
+        expect(page.locator("#total")).to_have_text("31 sessions · 1 with failed tools")
 
 
 def test_list_names_a_place_that_cannot_be_read_and_the_reason(
