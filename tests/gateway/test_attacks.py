@@ -52,7 +52,7 @@ def _application(*, seconds: float) -> AccessMiddleware:
     cookies = Cookies(token)
     names = known_hosts(bound_host="127.0.0.1", origins=("https://chat.example.org",), own_host=OWN)
     routes = [
-        *login_routes(LoginLinks(token), cookies, names, OWN),
+        *login_routes(token, LoginLinks(), cookies, names, OWN),
         Route("/healthz", _open),
         Route("/webhooks/{name}", _open, methods=["POST"]),
         Route("/", _secret),

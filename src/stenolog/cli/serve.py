@@ -115,12 +115,12 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
             agents = open_viewers(options, settings, _cache_folder())
         else:
             agents = open_agents(options, settings, channel="gateway")
-        _, daemon, signals = await _start_daemon(
+        gateway, daemon, signals = await _start_daemon(
             settings, agents, token, sockets, cleanup, read_only=read_only
         )
     _print_startup_notices(settings, agents, daemon.url, token_file)
     if sys.stderr.isatty():
-        url = _local_login_link(daemon.url, token, settings.gateway.hosts)
+        url = _local_login_link(gateway, daemon.url, token)
         print_notice(f"Open this link within a minute to sign in; it works once:  {url}")
     await signals.wait_for_task_or_signal(daemon.serving)
     if not daemon.serving.done():
@@ -340,7 +340,7 @@ async def _view(
         if place not in failed_places:
             name = PROGRAM_NAMES.get(place.program, place.program)
             print_notice(f"  {name:12}  {display_name(place.where)}")
-    link = _local_login_link(daemon.url, token, settings.gateway.hosts)
+    link = _local_login_link(gateway, daemon.url, token)
     click.echo(f"Listening at {daemon.url}")
     click.echo(f"Open this link within a minute; it works once: {link}")
     if not no_open and sys.stdout.isatty() and _has_display():
@@ -580,16 +580,16 @@ def _open_browser(url: str) -> bool:
     return webbrowser.open((folder / "open.html").as_uri())
 
 
-def _local_login_link(url: str, token: Token, hosts: Sequence[str]) -> str:
+def _local_login_link(gateway: "Gateway", url: str, token: Token) -> str:
     """Return a link that signs a browser in once at the gateway of this process."""
-    from stenolog.gateway.login import LOGIN_PATH, LoginLinks
+    from stenolog.gateway.login import LOGIN_PATH
 
     host, port = url.removeprefix("http://").rsplit(":", 1)
     host = host.strip("[]")
     host = _LOOPBACK_ADDRESSES.get(host, host)
     if is_loopback(host):
-        host = login_host(host, hosts, token.host_name())
-    return f"{_base_url(host, port)}{LOGIN_PATH}?code={LoginLinks(token).make_code()}"
+        host = login_host(host, gateway.settings.gateway.hosts, token.host_name())
+    return f"{_base_url(host, port)}{LOGIN_PATH}?code={gateway.login_links.make_code()}"
 
 
 def _base_url(host: str, port: int | str) -> str:

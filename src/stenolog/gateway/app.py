@@ -17,7 +17,7 @@ from stenolog.gateway.chat_completions import CHAT_ENDPOINTS
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.live_stream import EVENT_ENDPOINTS
-from stenolog.gateway.login import Cookies, LoginLinks, login_routes
+from stenolog.gateway.login import Cookies, login_routes
 from stenolog.gateway.openapi import Endpoint, make_routes, version, with_openapi_document
 from stenolog.gateway.requests import RawPaths
 from stenolog.gateway.responses import EXCEPTION_HANDLERS, error_response, json_response
@@ -109,9 +109,9 @@ def make_app(
     """Create the application. `webhook_routes` are routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
     # A read-only gateway must not write to the store of the sessions.
-    # So it records used login links and logouts only in this process.
+    # So it records logouts only in this process.
     shared_place = None if gateway.read_only else gateway.loop.registry.agent().shared_place
-    cookies, links = Cookies(token, where=shared_place), LoginLinks(token, shared_place)
+    cookies = Cookies(token, where=shared_place)
     own_host = token.host_name()
     hosts = known_hosts(
         bound_host=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host
@@ -121,7 +121,7 @@ def make_app(
         routes=[
             *make_routes(ENDPOINTS),
             *viewer_routes(list_first=gateway.read_only),
-            *login_routes(links, cookies, hosts, own_host),
+            *login_routes(token, gateway.login_links, cookies, hosts, own_host),
             Route("/indexing", indexing_progress),
             *webhook_routes,
         ],

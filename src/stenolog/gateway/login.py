@@ -1,8 +1,7 @@
-"""Sign-in of browsers: a one-time link sets a cookie that scripts cannot read.
+"""Sign-in of browsers: a one-time link, or the token in a form, sets a cookie.
 
-The code in a link is signed with the gateway token, so any gateway that has the token can check the
-code. The store records which codes were used: an append with an idempotency key succeeds in only
-one gateway. The store also records which cookies were logged out.
+Scripts cannot read the cookie. The cookie is valid at every gateway with the same token. The store
+records which cookies were logged out.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import Scope
 
-from stenolog.errors import OnceConflict, StoreUnavailable
+from stenolog.errors import StoreUnavailable
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import KnownHosts, accepts_cookies, parse_authority
 from stenolog.gateway.responses import error_response
@@ -45,55 +44,34 @@ from stenolog.stores.open_store import open_store
 _logger = logging.getLogger("stenolog")
 
 # --- login links ----------------------------------------------------------------------------------
-# One-time codes of login links, shared by all gateways of a store.
 
 
 LINK_SECONDS: Final = 60
 
-_CODE_PATTERN: Final = re.compile(r"([0-9]{1,12})-([0-9a-f]{32})-([0-9a-f]{64})")
-_USED_CODES_KEY: Final = "login-links"
-"""Key of the session in the namespace `channels` that has one message per used code."""
-
 
 class LoginLinks:
-    """Creates codes of login links, and accepts each code once, within LINK_SECONDS."""
+    """Creates codes of login links, and accepts each code once, within LINK_SECONDS.
 
-    def __init__(
-        self, token: Token, where: str | None = None, now: Callable[[], float] = time.time
-    ) -> None:
-        """Record used codes in the store at `where`, or only in this process if `where` is None."""
-        self.token = token
+    Codes are kept in this process. A code is therefore valid only at the server that made it: not
+    at another server with the same token, and not after a restart.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._open_store = partial(_open_shared_store, where, InMemoryStore())
+        self._expiry_by_code: dict[str, float] = {}
 
     def make_code(self) -> str:
         """Create a code for one link."""
-        expiry, nonce = str(int(self._now()) + LINK_SECONDS), secrets.token_hex(16)
-        return f"{expiry}-{nonce}-{self.token.proof('code', expiry, nonce)}"
+        now = self._now()
+        unexpired = {code: expiry for code, expiry in self._expiry_by_code.items() if expiry > now}
+        code = secrets.token_urlsafe(32)
+        self._expiry_by_code = {**unexpired, code: now + LINK_SECONDS}
+        return code
 
     def use_code(self, code: str) -> bool:
-        """Mark a valid code as used. Return whether it was valid: signed, unexpired and unused.
-
-        Blocks on the store. Raises StoreUnavailable; the code may then be marked as used or not.
-        """
-        match = _CODE_PATTERN.fullmatch(code)
-        if match is None:
-            return False
-        expiry, nonce, signature = match.groups()
-        # guard: login-link-signed
-        if not hmac.compare_digest(signature, self.token.proof("code", expiry, nonce)):
-            return False
-        # guard: login-link-expires
-        return self._now() < int(expiry) and self._record_first_use(nonce)
-
-    def _record_first_use(self, nonce: str) -> bool:
-        try:
-            with self._open_store() as store:
-                # Each attempt stores different content, so a second use raises OnceConflict.
-                store.add_message(_USED_CODES_KEY, "user", secrets.token_hex(16), once=nonce)
-        except OnceConflict:
-            return False  # guard: login-link-once
-        return True
+        """Mark a code as used. Return whether it was valid: made here, unexpired and unused."""
+        expiry = self._expiry_by_code.pop(code, None)  # guard: login-link-once
+        return expiry is not None and self._now() < expiry  # guard: login-link-expires
 
 
 @contextmanager
@@ -307,7 +285,7 @@ async def _read_form_token(request: Request) -> bytes:
 
 
 def login_routes(
-    links: LoginLinks, cookies: Cookies, known_hosts: KnownHosts, own_host: str
+    token: Token, links: LoginLinks, cookies: Cookies, known_hosts: KnownHosts, own_host: str
 ) -> list[Route]:
     """Return the routes that create login links, and that log browsers in and out.
 
@@ -325,17 +303,19 @@ def login_routes(
         nonce = getattr(request.state, "proof_nonce", None)
         if nonce is not None:
             # With this signature, the caller can check that the gateway has the token.
-            fields["proof"] = links.token.proof("give", nonce, url)
+            fields["proof"] = token.proof("give", nonce, url)
         return JSONResponse(fields)
 
     async def sign_in(request: Request) -> Response:
-        token = await _read_form_token(request)
+        given_token = await _read_form_token(request)
         # The number of attempts is not limited, so that others cannot lock out the user.
         # A token is too long to be guessed.
-        if not links.token.is_equal(token):  # guard: form-token
+        if not token.is_equal(given_token):  # guard: form-token
             text = "This is not the access token of this gateway."
             return error_response(401, text, code="wrong_token")
-        # The response opens a login link, because this host name may not accept cookies.
+        if accepts_cookies(request.headers["host"], known_hosts):
+            return home_with_cookie(request)
+        # This host name accepts no cookies, so the response opens a login link at another name.
         url = f"{_link_origin(request, known_hosts, own_host)}{LOGIN_PATH}?code={links.make_code()}"
         return HTMLResponse(_REDIRECT_HTML.format(url=html.escape(url)))
 
@@ -347,9 +327,16 @@ def login_routes(
         if not accepts_cookies(request.headers["host"], known_hosts):
             # The response does not name the right host, which only holders of the token may know.
             return PlainTextResponse(_WRONG_HOST_TEXT.format(command=command), 421)
-        if not await asyncio.to_thread(links.use_code, request.query_params.get("code", "")):
-            text = f"This link was used before or has expired. Run `{command}` for a new one."
+        if not links.use_code(request.query_params.get("code", "")):
+            text = (
+                "This link was used before, has expired, or is of another gateway. "
+                f"Run `{command}` for a new one."
+            )
             return PlainTextResponse(text, 403)
+        return home_with_cookie(request)
+
+    def home_with_cookie(request: Request) -> Response:
+        """Return a response that signs the browser in and opens `/`."""
         response: Response = RedirectResponse("/", 303)
         if _may_come_from_other_page(request):
             response = HTMLResponse(_HOME_REDIRECT_HTML)

@@ -16,6 +16,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.catalog.background_catalog import BackgroundCatalog
 from stenolog.gateway.limits import ConcurrencyLimit
+from stenolog.gateway.login import LoginLinks
 from stenolog.records import Message
 from stenolog.settings.values import Settings
 from stenolog.stores.async_store import AsyncStore
@@ -165,6 +166,7 @@ class Gateway:
         self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, noun="requests")
         self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, noun="streams")
         self.follower = SessionFollower(loop)
+        self.login_links = LoginLinks()
         self.closing = asyncio.Event()
         """Set at shutdown: live streams end, and their clients reconnect elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()

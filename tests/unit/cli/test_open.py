@@ -39,7 +39,7 @@ def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
     own = token.host_name()
     names = known_hosts(bound_host="127.0.0.1", own_host=own)
-    app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
+    app = Starlette(routes=login_routes(token, LoginLinks(), cookies, names, own))
     with served(AccessMiddleware(app, token=token, known_hosts=names, cookies=cookies)) as port:
         yield port
 
