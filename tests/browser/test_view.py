@@ -1,5 +1,6 @@
 """`steno view` in a browser: transcripts without a message box, and the sign-in page."""
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from support.viewer_page import ViewerPage, window
 from support.viewing import Viewing
 
 TITLE = "Add a tide table to the harbour page"
+COMPACTED = "20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,49 @@ def test_view_shows_a_transcript_without_a_message_box(
     page.keyboard.type("lighthouses")
     page.keyboard.press("Enter")
     expect(page.locator(".hit").first).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_compacted_transcript_shows_what_happened(
+    viewing: Viewing, browser: Browser, screenshots: Path, width: int
+) -> None:
+    with browser.new_context(viewport={"width": width, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(viewing.url)
+        page.get_by_label("access token").fill(viewing.token)
+        page.keyboard.press("Enter")
+        expect(page.locator("li.row")).to_have_count(12)
+        page.goto(f"{page.url}s/claude-code%3A{COMPACTED}")
+        # 28 messages, without 6 tool results at their calls and the mark of the compaction.
+        expect(page.locator("article.message")).to_have_count(21)
+        expect(page.locator("article.user")).to_have_count(3)
+        expect(page.locator("details.tool")).to_have_count(6)
+        lines = page.locator("article.program .line")
+        expect(lines).to_have_text(
+            [
+                "Compaction: summary of the earlier messages",
+                "Note about commands",
+                "/compact keep the tide table",
+                "Output: Compacted (ctrl+o to see full summary)",
+                re.compile("File: .*/harbour/page.md"),
+            ]
+        )
+        expect(page.get_by_text("<command-name>")).to_be_hidden()
+        expect(page.get_by_text("hidden from the model")).to_have_count(0)
+        expect(page.locator(".divider")).to_have_count(0)
+        page.screenshot(path=str(screenshots / f"compacted-end-{width}.png"))
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=str(screenshots / f"compacted-top-{width}.png"))
+        lines.nth(2).click()
+        expect(page.get_by_text("<command-name>")).to_be_visible()
+        page.screenshot(path=str(screenshots / f"compacted-open-{width}.png"))
+        page.keyboard.press("f")
+        page.get_by_role("button", name="Model's view").click()
+        expect(page.locator("article.message")).to_have_count(7)
+        expect(page.locator(".divider")).to_have_count(2)
+        page.screenshot(path=str(screenshots / f"compacted-model-{width}.png"))
+        page.get_by_role("button", name="Model's view").click()
+        expect(page.locator("article.message")).to_have_count(21)
 
 
 def test_access_token_signs_a_browser_in(viewing: Viewing, page: Page, screenshots: Path) -> None:

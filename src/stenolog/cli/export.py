@@ -42,6 +42,7 @@ from stenolog.transfer.export.formats import (
     ExportFormat,
     document_title,
     export_as_text,
+    exports_hidden_messages,
 )
 
 _FORMAT_BY_SUFFIX: Final[dict[str, ExportFormat]] = {
@@ -138,7 +139,8 @@ def export_command(
     one session matches.
 
     Hidden messages are exported only with --all. An html page also has the messages that a summary
-    replaced, behind a divider, unless these are more than 10,000 messages or 20 MB.
+    replaced, behind a divider, unless these are more than 10,000 messages or 20 MB. Markdown and
+    html of a session of another program have all its messages, within the same limits.
 
     In all formats except jsonl, known secrets are replaced: API keys and fields such as "password".
     The number of replaced secrets is printed to stderr. Secrets in plain sentences are not
@@ -181,9 +183,8 @@ def export_command(
         raise _file_exists_error(output)
     with location.open() as store:
         info = find_session_to_read(store, key)
-        if export_format == "html" and include_hidden is None:
-            # This import is slow and only needed for pages.
-            from stenolog.gateway.viewer.export_page import read_shared_messages
+        if include_hidden is None and exports_hidden_messages(export_format, info):
+            from stenolog.gateway.viewer.hidden_messages import read_shared_messages
 
             messages = read_shared_messages(store, info)
         else:

@@ -73,6 +73,7 @@ from stenolog.transfer.export.tool_views import (
     result_blocks,
     summary_of,
 )
+from stenolog.transfer.transcripts.program_messages import is_in_place, kind_of, program_line
 
 _NEIGHBOUR_COUNT: Final = 5
 """Number of messages shown before and after the requested message."""
@@ -80,15 +81,25 @@ _NEIGHBOUR_COUNT: Final = 5
 
 @click.command("show")
 @key_argument
-@click.option("--all", "include_hidden", is_flag=True, help="Include hidden and archived messages.")
+@click.option(
+    "--all/--visible-only",
+    "include_hidden",
+    default=None,
+    help="Include hidden and archived messages, or not.  [default: only for a session of another "
+    "program]",
+)
 @seq_option("--at", help="Show only this message and its neighbours.")
-@click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
+@click.option(
+    "--tools",
+    is_flag=True,
+    help="Do not shorten tool calls and results, and messages of other programs.",
+)
 @click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @json_option()
 @location_options
 def show_command(
     key: str,
-    include_hidden: bool,
+    include_hidden: bool | None,
     at: int | None,
     tools: bool,
     no_pager: bool,
@@ -102,6 +113,8 @@ def show_command(
     In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
     one session matches.
 
+    A message that another program added, such as a command or a reminder, is shown as one line.
+
     In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
     ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
     removed; `steno export` prints messages exactly as stored.
@@ -113,11 +126,15 @@ def show_command(
     with location.open() as store:
         info, seq = _resolve_reference(store, key, at)
         summary, hidden_count = info.summary, info.count - info.visible
+        if include_hidden is None:
+            include_hidden = is_in_place(info)
         if seq is None:
             messages = store.get_history(info.key, full=include_hidden)
         else:
             messages = _read_message_and_neighbours(store, info, seq)
             summary, hidden_count = "", 0
+        if any(kind_of(message.to_dict()) == "summary" for message in messages):
+            summary = ""  # it is one of the messages
         fork_source = None if wants_json() or seq is not None else find_fork_source(store, info)
         fork_text = "" if fork_source is None else one_line(str(fork_source))
         if wants_json():
@@ -136,7 +153,7 @@ def show_command(
                 click.secho("Summary", bold=True)
                 click.echo(f"{printable(summary)}\n")
             for message in messages:
-                print_message(message)
+                print_message(message, complete=tools or message.seq == seq)
         if hidden_count and not include_hidden:
             print_notice(f"{messages_with_verb(hidden_count)} hidden. Use --all to show them.")
         # Read the info again: reading all messages may have discovered damage.
@@ -278,9 +295,17 @@ _INTERRUPTED_SUFFIX: Final = "[interrupted]"
 """Text at the end of an interrupted answer, which tells the model about the interruption."""
 
 
-def print_message(message: Message) -> None:
-    """Print a message for reading, without the fields that stenolog or other programs added."""
+def print_message(message: Message, *, complete: bool = False) -> None:
+    """Print a message for reading, without the fields that stenolog or other programs added.
+
+    A message of another program is printed as one line, unless `complete`.
+    """
     fields = message.to_dict()
+    if kind_of(fields) and not complete:
+        if line := _program_line(message, fields):
+            time = _time_and_visibility(message, format_time(message.at))
+            click.secho(f"{line} · {time}\n", dim=True)
+        return
     cause = interruption(fields)
     for name in fields.keys() & {FIELD, *PROGRAM_FIELDS}:
         del fields[name]
@@ -291,6 +316,12 @@ def print_message(message: Message) -> None:
     for name, value in fields.items():
         click.echo(printable(f"{name}: {_as_json(value)}"))
     click.echo()
+
+
+def _program_line(message: Message, fields: Mapping[str, Any]) -> str:
+    """Return the line for a message of another program; empty if it only marks a place."""
+    line = shorten(program_line(fields), _MAX_VALUE_LENGTH)
+    return printable(f"[{message.seq}] {line}") if line else ""
 
 
 def _message_header(message: Message, role: Any) -> str:
@@ -373,6 +404,12 @@ class MessageRenderer:
     def message_lines(self, message: Message, *, is_highlighted: bool = False) -> Iterator[str]:
         """Yield the lines of one message, and an empty line."""
         fields = message.to_dict()
+        if kind_of(fields) and not self._verbose and not is_highlighted:
+            if line := _program_line(message, fields):
+                time = _time_and_visibility(message, format_local_time(message.at))
+                yield from self._render_styled(f"{line} · {time}", "dim")
+                yield ""
+            return
         cause = interruption(fields)
         yield from self._message_header_lines(message, fields, is_highlighted=is_highlighted)
         for part in read_message(fields):

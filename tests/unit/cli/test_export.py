@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model, mark_tool_outcome
-from stenolog.gateway.viewer import export_page
+from stenolog.gateway.viewer import hidden_messages
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
 from support.transcripts import SAMPLES
@@ -385,8 +385,37 @@ def test_page_of_a_compacted_transcript_has_all_messages(steno: Steno) -> None:
     key = "codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb"
     result = steno("export", key, "--format", "html")
     assert "13 of them hidden</small>" in result.stdout
-    assert result.stdout.count('<details class="earlier"') == 3
+    # They are in their places, not behind dividers.
+    assert '<details class="earlier"' not in result.stdout
+    assert "hidden from the model" not in result.stdout
     assert "are hidden" not in result.stderr
+    markdown = steno("export", key, "--format", "markdown")
+    assert markdown.stdout.count('<a id="m') == 17
+    assert "are hidden" not in markdown.stderr
+
+
+@pytest.mark.parametrize("format_", ["html", "markdown"])
+def test_messages_of_a_program_are_folded_lines_without_secrets(
+    place: Path, steno: Steno, format_: str
+) -> None:
+    command = f"<command-name>/login</command-name><command-args>{'x ' * 20}{KEY}</command-args>"
+    with open_store(place / "workspace") as store:
+        for text, kind in ((command, "command"), ("", "compaction"), ("Done.", "summary")):
+            body = {"role": "user", "content": text, "stenolog": {"kind": kind}}
+            store.add_full_message("told", body)
+        store.add_message("told", "user", "A prompt.")
+    shown = steno("export", "told", "--format", format_).stdout
+    assert "/login x x" in shown
+    assert "Compaction: summary of the earlier messages" in shown
+    assert KEY[:12] not in shown
+    assert shown.count("<details") == 2
+    if format_ == "html":
+        assert shown.count('<article class="message program') == 2
+        assert shown.count('<article class="message user') == 1
+        assert "<h1>A prompt.</h1>" in shown
+    else:
+        assert shown.count("\n## ") == 1
+        assert shown.startswith("# A prompt.\n")
 
 
 def test_secrets_in_summarized_messages_are_replaced(place: Path, steno: Steno) -> None:
@@ -404,7 +433,7 @@ def test_secrets_in_summarized_messages_are_replaced(place: Path, steno: Steno) 
 def test_page_leaves_out_very_many_summarized_messages(
     steno: Steno, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_page, limit, 1)
+    monkeypatch.setattr(hidden_messages, limit, 1)
     result = steno("export", "telegram:123", "--format", "html")
     assert "message 1" not in result.stdout
     assert "and 2 hidden, not shown" in result.stdout

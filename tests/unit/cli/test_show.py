@@ -21,6 +21,7 @@ InTerminal = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.usefixtures("place")
 
 KEY = "telegram:123"
+COMPACTED = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 LOCAL = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+")
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -284,6 +285,31 @@ def test_original_record_of_another_program_is_not_shown(
         shown = steno("show", "k").stdout
     assert "claude_code" not in shown
     assert "other: 2" in shown
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_session_of_another_program_shows_what_happened(
+    steno: Steno, in_terminal: InTerminal, is_terminal: bool
+) -> None:
+    folder = SAMPLES / "claude-code" / "projects"
+    assert steno("import", "--from", "claude-code", str(folder)).exit_code == 0
+
+    def show(*options: str) -> str:
+        if is_terminal:
+            return in_terminal("show", COMPACTED, *options, "--no-pager", NO_COLOR="1")[1]
+        return steno("show", COMPACTED, *options).stdout
+
+    shown = show()
+    # The mark of the compaction, 21, has no content.
+    headers = {int(seq) for seq in re.findall(r"(?m)^\[(\d+)\]", shown)}
+    assert headers == set(range(1, 29)) - {21}
+    assert "\n[22] Compaction: summary of the earlier messages · " in shown
+    assert "\n[24] /compact keep the tide table · " in shown
+    assert "<command-name>" not in shown
+    assert "[22]" not in (visible := show("--visible-only"))
+    assert "Summary\n" in visible
+    assert "<command-name>/compact" in show("--tools")
+    assert "<command-name>/compact" in show("--at", "24")
 
 
 def test_original_records_of_all_programs_are_known() -> None:

@@ -42,6 +42,7 @@ from stenolog.settings.secrets import mask_secrets
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import SnapshotStore, iterate_messages
+from stenolog.transfer.transcripts.program_messages import is_in_place
 
 MESSAGES_PER_PART: Final = 50
 _MAX_PART_MESSAGES: Final = 400
@@ -106,8 +107,10 @@ async def conversation(request: Request) -> Response:
     """Serve the page of a session."""
     call = parse_query(request, ConversationQuery)
     entry = await entry_of(call)
-    query = call.query
-    view, part = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
+    query, read_only = call.query, call.gateway.read_only
+    view, part = await call.gateway.loop.run(
+        _load_page, call.agent, call.key, query, entry, read_only
+    )
     return page("conversation.html", view=view, part=part, agent=query.agent, query=query)
 
 
@@ -117,7 +120,8 @@ async def fragment(request: Request) -> Response:
     query = call.query
     # With newer messages, the page also gets the session's current state, which is in the entry.
     entry = await entry_of(call) if query.after is not None else None
-    info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
+    read_only = call.gateway.read_only
+    info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query, read_only)
     return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
 
 
@@ -125,24 +129,46 @@ async def fragment(request: Request) -> Response:
 
 
 def _load_page(
-    agent: AgentInstance, key: str, page_query: ConversationQuery, entry: Entry | None
+    agent: AgentInstance,
+    key: str,
+    page_query: ConversationQuery,
+    entry: Entry | None,
+    read_only: bool,
 ) -> tuple[dict[str, Any], PagePart]:
     store = agent.store
     session_key = agent.resolve_key(key)
 
     def read(info: SessionInfo) -> PagePart:
+        message_filter = _with_default_visibility(page_query, info, read_only)
         if page_query.at:
-            return part_around(store, info, page_query.at, page_query)
-        return newest_part(store, info, page_query)
+            return part_around(store, info, page_query.at, message_filter)
+        return newest_part(store, info, message_filter)
 
     info, part = read_again_if_damaged(store, session_key, read)
     lost_spans = read_visibility(store, info).lost if info.lost else ()
+    shows_hidden = _shows_hidden_by_default(info, read_only)
+    chosen = ("full=false",) if shows_hidden and page_query.full is False else ()
     return {
         **session_header(info, entry, find_fork_source(store, info)),
         "fork_key": _suggest_fork_key(session_key),
+        "filter": "&".join(filter(None, (page_query.filter_text, *chosen))),
+        "shows_hidden": shows_hidden,
         "damage": damage_html(info.lost, info.damaged, mask_secrets(agent.spec.sessions)),
         "first_lost": lost_spans[0][0] if lost_spans else None,
     }, part
+
+
+def _shows_hidden_by_default(info: SessionInfo, read_only: bool) -> bool:
+    """Return whether readers want to see what happened, not what the model sees next."""
+    return read_only or is_in_place(info)
+
+
+def _with_default_visibility(
+    message_filter: MessageFilter, info: SessionInfo, read_only: bool
+) -> MessageFilter:
+    if message_filter.full is None and _shows_hidden_by_default(info, read_only):
+        return replace(message_filter, full=True)
+    return message_filter
 
 
 def read_again_if_damaged(
@@ -165,7 +191,7 @@ def _suggest_fork_key(key: str) -> str:
 
 
 def _load_part(
-    agent: AgentInstance, key: str, part_query: PartQuery
+    agent: AgentInstance, key: str, part_query: PartQuery, read_only: bool
 ) -> tuple[SessionInfo, PagePart]:
     store = agent.store
 
@@ -173,7 +199,7 @@ def _load_part(
         if part_query.last:
             first = max(part_query.first, part_query.last - _MAX_PART_MESSAGES + 1)
             return _PartReader(store, info, _ALL_MESSAGES).read_part(first, part_query.last)
-        reader = _PartReader(store, info, part_query)
+        reader = _PartReader(store, info, _with_default_visibility(part_query, info, read_only))
         if part_query.before:
             first = _start_seq_before(reader.shown, part_query.before, MESSAGES_PER_PART)
             return reader.read_part(first, part_query.before - 1)
@@ -190,7 +216,7 @@ def newest_part(store: Store, info: SessionInfo, message_filter: MessageFilter) 
         first_seq = _start_seq_before(reader.shown, info.last_seq + 1, MESSAGES_PER_PART)
         return reader.read_part(first_seq, info.last_seq)
     count = MESSAGES_PER_PART + _RESULT_MARGIN
-    history = store.get_history(info.key, last=count, full=message_filter.full)
+    history = store.get_history(info.key, last=count, full=bool(message_filter.full))
     start = max(0, len(history) - MESSAGES_PER_PART)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
@@ -200,9 +226,9 @@ def newest_part(store: Store, info: SessionInfo, message_filter: MessageFilter) 
 def part_around(
     store: Store, info: SessionInfo, seq: int, message_filter: MessageFilter
 ) -> PagePart:
-    """Return the messages around `seq`. If that message is hidden, include hidden messages."""
+    """Return the messages around `seq`. Hidden messages are included by default if it is hidden."""
     seq = min(seq, info.last_seq)
-    if not spans.contains(info.visible_spans, seq):
+    if message_filter.full is None and not spans.contains(info.visible_spans, seq):
         message_filter = replace(message_filter, full=True)
     reader = _PartReader(store, info, message_filter)
     start = _start_seq_before(reader.shown, seq, MESSAGES_PER_PART // 2)
@@ -222,7 +248,7 @@ class _PartReader:
     def __init__(self, store: Store, info: SessionInfo, message_filter: MessageFilter) -> None:
         self._store = store
         self._info = info
-        self._full = message_filter.full
+        self._full = bool(message_filter.full)
         self._visibility = read_visibility(store, info)
         self.shown: Sequence[Span] = self._visibility.present if self._full else info.visible_spans
         """Seqs of the messages that the page can show."""
@@ -265,7 +291,9 @@ class _PartReader:
         gaps_after = _seq_before(info.visible_spans, first) if first else 0
         lost_after = _seq_before(visibility.present, first) if self._full and first else gaps_after
         items: list[PageItem] = []
-        for message in message_views(history, later):
+        # Before a compaction of another program all messages are hidden, so marks say nothing.
+        mark_hidden = not (self._full and info.summary and is_in_place(info))
+        for message in message_views(history, later, mark_hidden=mark_hidden):
             items += self._gap_items(gaps_after, message.seq)
             items += self._lost_items(lost_after, message.seq)
             items.append(PageItem(message=message))
@@ -274,6 +302,11 @@ class _PartReader:
             if gaps_after or not self._full:
                 items += self._gap_items(gaps_after, MAX_SEQ + 1)
             items += self._lost_items(lost_after, info.last_seq + 1)
+        messages = [item.message for item in items if item.message is not None]
+        summary_seqs = [message.seq for message in messages if message.is_summary]
+        if self._full:
+            # The summary is shown once: as the message that the program wrote, if there is one.
+            items = [item for item in items if not _has_summary_message(item.gap, summary_seqs)]
         # Appending messages does not change the digest.
         digest_source = ascii((info.uid, info.summary, list(visibility.gaps)))
         digest_source += ascii((list(visibility.lost), info.damaged))
@@ -298,6 +331,11 @@ class _PartReader:
     def _lost_items(self, after: int, before: int) -> list[PageItem]:
         lost_spans = spans.clipped(self._visibility.lost, after + 1, before - 1)
         return [PageItem(lost=span) for span in lost_spans]
+
+
+def _has_summary_message(gap: Gap | None, summary_seqs: Iterable[int]) -> bool:
+    """Return whether the summary of a gap is one of the messages, in the gap or after it."""
+    return gap is not None and any(seq >= gap.first for seq in summary_seqs)
 
 
 # --- seq arithmetic --------------------------------------------------------------------------

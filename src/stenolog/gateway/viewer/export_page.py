@@ -14,17 +14,14 @@ from typing import Any, Final
 from jinja2 import Environment
 
 from stenolog.catalog.message_metadata import has_failed, model_of, usage_of
-from stenolog.catalog.searchable_text import program_from
-from stenolog.gateway.viewer.hidden_messages import HIDDEN, SUMMARIZED, read_visibility
-from stenolog.gateway.viewer.message_views import document_views, is_prompt, prompt_line
+from stenolog.gateway.viewer.hidden_messages import HIDDEN, SUMMARIZED
+from stenolog.gateway.viewer.message_views import document_views, prompt_line
 from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.gateway.viewer.templating import csp_hash, new_environment, static_text
 from stenolog.messages import calls_of, results_of
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.sessions.usage import Counts, Price, load_prices
-from stenolog.stores import spans
-from stenolog.stores.base import Store
 from stenolog.transfer.export.formats import (
     ExportFormat,
     document_title,
@@ -34,34 +31,13 @@ from stenolog.transfer.export.formats import (
     printable_text,
     redact_text,
 )
+from stenolog.transfer.transcripts.program_messages import is_in_place, is_prompt, kind_of
 
 _STYLES: Final = ("viewer.css", "tools.css")
-MAX_SUMMARIZED: Final = 10_000
-"""If a session has more summarized messages, a page omits all of them by default."""
-MAX_SUMMARIZED_BYTES: Final = 20_000_000
-"""The same limit for the stored size of all summarized messages, in bytes."""
 _HIDDEN_RUN_END: Final = b"</details>\n"
 _MAX_NESTING: Final = 200
 """Maximum nesting depth to which a message is searched for pictures."""
 _PICTURE_PLACEHOLDER: Final = "stenolog-picture:"
-
-
-def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
-    """Return the messages for a page to share: visible messages, and summarized messages.
-
-    Messages that were hidden for other reasons, for example cleared, are left out. All
-    summarized messages are left out if they exceed MAX_SUMMARIZED or MAX_SUMMARIZED_BYTES.
-    """
-    # In an imported transcript with a summary, an unknown reason counts as summarized.
-    reasons = (SUMMARIZED, HIDDEN if info.summary and program_from(info.meta) else SUMMARIZED)
-    gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
-    summarized = [(gap.first, gap.last) for gap in gaps]
-    if 0 < sum(gap.count for gap in gaps) <= MAX_SUMMARIZED:
-        history = store.get_history(info.key, full=True)
-        shared_messages = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
-        if sum(len(m.to_json()) for m in shared_messages if m.hidden) <= MAX_SUMMARIZED_BYTES:
-            return shared_messages
-    return store.get_history(info.key)
 
 
 def export_pieces(
@@ -81,11 +57,13 @@ def _render_page(
 ) -> Iterator[bytes]:
     bodies = {message.seq: _clean_body(message.to_dict(), redactor) for message in messages}
     environment = _environment()
+    in_place = is_in_place(info)
+    has_summary_message = any(kind_of(body) == "summary" for body in bodies.values())
     page_html = environment.get_template("export.html").render(
         key=redact_text(info.key, redactor),
         title=" ".join(document_title(info, messages, redactor).split()),
         source=" ".join(fork_source_text(info, redactor).split()),
-        summary=redact_text(info.summary, redactor),
+        summary="" if has_summary_message else redact_text(info.summary, redactor),
         left_out=info.count - len(messages),
         totals=_count_totals(messages, bodies, load_prices()),
         style=static_text(_STYLES),
@@ -99,13 +77,14 @@ def _render_page(
     ]
     run_lengths = {message.seq: len(run) for run in hidden_runs for message in run}
     was_hidden = False
-    for view in document_views(messages, bodies):
-        if view.hidden and not was_hidden:
+    for view in document_views(messages, bodies, mark_hidden=not (in_place and info.summary)):
+        is_folded = view.hidden and not in_place
+        if is_folded and not was_hidden:
             reason = SUMMARIZED if info.summary and view.seq <= info.floor else HIDDEN
             yield divider.render(count=run_lengths[view.seq], reason=reason).encode()
-        elif was_hidden and not view.hidden:
+        elif was_hidden and not is_folded:
             yield _HIDDEN_RUN_END
-        was_hidden = view.hidden
+        was_hidden = is_folded
         yield template.render(one=view).encode(errors="replace")
     yield _HIDDEN_RUN_END * was_hidden + end.encode(errors="replace")
 

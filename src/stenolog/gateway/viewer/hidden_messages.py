@@ -13,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.errors import StenologError
-from stenolog.records import SessionInfo, Span, Undo
+from stenolog.records import Message, SessionInfo, Span, Undo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
+from stenolog.transfer.transcripts.program_messages import is_in_place
 
 HIDDEN: Final = "hidden"
 """Reason if the operation that hid a message is unknown."""
@@ -27,6 +28,12 @@ _REASONS: Final = {
     "replace": "replaced",
     "truncate": "truncated",
 }
+
+
+MAX_SUMMARIZED: Final = 10_000
+"""If a session has more summarized messages, an export omits all of them by default."""
+MAX_SUMMARIZED_BYTES: Final = 20_000_000
+"""The same limit for the stored size of all summarized messages, in bytes."""
 
 
 class Gap(Struct, frozen=True, kw_only=True):
@@ -71,6 +78,24 @@ def read_visibility(store: Store, info: SessionInfo) -> Visibility:
         missing = spans.union(missing, lost)
     present = spans.minus([(1, info.last_seq)], spans.minus(missing, info.visible_spans))
     return Visibility(present=present, gaps=_find_gaps(info, present, snapshot.undo), lost=lost)
+
+
+def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
+    """Return the messages to share: visible messages, and summarized messages.
+
+    Messages that were hidden for other reasons, for example cleared, are left out. All
+    summarized messages are left out if they exceed MAX_SUMMARIZED or MAX_SUMMARIZED_BYTES.
+    """
+    # In a session of another program, the reasons are unknown.
+    reasons = (SUMMARIZED, HIDDEN) if is_in_place(info) else (SUMMARIZED,)
+    gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
+    summarized = [(gap.first, gap.last) for gap in gaps]
+    if 0 < sum(gap.count for gap in gaps) <= MAX_SUMMARIZED:
+        history = store.get_history(info.key, full=True)
+        shared_messages = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
+        if sum(len(m.to_json()) for m in shared_messages if m.hidden) <= MAX_SUMMARIZED_BYTES:
+            return shared_messages
+    return store.get_history(info.key)
 
 
 def _find_unreadable_spans(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:

@@ -9,7 +9,6 @@ from markupsafe import Markup, escape
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import (
-    FIELD,
     has_failed,
     interruption,
     model_of,
@@ -35,7 +34,6 @@ from stenolog.messages import (
     ToolResult,
     UnknownPart,
     as_json,
-    has_text,
     read_content,
     read_message,
     text_of,
@@ -59,7 +57,7 @@ from stenolog.transfer.export.tool_views import (
     result_blocks,
     summary_of,
 )
-from stenolog.transfer.transcripts.transcript import KIND
+from stenolog.transfer.transcripts.program_messages import kind_of, program_line
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
 _INTERRUPTED_MARK: Final = "[interrupted]"
@@ -106,9 +104,13 @@ class MessageView(Struct, frozen=True, kw_only=True):
     role: str
     """The role as stored, which may be any text."""
     kind: str
-    """The role if the style sheet knows it, otherwise `other`."""
-    injected: bool = False
-    """Whether a program, not the user, wrote this user message."""
+    """`program` for a message of a program, the role if the style sheet knows it, else `other`."""
+    hidden_mark: bool = False
+    """Whether the message is marked as hidden from the model."""
+    program_line: str = ""
+    """The line to which a message of a program is folded; empty for other messages."""
+    is_summary: bool = False
+    """Whether the message is the summary that a compaction of another program wrote."""
     html: Markup
     thoughts: tuple[Markup, ...] = ()
     pictures: tuple[str, ...] = ()
@@ -149,7 +151,9 @@ class _Renderer:
         return coloured_code(masked_text, language, self.colours)
 
 
-def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
+def message_views(
+    messages: Sequence[Message], later: Sequence[Message] = (), *, mark_hidden: bool = True
+) -> list[MessageView]:
     """Return the messages for the page. A tool result is shown at its call if possible.
 
     `later` are the messages after `messages`, which may contain the results of the last calls.
@@ -157,17 +161,19 @@ def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) ->
     renderer = _Renderer(MAX_COLOURED_ON_PAGE, on_page=True)
     bodies = {message.seq: message.to_dict() for message in (*messages, *later)}
     # The newest messages get the colour budget first, because a page opens at its end.
-    return list(_make_views(messages[::-1], bodies, renderer))[::-1]
+    return list(_make_views(messages[::-1], bodies, renderer, mark_hidden=mark_hidden))[::-1]
 
 
-def document_views(messages: Sequence[Message], bodies: Bodies) -> Iterator[MessageView]:
+def document_views(
+    messages: Sequence[Message], bodies: Bodies, *, mark_hidden: bool = True
+) -> Iterator[MessageView]:
     """Yield all messages of a session for a document. `bodies` must already be redacted."""
     renderer = _Renderer(_MAX_COLOURED_IN_DOCUMENT, on_page=False)
-    return _make_views(messages, bodies, renderer)
+    return _make_views(messages, bodies, renderer, mark_hidden=mark_hidden)
 
 
 def _make_views(
-    messages: Sequence[Message], bodies: Bodies, renderer: _Renderer
+    messages: Sequence[Message], bodies: Bodies, renderer: _Renderer, *, mark_hidden: bool
 ) -> Iterator[MessageView]:
     """Yield the messages in the given order. `bodies` may include later messages with results."""
     parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
@@ -176,7 +182,9 @@ def _make_views(
     for message in messages:
         seq, body = message.seq, bodies[message.seq]
         other_parts = [part for part in parts[seq] if id(part) not in placed_ids]
-        if parts[seq] and not other_parts:
+        kind, line = kind_of(body), one_line(renderer.mask.cover(program_line(body)))
+        # A message of a program without content, such as the place of a compaction, is not shown.
+        if (parts[seq] and not other_parts) or (kind and not line):
             continue
         calls = tuple(_call_views(seq, parts[seq], results, bodies, renderer))
         thoughts = [text for text in _thinking_texts(other_parts) if text.strip()]
@@ -189,8 +197,10 @@ def _make_views(
             at=message.at,
             hidden=message.hidden,
             role=role_name,
-            kind=role_name if role_name in _ROLES else "other",
-            injected=role_name == "user" and is_injected(body),
+            kind="program" if line else role_name if role_name in _ROLES else "other",
+            hidden_mark=message.hidden and mark_hidden,
+            program_line=line,
+            is_summary=kind == "summary",
             html=html,
             thoughts=tuple(map(renderer.markdown, thoughts)),
             pictures=tuple(_image_urls(parts[seq])),
@@ -201,17 +211,6 @@ def _make_views(
             interrupted=interruption(body),
             origin=channel if isinstance(channel, str) else "",
         )
-
-
-def is_prompt(body: Mapping[str, Any]) -> bool:
-    """Return whether the user wrote this message: it is neither a tool result nor injected."""
-    return has_text(body) and not is_injected(body)
-
-
-def is_injected(body: Mapping[str, Any]) -> bool:
-    """Return whether a program wrote this user message: a reminder, a command, or a summary."""
-    metadata = body.get(FIELD)
-    return isinstance(metadata, Mapping) and isinstance(metadata.get(KIND), str)
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:

@@ -23,7 +23,8 @@ from stenolog.gateway.viewer.conversation_page import (
     fragment,
     message_at,
 )
-from stenolog.gateway.viewer.export_page import export_pieces, read_shared_messages
+from stenolog.gateway.viewer.export_page import export_pieces
+from stenolog.gateway.viewer.hidden_messages import read_shared_messages
 from stenolog.gateway.viewer.inspector_page import context, next_request
 from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.pages import compile_templates, page, static, with_error_pages
@@ -36,7 +37,11 @@ from stenolog.records import Message, SessionInfo
 from stenolog.redaction.patterns import SECRET_PATTERNS
 from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.stores.base import find_info
-from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat
+from stenolog.transfer.export.formats import (
+    DOCUMENT_FORMATS,
+    ExportFormat,
+    exports_hidden_messages,
+)
 from stenolog.transfer.export.tool_views import one_line
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -158,7 +163,11 @@ class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
     full: bool | None = None
-    """Whether to include hidden messages. [default: false; HTML includes summarized messages]"""
+    """Whether to include hidden messages.
+
+    By default, HTML includes summarized messages. HTML and Markdown of a session of another program
+    include everything that happened.
+    """
 
 
 async def export(request: Request) -> Response:
@@ -173,7 +182,7 @@ async def export(request: Request) -> Response:
         store = call.agent.store
         session_key = call.agent.resolve_key(call.key)
         info, full = store.info(session_key), call.query.full
-        if full is None and export_format == "html":
+        if full is None and exports_hidden_messages(export_format, info):
             return info, read_shared_messages(store, info)
         return info, store.get_history(session_key, full=bool(full))
 

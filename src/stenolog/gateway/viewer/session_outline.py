@@ -24,7 +24,7 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
 from stenolog.errors import UsageError, install_command
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
-from stenolog.gateway.viewer.message_views import is_prompt, prompt_line
+from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import cover_secrets
 from stenolog.gateway.viewer.templating import dollars, path_segment
@@ -45,6 +45,7 @@ from stenolog.stores import spans
 from stenolog.stores.base import Store, fork_seq_of
 from stenolog.stores.snapshots import iterate_messages
 from stenolog.transfer.export.tool_views import one_line
+from stenolog.transfer.transcripts.program_messages import is_prompt
 
 # Kinds of messages, as bits of one number.
 PROMPT: Final = 1
@@ -122,8 +123,8 @@ class Totals(TokenUsage, kw_only=True):
 class MessageFilter(AgentQuery, frozen=True, kw_only=True):
     """Query parameters that select the messages on a page."""
 
-    full: bool = False
-    """Include hidden messages."""
+    full: bool | None = None
+    """Include hidden messages. [default: true if read-only or imported, otherwise false]"""
     only: Literal["", "prompts", "failed"] = ""
     """Show only prompts, or only failed tool calls."""
     tools: bool = True

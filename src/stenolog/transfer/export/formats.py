@@ -34,7 +34,6 @@ from stenolog.messages import (
     ToolCall,
     ToolResult,
     UnknownPart,
-    has_text,
     read_content,
     read_message,
     unread_fields,
@@ -50,7 +49,14 @@ from stenolog.transfer.export.tool_views import (
     argument_blocks,
     checklist_text,
     diff_text,
+    one_line,
     summary_of,
+)
+from stenolog.transfer.transcripts.program_messages import (
+    is_in_place,
+    is_prompt,
+    kind_of,
+    program_line,
 )
 
 TextFormat = Literal["jsonl", "openai", "markdown"]
@@ -115,6 +121,11 @@ def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -
         return json.dumps(shared_fields, separators=(",", ":")).encode()
 
 
+def exports_hidden_messages(format_: ExportFormat, info: SessionInfo) -> bool:
+    """Return whether an export has summarized messages unless the user decides otherwise."""
+    return format_ == "html" or (format_ == "markdown" and is_in_place(info))
+
+
 def document_title(info: SessionInfo, messages: Iterable[Message], clean: SharingRedactor) -> str:
     """Return the session's title, or the start of the first prompt, or the key."""
     title = title_from(info.meta, "")
@@ -131,7 +142,7 @@ def _find_first_prompt(messages: Iterable[Message]) -> str:
     """Return the text of the first user message that has text."""
     for message in messages:
         body = message.to_dict()
-        if has_text(body):
+        if is_prompt(body):
             parts = read_content(body.get("content"))
             if text := "\n".join(part.text for part in parts if isinstance(part, TextPart)):
                 return text
@@ -168,6 +179,8 @@ def _markdown_pieces(
 ) -> Iterator[str]:
     key, title = redact_text(info.key, clean), document_title(info, messages, clean)
     source, summary = fork_source_text(info, clean), redact_text(info.summary, clean)
+    if any(kind_of(message.to_dict()) == "summary" for message in messages):
+        summary = ""  # it is one of the messages
     tool_names: dict[str | None, str] = {}
     message_texts = ["".join(_message_markdown(m, tool_names, clean)) for m in messages]
     # Use the times of the messages, because the session may have been imported later.
@@ -195,6 +208,9 @@ def _message_markdown(
     message: Message, tool_names: dict[str | None, str], clean: TextCleaner
 ) -> Iterator[str]:
     body = message.to_dict()
+    line = one_line(redact_text(program_line(body), clean))
+    if kind_of(body) and not line:
+        return  # it only marks a place
     role, seconds = body.get("role"), seconds_of(body)
     role_text = redact_text(role if isinstance(role, str) else _format_json(role), clean)
     parts = list(read_message(body))
@@ -209,10 +225,15 @@ def _message_markdown(
         f"interrupted: {_escape_line(cause)}" if cause else "",
         "hidden" if message.hidden else "",
     ]
-    yield f'## <a id="m{message.seq}"></a>{message.seq} · {_escape_line(role_text)}\n\n'
-    yield f"*{' · '.join(filter(None, details))}*\n\n"
-    for part in readable_parts(body, parts, tool_names, clean):
-        yield f"{_part_markdown(part)}\n\n"
+    anchor = f'<a id="m{message.seq}"></a>'
+    content = [f"*{' · '.join(filter(None, details))}*"]
+    content += map(_part_markdown, readable_parts(body, parts, tool_names, clean))
+    if line:
+        folded = _details_element(line, "\n\n".join(content))
+        yield f"{anchor}\n\n{folded}\n\n"
+        return
+    yield f"## {anchor}{message.seq} · {_escape_line(role_text)}\n\n"
+    yield from (f"{block}\n\n" for block in content)
 
 
 def _part_markdown(part: Part) -> str:

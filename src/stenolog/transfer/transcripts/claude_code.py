@@ -20,9 +20,9 @@ from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import without_usage
 from stenolog.transfer.importers.chat_format import image_part, text_part
+from stenolog.transfer.transcripts.program_messages import Kind
 from stenolog.transfer.transcripts.transcript import (
     Draft,
-    Kind,
     Transcript,
     TranscriptFile,
     TranscriptReader,
@@ -408,7 +408,7 @@ def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool
             content = _blocks_to_parts(attachment.get("prompt", ""))
             return [({"role": "user", "content": content}, {})]
         case "system:compact_boundary":
-            return [({"role": "system", "content": ""}, {})]
+            return [({"role": "system", "content": ""}, {"kind": "compaction"})]
         case "system:local_command":
             return [({"role": "user", "content": record.get("content", "")}, {"kind": "command"})]
     prefix, _, attachment_type = record_type.partition(":")

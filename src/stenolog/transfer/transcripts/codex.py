@@ -18,9 +18,8 @@ from stenolog.catalog.message_metadata import FIELD as NOTES
 from stenolog.catalog.message_metadata import RESPONSE, without_usage
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers.chat_format import image_part, omit, text_part
+from stenolog.transfer.transcripts.program_messages import KIND, Kind
 from stenolog.transfer.transcripts.transcript import (
-    KIND,
-    Kind,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
@@ -62,6 +61,9 @@ _INJECTED_PREFIXES: Final = (
     "# AGENTS.md instructions",
     "<permissions instructions>",
     "<skills_instructions>",
+    "<skill>",
+    "<user_shell_command>",
+    "<subagent_notification>",
 )
 _EXIT_CODE: Final = re.compile(r"(?:Process exited with code|Exit code:) (-?\d+)")
 _WALL_TIME: Final = re.compile(r"Wall time: ([\d.]+)")

@@ -14,22 +14,15 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from json import JSONEncoder, dumps, loads
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import FIELD, IDENTITY, RESPONSE, is_copied
 from stenolog.stores.json_file import NotASession
+from stenolog.transfer.transcripts.program_messages import KIND, Kind
 
-Kind = Literal["injected", "command", "interruption", "notification", "summary"]
-"""Kind of a message with role `user` that is not a prompt, because the user did not write it.
-
-injected: text that the program added. command: a command of the program, or its output.
-interruption: the user stopped the answer. notification: a background task ended. summary: written
-by a compaction.
-"""
-KIND: Final = "kind"
 MAX_TITLE_CHARS: Final = 80
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""

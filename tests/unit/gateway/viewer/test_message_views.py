@@ -7,6 +7,7 @@ from stenolog.gateway.viewer.message_views import message_views, prompt_line
 from stenolog.gateway.viewer.safe_html import MAX_RENDERED, is_link_address, is_picture_url
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
+from support.tool_samples import SECRET
 
 
 def _stored(*bodies: dict[str, Any]) -> list[Message]:
@@ -315,3 +316,25 @@ def test_text_after_the_shown_part_is_not_shown_instead_of_secrets() -> None:
     [made] = message_views(_stored({"role": "user", "content": text}))
     assert "not masked" not in made.html
     assert '<p class="cut">21 more characters are not shown.</p>' in made.html
+
+
+def test_message_of_a_program_is_folded_to_a_line_with_its_secrets_covered() -> None:
+    command = f"<command-name>/login</command-name><command-args>{SECRET}</command-args>"
+    bodies = [(command, "command"), ("", "compaction"), ("So far.", "summary"), ("Hello.", "")]
+    messages = _stored(
+        *({"role": "user", "content": text, "stenolog": {"kind": kind}} for text, kind in bodies)
+    )
+    command_view, summary, prompt = message_views(messages)
+    assert (command_view.kind, summary.kind, prompt.kind) == ("program", "program", "user")
+    assert command_view.program_line.startswith("/login ")
+    assert SECRET[:8] not in command_view.program_line
+    assert (summary.is_summary, prompt.is_summary, prompt.program_line) == (True, False, "")
+
+
+def test_hidden_messages_are_marked_unless_all_are_shown_in_their_places() -> None:
+    with InMemoryStore() as store:
+        store.add_message("s", "user", "Hello.")
+        store.clear("s")
+        history = store.get_history("s", full=True)
+    assert [view.hidden_mark for view in message_views(history)] == [True]
+    assert [view.hidden_mark for view in message_views(history, mark_hidden=False)] == [False]

@@ -423,3 +423,38 @@ def test_fork_whose_source_cannot_be_read_has_a_page(tmp_path: Path) -> None:
         for key in ("broken", "long"):
             page = client.get(f"/s/{key}")
             assert (page.status_code, f"The fork {key}." in page.text) == (200, True), page.text
+
+
+def _page(served: Served, address: str) -> str:
+    with served.client() as client:
+        return client.get(address).text
+
+
+def test_session_of_another_program_shows_hidden_messages_in_their_places(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        reader = PROGRAMS["claude-code"]()
+        for file in reader.find(SAMPLES / "claude-code" / "projects"):
+            import_transcript(reader, file, store)
+    with Served(tmp_path, ScriptedModel(["x"])) as served:
+        address = f"/s/claude-code%3A{_CLAUDE}"
+        page = _page(served, address)
+        assert page.count('<article class="message') == 21
+        assert page.count('<article class="message user"') == 3
+        assert page.count('class="divider"') == 0
+        assert ">Model's view</button>" in page
+        model_view = _page(served, f"{address}?full=false")
+        assert model_view.count('<article class="message') == 7
+        assert 'data-filter="full=false"' in model_view
+
+
+def test_read_only_page_shows_hidden_messages_and_another_page_only_on_request(
+    served: Served, tmp_path: Path
+) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("summarized", "user", "A heron was summarized.")
+        store.checkpoint("summarized", summary="so", upto=1)
+    assert 'id="m1"' not in _page(served, "/s/summarized")
+    with Served(tmp_path, ScriptedModel(["x"]), read_only=True) as read_only:
+        page = _page(read_only, "/s/summarized")
+    assert 'id="m1"' in page
+    assert "data-show-hidden" not in page

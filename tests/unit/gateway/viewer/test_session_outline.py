@@ -140,7 +140,8 @@ def test_injected_messages_do_not_start_a_turn(
     only_prompts = outline.selected_spans(MessageFilter(only="prompts"))
     assert sum(last - first + 1 for first, last in only_prompts) == len(prompts)
     assert f"<dt>Turns</dt><dd>{len(prompts)}</dd>" in exported
-    assert ">not a prompt<" in exported
+    assert exported.count('<article class="message user"') == len(prompts)
+    assert '<article class="message program"' in exported
 
 
 def test_tokens_before_the_first_prompt_are_in_the_totals() -> None:

@@ -59,7 +59,7 @@ def test_transcript_with_parallel_calls_resume_and_compaction_is_read() -> None:
         "- tool Exit code 3 cat: nosuchfile. failed",
         # The compaction preserved the last answer.
         "+ assistant `nosuchfile.txt` does not ex [42]",
-        "- system",
+        "- system compaction",
         "- user summary This session is being contin",
         "+ user injected <local-command-caveat>The co",
         "+ user command <command-name>/compact</comm",

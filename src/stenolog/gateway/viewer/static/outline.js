@@ -264,7 +264,7 @@ async function loadOutline() {
 let later;
 function loadOutlineLater() {
   const last = lists().at(-1);
-  const prompt = $$("article.user:not([data-injected])", talk).at(-1);
+  const prompt = $$("article.user", talk).at(-1);
   const known = last && endOf(last) < Number(last.dataset.count);
   if (!last || known || !prompt || seqOf(prompt) <= seqOf(links().at(-1) ?? { dataset: { seq: 0 } })) return;
   clearTimeout(later);

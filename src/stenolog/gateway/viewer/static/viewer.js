@@ -408,8 +408,8 @@ const ofAgent = (fields = {}) => {
 };
 // Query fields of requests for messages: whether to include hidden messages, and the filter.
 const messageFields = () => ({
-  ...(talk?.dataset.full === "true" ? { full: "true" } : {}),
   ...Object.fromEntries(new URLSearchParams(talk?.dataset.filter)),
+  ...(talk && talk.dataset.full !== talk.dataset.fullDefault ? { full: talk.dataset.full } : {}),
 });
 const articles = () => $$("article.message", talk);
 const atEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
@@ -1020,6 +1020,7 @@ document.addEventListener("focusin", ({ target }) => {
 });
 
 const FOLDED = "details.tool, details.thought";
+const FOLDED_IN_MESSAGE = `${FOLDED}, details.folded`;
 
 // Opens these details, or closes them if all are open. Returns false if there are no details.
 function toggleDetails(details) {
@@ -1060,14 +1061,14 @@ const KEYS = {
     toEnd();
     focusRow($$("[data-row]").at(-1));
   },
-  "]": () => moveRow($$("article.user:not([data-injected])"), 1),
-  "[": () => moveRow($$("article.user:not([data-injected])"), -1),
+  "]": () => moveRow($$("article.user"), 1),
+  "[": () => moveRow($$("article.user"), -1),
   e: () => toggleDetails($$(FOLDED)),
   c: () => say && $("textarea", say).focus(),
   u: () => location.assign(`/${ofAgent()}`),
   "?": () => help.showModal(),
   Enter: () => {
-    if (currentRow()?.matches("article")) toggleDetails($$(FOLDED, currentRow()));
+    if (currentRow()?.matches("article")) toggleDetails($$(FOLDED_IN_MESSAGE, currentRow()));
     else $("li.chosen a")?.click();
   },
 };
@@ -1089,7 +1090,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && at.closest("a, button, summary")) return;
   if (event.key === " ") {
     // In a message without tools and thinking, the key scrolls as usual.
-    if (at.matches("article") && toggleDetails($$(FOLDED, at))) event.preventDefault();
+    if (at.matches("article") && toggleDetails($$(FOLDED_IN_MESSAGE, at))) event.preventDefault();
     return;
   }
   const act = KEYS[event.key];
