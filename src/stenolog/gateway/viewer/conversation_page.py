@@ -101,6 +101,8 @@ class PagePart(Struct, frozen=True, kw_only=True):
     """Number of messages of the session that a summary replaces."""
     digest: str
     """Digest of the hidden and damaged messages. If the digest changes, open pages are outdated."""
+    last_prompt: int
+    """Seq of the last prompt, after which tools may be running; of the session's end if unknown."""
 
 
 async def conversation(request: Request) -> Response:
@@ -307,6 +309,7 @@ class _PartReader:
         if self._full:
             # The summary is shown once: as the message that the program wrote, if there is one.
             items = [item for item in items if not _has_summary_message(item.gap, summary_seqs)]
+        prompts = [message.seq for message in messages if message.kind == "user"]
         # Appending messages does not change the digest.
         digest_source = ascii((info.uid, info.summary, list(visibility.gaps)))
         digest_source += ascii((list(visibility.lost), info.damaged))
@@ -319,6 +322,7 @@ class _PartReader:
             full=self._full,
             summarized=sum(gap.count for gap in visibility.gaps if gap.reason == SUMMARIZED),
             digest=blake2b(digest_source.encode(), digest_size=8).hexdigest(),
+            last_prompt=MAX_SEQ if later else max(prompts, default=0),
         )
 
     def _gap_items(self, after: int, before: int) -> list[PageItem]:

@@ -192,7 +192,7 @@ def _count_totals(
 @cache
 def _environment() -> Environment:
     environment = new_environment()
-    environment.globals.update(exported=True)
+    environment.globals.update(exported=True, is_running=False, last_prompt=0)
     # A document may be read on another day, so times are shown with their date.
     environment.filters.update(clock=format_minute, duration=_format_duration)
     return environment

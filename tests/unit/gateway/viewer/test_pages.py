@@ -458,3 +458,20 @@ def test_read_only_page_shows_hidden_messages_and_another_page_only_on_request(
         page = _page(read_only, "/s/summarized")
     assert 'id="m1"' in page
     assert "data-show-hidden" not in page
+
+
+def test_tool_without_a_result_is_running_only_in_a_running_session(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    with open_store(str(tmp_path)) as store:
+        for text in ("First.", "Second."):
+            store.add_message("s", "user", text)
+            body = {"role": "assistant", "content": None, "tool_calls": [call]}
+            store.add_full_message("s", body)
+
+        def states(served: Served) -> list[str]:
+            return re.findall(r"· (no result|running)", _page(served, "/s/s"))
+
+        with Served(tmp_path, ScriptedModel([]), read_only=True) as served:
+            assert states(served) == ["no result", "no result"]
+            with store.lease("s", ttl=600):
+                assert states(served) == ["no result", "running"]
