@@ -31,7 +31,7 @@ from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotStore
-from stenolog.transfer.transcripts.claude_code import kind_of_record
+from stenolog.transfer.transcripts.claude_code import prompt_of_record
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
@@ -288,9 +288,9 @@ def read_head(file: TranscriptFile) -> SessionHead:
 
 def _find_prompt(record: dict[str, Any], payload: dict[str, Any]) -> str:
     """Return the prompt in a record of Claude Code, Codex or Gemini CLI; empty if missing."""
-    if record.get("type") == "user" and kind_of_record(record) is None:
-        message = as_dict(record.get("message"))
-        return text_of_parts(message.get("content") if message else record.get("content"))
+    if record.get("type") == "user":
+        has_message = isinstance(record.get("message"), dict)
+        return prompt_of_record(record) if has_message else text_of_parts(record.get("content"))
     if payload.get("type") == "user_message":
         return as_text(payload.get("message"))
     return ""

@@ -12,9 +12,10 @@ import threading
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
@@ -60,7 +61,10 @@ MAX_PROJECTS: Final = 8
 _UUID_FIELD: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
 _TIME_FIELD: Final = re.compile(rb'"timestamp":"([^"]+)"')
 _COMMAND_TEXT: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
-_INJECTED_TEXT: Final = re.compile(r"\s*<(system-reminder|local-command-caveat)|\[Image: source: ")
+_INJECTED_TEXT: Final = re.compile(
+    r"\s*<(system-reminder|local-command-caveat|ide_|new-diagnostics|user-prompt-submit-hook)"
+    r"|\[Image: source: "
+)
 _SUMMARY: Final = re.compile(r"Summary:\n(.*?)(?:\n\nIf you need specific details|\Z)", re.DOTALL)
 
 
@@ -380,20 +384,22 @@ class _SessionBuilder:
             self._transcript.summary = (summary[1] if summary else text).strip()
 
 
-def kind_of_record(record: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a record with role `user` that is not a prompt; None for a prompt."""
-    text = text_of_parts(as_dict(record.get("message")).get("content"))
-    if record.get("isCompactSummary") is True:
-        return "summary"
+def prompt_of_record(record: Mapping[str, Any]) -> str:
+    """Return the text of the prompt in a record of the type `user`; empty if there is none."""
+    prompts = (body for body, notes in _user_messages(record) if notes.get("kind") is None)
+    texts = (text_of_parts(body["content"]) for body in prompts if body["role"] == "user")
+    return next(filter(None, texts), "")
+
+
+def _kind_of_text(text: str) -> Kind | None:
+    """Return the kind of a text with role `user` that the user did not write; else None."""
     if text.startswith("[Request interrupted by user"):
         return "interruption"
     if text.lstrip().startswith("<task-notification>"):
         return "notification"
     if _COMMAND_TEXT.match(text):
         return "command"
-    if record.get("isMeta") is True or _INJECTED_TEXT.match(text):
-        return "injected"
-    return None
+    return "injected" if _INJECTED_TEXT.match(text) else None
 
 
 def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool) -> list[Draft]:
@@ -422,13 +428,36 @@ def messages_of(record: Mapping[str, Any], record_type: str, *, gets_usage: bool
 
 
 def _user_messages(record: Mapping[str, Any]) -> list[Draft]:
-    """Return tool results if the record has nothing else; otherwise one message of the user."""
+    """Return the messages of a record: tool results, and texts of the program and of the user.
+
+    A record of the user may begin with texts that the program added, such as the open file.
+    """
     content = as_dict(record.get("message")).get("content")
-    blocks = [as_dict(block) for block in list_or_empty(content)]
-    if blocks and all(block.get("type") == "tool_result" for block in blocks):
-        return [_tool_result(block) for block in blocks]
-    body = {"role": "user", "content": _blocks_to_parts(content)}
-    return [(body, {"kind": kind_of_record(record)})]
+    kind: Kind | None = "injected" if record.get("isMeta") is True else None
+    if record.get("isCompactSummary") is True:
+        kind = "summary"
+    blocks = content if isinstance(content, list) else []
+    if kind == "summary" or not blocks:
+        text_kind = None if kind == "summary" else _kind_of_text(text_of_parts(content))
+        body = {"role": "user", "content": _blocks_to_parts(content)}
+        return [(body, {"kind": text_kind or kind})]
+    drafts: list[Draft] = []
+    for group_kind, group in groupby(blocks, _kind_of_block):
+        group_blocks = list(group)
+        if group_kind == "result":
+            drafts += [_tool_result(as_dict(block)) for block in group_blocks]
+            continue
+        body = {"role": "user", "content": _blocks_to_parts(group_blocks)}
+        drafts.append((body, {"kind": group_kind or kind}))
+    return drafts
+
+
+def _kind_of_block(block: Any) -> Kind | Literal["result"] | None:
+    """Return the kind of a block of content: `result` for a tool result, None for a prompt."""
+    fields = as_dict(block)
+    if fields.get("type") == "tool_result":
+        return "result"
+    return _kind_of_text(text_of_parts([fields]))
 
 
 def _tool_result(block: Mapping[str, Any]) -> Draft:

@@ -26,6 +26,8 @@ _LABELS: Final = {
     "bash-stderr": "Output",
     "bash-stdout": "Output",
     "environment_context": "Environment",
+    "ide_opened_file": "File open in the editor",
+    "ide_selection": "Selection in the editor",
     "local-command-caveat": "Note about commands",
     "local-command-stderr": "Output",
     "local-command-stdout": "Output",

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from stenolog.transfer.read_only_stores import TranscriptStore
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.program_messages import program_line
 from stenolog.transfer.transcripts.transcript import Transcript
 from support.transcripts import SAMPLES, outline, rebuild_records
 
@@ -68,6 +70,37 @@ def test_transcript_with_parallel_calls_resume_and_compaction_is_read() -> None:
         "+ user What did we do so far?",
         "+ assistant We added a tide table to pag [35]",
     ]
+
+
+def _write_user_record(path: Path, *blocks: dict[str, Any]) -> None:
+    message = {"role": "user", "content": list(blocks)}
+    record = {"type": "user", "uuid": "u1", "parentUuid": None, "sessionId": "s"}
+    path.write_text(json.dumps({**record, "message": message}) + "\n")
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def test_texts_of_the_program_before_a_prompt_are_messages_of_their_own(tmp_path: Path) -> None:
+    opened, reminder = "<ide_opened_file>a.md</ide_opened_file>", "<system-reminder>b</x>"
+    path = tmp_path / "s.jsonl"
+    _write_user_record(path, _text(opened), _text(reminder), _text("Count"), _text("boats"))
+    transcript = read(path)
+    assert outline(transcript) == ["+ user injected text text", "+ user text text"]
+    assert program_line(transcript.messages[0].body) == "File open in the editor, Reminder"
+    assert transcript.title == "Count boats"
+    [record] = rebuild_records(ClaudeCode(), path)
+    assert record == json.loads(path.read_text())
+    [head] = TranscriptStore([(ClaudeCode(), tmp_path)]).heads(["claude-code:s"])
+    assert head.prompt == "Count\n\nboats"
+
+
+def test_tool_result_beside_an_interruption_stays_a_tool_result(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "aborted"}
+    _write_user_record(path, result, _text("[Request interrupted by user for tool use]"))
+    assert outline(read(path)) == ["+ tool aborted", "+ user interruption text"]
 
 
 def test_usage_counts_once_per_response() -> None:
