@@ -133,7 +133,7 @@ def show_command(
         else:
             messages = _read_message_and_neighbours(store, info, seq)
             summary, hidden_count = "", 0
-        if any(kind_of(message.to_dict()) == "summary" for message in messages):
+        if summary and any(kind_of(message.to_dict()) == "summary" for message in messages):
             summary = ""  # it is one of the messages
         fork_source = None if wants_json() or seq is not None else find_fork_source(store, info)
         fork_text = "" if fork_source is None else one_line(str(fork_source))

@@ -179,7 +179,7 @@ def _markdown_pieces(
 ) -> Iterator[str]:
     key, title = redact_text(info.key, clean), document_title(info, messages, clean)
     source, summary = fork_source_text(info, clean), redact_text(info.summary, clean)
-    if any(kind_of(message.to_dict()) == "summary" for message in messages):
+    if summary and any(kind_of(message.to_dict()) == "summary" for message in messages):
         summary = ""  # it is one of the messages
     tool_names: dict[str | None, str] = {}
     message_texts = ["".join(_message_markdown(m, tool_names, clean)) for m in messages]

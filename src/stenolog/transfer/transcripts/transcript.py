@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import FIELD, IDENTITY, RESPONSE, is_copied
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.program_messages import KIND, Kind
+from stenolog.transfer.transcripts.program_messages import KIND, Kind, kind_of, program_line
 
 MAX_TITLE_CHARS: Final = 80
 MAX_PROBLEMS: Final = 20
@@ -127,10 +127,14 @@ class Transcript(Struct, kw_only=True):
         ]
 
     def finish(self, title: str | None = None, **facts: Any) -> None:
-        """Set the title, by default the first prompt, and the known facts."""
+        """Set the title and the known facts.
+
+        The default title is the first prompt, or else a message of the program in one line.
+        """
         model_names = (message.body[FIELD].get("model") for message in self.messages)
         models = list(dict.fromkeys(filter(None, model_names)))
-        self.title = one_line(self.first_prompt() if title is None else title)
+        default = self.first_prompt() or self._first_program_line() if title is None else title
+        self.title = one_line(default)
         self.facts |= non_empty({"program": self.program, "models": models, **facts})
 
     def first_prompt(self) -> str:
@@ -138,6 +142,12 @@ class Transcript(Struct, kw_only=True):
         bodies = (message.body for message in self.messages)
         prompts = (body for body in bodies if body["role"] == "user" and KIND not in body[FIELD])
         return next(filter(None, (text_of_parts(body["content"]) for body in prompts)), "")
+
+    def _first_program_line(self) -> str:
+        """Return the line of the first command, or else of the first message of the program."""
+        bodies = [message.body for message in self.messages]
+        commands = [body for body in bodies if kind_of(body) == "command"]
+        return next(filter(None, map(program_line, (*commands, *bodies))), "")
 
     def count_left_out(self, kind: str, size: int) -> None:
         """Add the size of a record that is not imported to the bytes of its kind."""

@@ -96,6 +96,16 @@ def test_texts_of_the_program_before_a_prompt_are_messages_of_their_own(tmp_path
     assert head.prompt == "Count\n\nboats"
 
 
+def test_session_without_a_prompt_is_named_after_its_command(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    _write_user_record(
+        path,
+        _text("<local-command-caveat>Not sent.</local-command-caveat>"),
+        _text("<command-name>/model</command-name><command-args>opus</command-args>"),
+    )
+    assert read(path).title == "/model opus"
+
+
 def test_tool_result_beside_an_interruption_stays_a_tool_result(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     result = {"type": "tool_result", "tool_use_id": "1", "content": "aborted"}
