@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from stenolog.lazy_loading import lazy_pattern
+from stenolog.redaction.control_sequences import UNPRINTABLE_RANGES
+from stenolog.redaction.control_sequences import printable as printable
 
 if TYPE_CHECKING:
     from prompt_toolkit.output.vt100 import Vt100_Output
@@ -33,28 +35,10 @@ _MAX_CONFIRMED_LINES: Final = 20
 _MIN_PROGRESS_BYTES: Final = 1024 * 1024
 """Minimum size of an import in bytes for which a progress bar is shown."""
 
-# Match whole control sequences. Otherwise their visible part, such as "[31m", would remain.
-_CONTROL_SEQUENCE: Final = lazy_pattern(
-    # colours, cursor, erase
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    # titles and links
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b[ -/]*[0-~]"
-)
-# Control characters, and characters that change the writing direction.
-_UNPRINTABLE_RANGES: Final = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-)
-_CONTROL_CHARACTER: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}]")
 # Lone surrogates are unsafe too, because they cannot be encoded.
 # Line ends are safe in JSON, because they occur only between values.
-_UNSAFE_IN_JSON: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\ud800-\udfff]")
-_CONTROL_OR_LINE_END: Final = lazy_pattern(f"[{_UNPRINTABLE_RANGES}\t\n]")
-
-
-def printable(text: str) -> str:
-    """Return the text without terminal control sequences; line ends and tabs are kept."""
-    return _CONTROL_CHARACTER.sub("", _CONTROL_SEQUENCE.sub("", text))
+_UNSAFE_IN_JSON: Final = lazy_pattern(f"[{UNPRINTABLE_RANGES}\ud800-\udfff]")
+_CONTROL_OR_LINE_END: Final = lazy_pattern(f"[{UNPRINTABLE_RANGES}\t\n]")
 
 
 def one_line(name: str) -> str:

@@ -4,11 +4,13 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
+from stenolog.redaction.control_sequences import HIDDEN_REGEX, STRING_SEQUENCE
 from stenolog.redaction.patterns import (
     PRIVATE_KEY,
     SECRET_PATTERNS,
@@ -41,11 +43,12 @@ _INVISIBLE_CHARACTERS: Final = lazy_pattern(_INVISIBLE_REGEX)
 """Invisible characters, which can hide a secret from a pattern."""
 _TOO_SHORT_TEXT: Final = lazy_pattern(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
 """Pattern of texts that are too short to contain a secret."""
-_INVISIBLE_OR_ESCAPED_CHARACTERS: Final = lazy_pattern(
-    _INVISIBLE_REGEX
-    + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
+_HIDDEN_CHARACTERS: Final = lazy_pattern(
+    rf"{HIDDEN_REGEX}|{_INVISIBLE_REGEX}"
+    r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
-"""Invisible characters, and letters and digits that are written as JSON escapes."""
+"""Invisible characters and control sequences, and letters that are written as JSON escapes."""
+_CONTROL_CHARACTER: Final = lazy_pattern(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 class RedactedText(Struct, frozen=True):
@@ -82,6 +85,19 @@ def find_secrets(
     text: str, patterns: Iterable[SecretPattern] = SECRET_PATTERNS
 ) -> list[SecretSpan]:
     """Return the secrets that `redact` replaces, in order, with their positions and stubs."""
+    secrets = _find_visible_secrets(text, patterns)
+    for sequence in STRING_SEQUENCE.finditer(text):
+        first = sequence.start("content")
+        secrets += (
+            SecretSpan(first + secret.start, first + secret.end, secret.stub)
+            for secret in _find_visible_secrets(sequence["content"], patterns)
+        )
+    # A secret may be interrupted by a sequence that contains a secret: return only the outer one.
+    return _without_inner(sorted(secrets, key=attrgetter("start")))
+
+
+def _find_visible_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSpan]:
+    """Return the secrets outside window titles and similar control sequences."""
     if _TOO_SHORT_TEXT.fullmatch(text):
         return []
     draft = _StepwiseRedaction(text, _hidden_characters(text))  # guard: hidden-characters-redacted
@@ -94,13 +110,14 @@ def find_secrets(
 def _hidden_characters(text: str) -> list[SecretSpan]:
     """Return the spans of invisible characters and of letters written as JSON escapes.
 
-    An invisible character is replaced by nothing, and an escape sequence by its letter.
+    Invisible characters and control sequences are replaced by nothing, and a JSON escape by its
+    letter.
     """
-    if text.isascii() and "\\u" not in text:
+    if text.isascii() and "\\" not in text and _CONTROL_CHARACTER.search(text) is None:
         return []
     return [
         SecretSpan(*match.span(), chr(int(match["letter"], 16)) if match["letter"] else "")
-        for match in _INVISIBLE_OR_ESCAPED_CHARACTERS.finditer(text)
+        for match in _HIDDEN_CHARACTERS.finditer(text)
     ]
 
 
@@ -132,17 +149,23 @@ class _StepwiseRedaction:
 
     def original_spans(self) -> list[SecretSpan]:
         """Return the secrets with their positions in the original text."""
-        secrets, last_end = list[SecretSpan](), 0
         # If a secret contains a secret of an earlier step, only the outer secret is returned.
-        for start, end, _, stub in sorted(self._stubs, key=lambda row: (row[0], -row[2])):
-            if start >= last_end:
-                secrets.append(SecretSpan(start, end, stub))
-                last_end = end
-        return secrets
+        rows = sorted(self._stubs, key=lambda row: (row[0], -row[2]))
+        return _without_inner([SecretSpan(start, end, stub) for start, end, _, stub in rows])
 
     def _replace_secrets(self, secrets: list[SecretSpan]) -> None:
         self._position_maps.append(_PositionMap(secrets))
         self.text = _replace_spans(self.text, secrets)
+
+
+def _without_inner(secrets: Iterable[SecretSpan]) -> list[SecretSpan]:
+    """Return the secrets, sorted by position, without those that begin inside another one."""
+    outer_secrets, last_end = list[SecretSpan](), 0
+    for secret in secrets:
+        if secret.start >= last_end:
+            outer_secrets.append(secret)
+            last_end = secret.end
+    return outer_secrets
 
 
 class _PositionMap:
@@ -338,8 +361,8 @@ def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[Sec
 
 def _has_no_hidden_characters(text: str) -> bool:
     """Return whether a JSON text has no escaped or invisible characters that can hide a secret."""
-    has_escapes = "\\u" in text or "\\/" in text
-    return not has_escapes and (text.isascii() or _INVISIBLE_CHARACTERS.search(text) is None)
+    has_escapes = any(escape in text for escape in ("\\u", "\\/", "\\b"))
+    return not has_escapes and not _hidden_characters(text)
 
 
 def _find_matches(text: str, pattern: SecretPattern) -> list[SecretSpan]:

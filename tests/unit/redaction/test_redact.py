@@ -774,3 +774,53 @@ def test_no_cut_leaves_part_of_a_long_secret(secret: str, parts: list[str]) -> N
         for text in (rest[:end] + secret + rest, rest + secret + rest[:end]):
             kept = redact_ends(text, max_end_length=2_000).text
             assert not any(part in kept for part in parts)
+
+
+_ESC = "\x1b"
+_SEQUENCES = {
+    "colour": f"{_ESC}[32m",
+    "colour of 8 bits": "\x9b1;32m",
+    "cursor": f"{_ESC}[2K",
+    "charset": f"{_ESC}(0",
+    "title": f"{_ESC}]0;a title\x07",
+    "link": f"{_ESC}]8;;https://h.example/x{_ESC}\\",
+    "bell": "\x07",
+    "backspace": "\x08",
+    "C1": "\x84",
+    "writing direction": "\u202e",
+    "escape in JSON": "\\u001b[32m",
+    "escape in a shell": "\\033[32m",
+    "escape in a program": "\\x1b[32m",
+}
+
+
+@pytest.mark.parametrize("name", _KEYS)
+def test_colour_before_a_key_does_not_hide_it(name: str) -> None:
+    key = _KEYS[name]
+    for sequence in _SEQUENCES.values():
+        found = redact(f"got {sequence}{key}{_ESC}[0m.")
+        assert key[8:] not in found.text, sequence
+        assert found.count == 1
+        assert found.text.startswith("got ")
+
+
+@pytest.mark.parametrize("sequence", _SEQUENCES)
+def test_control_sequence_inside_a_key_does_not_hide_it(sequence: str) -> None:
+    key = _KEYS["github"]
+    for cut in (1, 3, 12, len(key) - 1):
+        text = f"got {key[:cut]}{_SEQUENCES[sequence]}{key[cut:]} now"
+        assert redact(text) == RedactedText("got [redacted: token] now", 1)
+        assert (
+            redact_data(json.dumps({"said": text})).value == '{"said": "got [redacted: token] now"}'
+        )
+
+
+def test_secret_inside_a_window_title_is_redacted() -> None:
+    title = f"{_ESC}]0;{_KEYS['aws']} x\x07"
+    assert redact(f"a{title}b") == RedactedText(f"a{_ESC}]0;[redacted: access key] x\x07b", 1)
+    github = _KEYS["github"]
+    assert redact(f"{github[:20]}{title}{github[20:]}") == RedactedText("[redacted: token]", 1)
+
+
+def test_key_after_an_escape_character_is_redacted_whole() -> None:
+    assert redact(f"{_ESC}{_KEYS['github']}") == RedactedText(f"{_ESC}[redacted: token]", 1)

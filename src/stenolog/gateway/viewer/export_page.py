@@ -28,7 +28,7 @@ from stenolog.transfer.export.formats import (
     export_as_text,
     fork_source_text,
     format_minute,
-    printable_text,
+    redact_fields,
     redact_text,
 )
 from stenolog.transfer.transcripts.program_messages import is_in_place, is_prompt, kind_of
@@ -104,22 +104,20 @@ def index_page(sessions: Sequence[Any]) -> bytes:
 
 
 def _clean_body(body: dict[str, Any], redactor: SharingRedactor) -> dict[str, Any]:
-    """Return a message without secrets and unprintable characters. Pictures stay unchanged."""
+    """Return a message without secrets and control sequences. Pictures stay unchanged."""
     pictures: dict[str, str] = {}
-    cleaned: dict[str, Any] = redactor.data(_without_pictures(body, pictures, 0))
+    cleaned = redact_fields(_without_pictures(body, pictures, 0), redactor)
     return dict(_with_pictures(cleaned, pictures)) if pictures else cleaned
 
 
 def _without_pictures(value: Any, pictures: dict[str, str], depth: int) -> Any:
-    """Return the value without unprintable characters, and move its pictures to `pictures`.
+    """Move the pictures of a value to `pictures`, and return the value with placeholders.
 
-    Each picture is replaced by a placeholder, which is its key in `pictures`.
+    The placeholder of a picture is its key in `pictures`.
     """
     if depth > _MAX_NESTING:
         return value
     match value:
-        case str():
-            return printable_text(value)
         case list():
             return [_without_pictures(item, pictures, depth + 1) for item in value]
         case Mapping():

@@ -40,6 +40,7 @@ from stenolog.messages import (
     type_of,
 )
 from stenolog.records import Message
+from stenolog.redaction.control_sequences import printable_data
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import (
     MAX_OPEN_LINES,
@@ -159,7 +160,7 @@ def message_views(
     `later` are the messages after `messages`, which may contain the results of the last calls.
     """
     renderer = _Renderer(MAX_COLOURED_ON_PAGE, on_page=True)
-    bodies = {message.seq: message.to_dict() for message in (*messages, *later)}
+    bodies = {message.seq: printable_data(message.to_dict()) for message in (*messages, *later)}
     # The newest messages get the colour budget first, because a page opens at its end.
     return list(_make_views(messages[::-1], bodies, renderer, mark_hidden=mark_hidden))[::-1]
 

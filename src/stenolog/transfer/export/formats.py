@@ -40,6 +40,7 @@ from stenolog.messages import (
 )
 from stenolog.messages import Part as AnyPart
 from stenolog.records import Message, SessionInfo
+from stenolog.redaction.control_sequences import printable, printable_data
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.sessions.fork_source import fork_source
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
@@ -78,10 +79,6 @@ _TAG_OR_CODE: Final = re.compile(
 )
 _SYNTAX_CHARACTERS: Final = re.compile(r"([\\`*_\[\]<>#|~])")
 _LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.#-]{0,40}")
-# Control characters, characters that change the direction of writing, and lone surrogates.
-_UNPRINTABLE: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _IMAGE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+")
 
 
@@ -101,7 +98,7 @@ def export_as_text(
     """Yield the exported bytes in pieces. For HTML, see `stenolog.gateway.viewer.export_page`."""
     if format_ == "markdown":
         for piece in _markdown_pieces(info, messages, clean):
-            yield piece.encode()
+            yield piece.encode(errors="replace")  # lone surrogates cannot be encoded
         return
     for message in messages:
         yield _json_line(message, clean, only_openai=format_ == "openai") + b"\n"
@@ -113,7 +110,7 @@ def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -
     body = message.to_dict()
     if only_openai:
         body = {name: value for name, value in body.items() if name in _OPENAI_FIELDS}
-    shared_fields = clean.data(body)
+    shared_fields = redact_fields(body, clean) if clean.enabled else body
     try:
         return msgspec.json.encode(shared_fields)
     except UnicodeEncodeError:
@@ -160,15 +157,19 @@ def format_minute(at: datetime) -> str:
     return f"{at.date()} {at:%H:%M}"
 
 
-def printable_text(text: str) -> str:
-    """Return the text without invisible characters; line ends and tabs stay."""
-    return _UNPRINTABLE.sub("", text.replace("\r\n", "\n"))
-
-
 def redact_text(text: str, clean: TextCleaner) -> str:
-    """Return the text without invisible characters and secrets."""
-    # Remove invisible characters first, because they could hide a secret from `clean`.
-    return clean(printable_text(text))
+    """Return the text without control sequences and secrets."""
+    redacted = clean(text)
+    shown = printable(redacted)
+    # Where a control sequence was removed, two parts of a secret may have become one.
+    return shown if shown == redacted else clean(shown)
+
+
+def redact_fields(body: dict[str, Any], clean: SharingRedactor) -> dict[str, Any]:
+    """Return the fields of a message without control sequences and secrets."""
+    redacted = clean.data(body)
+    shown: dict[str, Any] = printable_data(redacted)
+    return shown if shown == redacted else clean.data(shown)
 
 
 # --- Markdown -------------------------------------------------------------------------------------

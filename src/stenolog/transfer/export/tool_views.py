@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.messages import as_json
+from stenolog.redaction.control_sequences import printable_data
 from stenolog.transfer.export.code_blocks import LANGUAGES
 
 MAX_BLOCK: Final = 100_000
@@ -281,13 +282,16 @@ def _file_blocks(text: str, path: str) -> Iterator[ToolBlock]:
 
 
 def decode_json(value: Any) -> Any:
-    """Return the value of a JSON text. Any other value, or too long JSON, stays unchanged."""
+    """Return the value of a JSON text. Any other value, or too long JSON, stays unchanged.
+
+    Control sequences are removed: those that JSON escapes are not in the text before it is decoded.
+    """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     if len(value) > _MAX_DECODED_CHARS:
         return value
     try:
-        return msgspec.json.decode(value)
+        return printable_data(msgspec.json.decode(value))
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return value
 

@@ -338,3 +338,18 @@ def test_hidden_messages_are_marked_unless_all_are_shown_in_their_places() -> No
         history = store.get_history("s", full=True)
     assert [view.hidden_mark for view in message_views(history)] == [True]
     assert [view.hidden_mark for view in message_views(history, mark_hidden=False)] == [False]
+
+
+def test_control_sequences_are_not_shown_and_hide_no_secret() -> None:
+    secret = "sk-ant-api03-" + "A1b2C3d4" * 12
+    text = f"\x1b[32m{secret}\x1b[0m and \u202e{secret[:30]}\x9b1m{secret[30:]}\x07"
+    [asked, made] = message_views(
+        _stored(
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": "", "tool_calls": [_call("a", "run", {"note": text})]},
+            {"role": "tool", "tool_call_id": "a", "content": f"a\n{text}"},
+        )
+    )
+    for html in (asked.html, made.calls[0].arguments, made.calls[0].result):
+        assert str(html).count(f'data-secret="{secret}"') == 2
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|32m", str(html))
