@@ -327,8 +327,8 @@ def test_export_menu_names_formats_with_secrets_and_closes(viewer: ViewerPage) -
     viewer.screenshot("export")
     told = page.locator(".export a").all_inner_texts()
     assert [one.split("\n") for one in told] == [
-        ["HTML page", "secrets removed"],
-        ["Markdown", "secrets removed"],
+        ["HTML page", "known forms of secrets removed"],
+        ["Markdown", "known forms of secrets removed"],
         ["JSONL", "visible messages as stored; includes secrets"],
         ["JSONL, full history", "all messages as stored; includes secrets"],
     ]

@@ -142,9 +142,12 @@ def export_command(
     replaced, behind a divider, unless these are more than 10,000 messages or 20 MB. Markdown and
     html of a session of another program have all its messages, within the same limits.
 
-    In all formats except jsonl, known secrets are replaced: API keys and fields such as "password".
-    The number of replaced secrets is printed to stderr. Secrets in plain sentences are not
+    In all formats except jsonl, known forms of secrets are replaced: API keys and fields such as
+    "password". The number of replaced secrets is printed to stderr. Other secrets are not
     recognized, so read a file before you share it.
+
+    Control sequences, such as terminal colours, are removed, except in jsonl and openai with
+    --no-redact.
 
     Without KEY, --all writes each session to a file in the folder of -o, and for html an index.html
     with links to the files. Files of an earlier export are replaced.
@@ -198,7 +201,7 @@ def export_command(
             print_notice(f"Wrote {plural(len(messages), 'message')} to {one_line(output)}.")
         fields: dict[str, Any] = {"key": info.key, "file": output, "format": export_format}
         print_json({**fields, "messages": len(messages), "redacted": redactor.count})
-        _print_redaction_notice(export_format, redactor, "file", "it")
+        _print_redaction_notice(export_format, redactor, len(messages), "file", "it")
         if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
             hidden_text = messages_with_verb(info.count - len(messages))
             print_notice(f"{hidden_text} hidden. Use --all to include them.")
@@ -233,13 +236,18 @@ def _render_chunks(
 
 
 def _print_redaction_notice(
-    export_format: ExportFormat, redactor: SharingRedactor, noun: str, pronoun: str
+    export_format: ExportFormat,
+    redactor: SharingRedactor,
+    message_count: int,
+    noun: str,
+    pronoun: str,
 ) -> None:
     if redactor.enabled and redactor.count:
         print_notice(f"Replaced {plural(redactor.count, 'secret')}. Use --no-redact to keep them.")
     elif redactor.enabled and export_format in DOCUMENT_FORMATS:
         advice = f"Read the {noun} before you share {pronoun}."
-        print_notice(f"No known forms of secrets found. {advice}")
+        count_text = plural(message_count, "message")
+        print_notice(f"No known forms of secrets found in {count_text}. {advice}")
 
 
 # --- all sessions ----------------------------------------------------------------------------
@@ -290,7 +298,7 @@ def _export_all(
     fields: dict[str, Any] = {"folder": folder, "format": export_format}
     fields |= {"messages": message_count, "sessions": len(exported)}
     print_json({**fields, "redacted": redactor.count, "problems": problems})
-    _print_redaction_notice(export_format, redactor, "files", "them")
+    _print_redaction_notice(export_format, redactor, message_count, "files", "them")
     return EXIT_PARTIAL if problems else 0
 
 
@@ -328,11 +336,11 @@ def _describe_session(
 ) -> _ExportedSession:
     # `redactor` counts secrets when the document is written.
     # A second redactor for title and key avoids counting the same secret twice.
-    name_redactor = SharingRedactor(enabled=True)
+    name_redactor = SharingRedactor(enabled=redactor.enabled)
     title = " ".join(document_title(info, messages, name_redactor).split())
     return _ExportedSession(
         title=title,
-        key=name_redactor(info.key) if redactor.enabled else info.key,
+        key=name_redactor(info.key),
         file=_file_name(title, info.key, _SUFFIX_BY_FORMAT[export_format]),
         messages=len(messages),
         last=messages[-1].at,

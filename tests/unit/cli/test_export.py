@@ -74,6 +74,51 @@ class _Elements(HTMLParser):
         self.text += f"{data} "
 
 
+# --- control sequences -----------------------------------------------------------------------
+
+_ESC = "\x1b"
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.mark.parametrize("form", ["openai", "markdown", "html"])
+def test_no_control_sequence_is_exported_and_none_hides_a_secret(steno: Steno, form: str) -> None:
+    text = (
+        f"{_ESC}[32m{KEY}{_ESC}[0m {_ESC}]0;title\x07{_ESC}{KEY} {KEY[:9]}\x9b1m{KEY[9:]} \u202eend"
+    )
+    arguments = json.dumps({"command": f"echo {text}", "note": {"deep": [text]}, text: 1})
+    call = {"id": "1", "function": {"name": f"ls{_ESC}[1m", "arguments": arguments}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": text},
+        {"role": "tool", "tool_call_id": "1", "content": json.dumps({"stdout": text})},
+        {"role": "tool", "tool_call_id": "2", "content": f"not JSON: {text}"},
+    ]
+    with open_store("workspace") as store:
+        store.add_messages("colours", messages)
+        store.set_meta("colours", title=text)
+    output = steno("export", "colours", "--format", form).stdout
+    for shown in (output, *(output.split("\n") if form != "openai" else _decoded(output))):
+        assert not _CONTROLS.search(shown)
+        assert KEY[12:28] not in shown
+        assert "[32m" not in shown or "u001b[32m" in shown
+    kept = steno("export", "colours", "--format", form, "--no-redact").stdout
+    assert KEY in kept
+    assert form == "openai" or not _CONTROLS.search(kept)
+
+
+def _decoded(lines: str) -> list[str]:
+    """Return the JSON lines with their escapes decoded, except in JSON texts."""
+    return [json.dumps(json.loads(line), ensure_ascii=False) for line in lines.splitlines()]
+
+
+def test_openai_export_without_redaction_and_jsonl_keep_control_sequences(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("colours", "user", f"{_ESC}[32mred\u202e")
+    for options in (["jsonl"], ["openai", "--no-redact"]):
+        line = steno("export", "colours", "--format", *options).stdout
+        assert json.loads(line)["content"] == f"{_ESC}[32mred\u202e"
+
+
 # --- the page --------------------------------------------------------------------------------
 
 
@@ -484,7 +529,7 @@ def test_lone_surrogate_is_exported_in_every_format(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("h", "user", "half \ud800 of it")
     for form in ("html", "markdown"):
-        assert "half  of it" in steno("export", "h", "--format", form).stdout
+        assert "half ? of it" in steno("export", "h", "--format", form).stdout
     line = steno("export", "h", "--format", "openai", "--redact").stdout
     assert json.loads(line)["content"] == "half \ud800 of it"
 
@@ -739,3 +784,24 @@ def test_killed_export_of_all_sessions_leaves_complete_files_and_is_completed(
         assert exported_files(folder) == expected
     # A run was killed after each number of files.
     assert seen == set(range(len(expected) + 1))
+
+
+def test_title_and_file_name_are_redacted_unless_the_user_keeps_secrets(
+    told: Path, steno: Steno
+) -> None:
+    for options, is_kept in ((["--no-redact"], True), ([], False)):
+        assert (
+            steno("export", "--all", "--format", "html", "-o", "all", "--force", *options).exit_code
+            == 0
+        )
+        assert (KEY in (told / "all" / "index.html").read_text()) == is_kept
+        names = " ".join(path.name for path in (told / "all").iterdir())
+        assert ("sk-proj-" in names) == is_kept
+        for path in (told / "all").iterdir():
+            path.unlink()
+
+
+def test_notice_counts_the_searched_messages(steno: Steno) -> None:
+    result = steno("export", "telegram:123", "-o", "talk.md")
+    sentence = "No known forms of secrets found in 2 messages. Read the file before you share it."
+    assert sentence in result.stderr
