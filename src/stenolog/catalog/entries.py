@@ -154,7 +154,7 @@ class Hit(Struct, frozen=True, kw_only=True):
     at: datetime
     hidden: bool
     snippet: str
-    """The part of the text around the matching words, in one line."""
+    """The part of the text around the matching words, in one line, with secrets redacted."""
     marks: Sequence[tuple[int, int]]
     """Start and end of each matching word in the snippet."""
 

@@ -28,9 +28,11 @@ from stenolog.catalog.catalog_database import (
 )
 from stenolog.catalog.entries import Candidate, Candidates, Hit, Hits
 from stenolog.catalog.query import DIALECTS, Query, owner_mark, session_mark, stem_mark
+from stenolog.catalog.searchable_text import LONGEST_TEXT
 from stenolog.catalog.tokenizer import Word
 from stenolog.errors import UsageError
 from stenolog.records import Span
+from stenolog.redaction.redact import STUB, redact_text
 from stenolog.stores import spans
 
 MAX_RANKED: Final = 1_000
@@ -508,8 +510,16 @@ class _WordPosition(Struct, frozen=True):
 
 
 def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snippet:
-    """Return the part of a text with the most matching words; without matches, the start."""
-    positions = _find_positions(text, query)
+    """Return the part of a text with the most matching words; without matches, the start.
+
+    Secrets are redacted before the text is cut, because a part of a secret is not recognized.
+    """
+    if len(text) >= LONGEST_TEXT:
+        # The text is cut already: its last word may be the start of a secret.
+        text = text.rpartition(" ")[0]
+    text = redact_text(text)  # guard: snippet-redacted
+    # The words of `[redacted: api key]` are no matches.
+    positions = _find_positions(STUB.sub(lambda stub: " " * len(stub[0]), text), query)
     start, end = _choose_window(text, positions, width)
     # Replace each whitespace character by one space, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])

@@ -3,14 +3,19 @@
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
-from stenolog.redaction.control_sequences import HIDDEN_REGEX, STRING_SEQUENCE
+from stenolog.redaction.control_sequences import (
+    HIDDEN_REGEX,
+    STRING_SEQUENCE,
+    printable,
+    printable_data,
+)
 from stenolog.redaction.patterns import (
     PRIVATE_KEY,
     SECRET_PATTERNS,
@@ -26,6 +31,8 @@ from stenolog.redaction.patterns import (
     stub_of,
 )
 
+STUB: Final = lazy_pattern(r"\[redacted: [a-z ]{1,20}\]")
+"""Pattern of the text that replaces a secret."""
 _NON_SPACES: Final = lazy_pattern(r"\S*")
 _SECRET_MARGIN: Final = 10_000
 """Number of characters beyond a cut that are searched, too, for a secret across the cut."""
@@ -428,3 +435,29 @@ class SharingRedactor:
     def without_counting(self, text: str) -> str:
         """Return the redacted text without counting its secrets."""
         return str(redact_data(text).value) if self.enabled else text
+
+
+TextCleaner = Callable[[str], str]
+"""Function that removes from a text everything that must not be shared."""
+
+
+def _redacted(text: str) -> str:
+    return redact(text).text
+
+
+def redact_text(text: str, clean: TextCleaner = _redacted) -> str:
+    """Return the text without control sequences and secrets.
+
+    Call this with the whole text before cutting it: half a secret may not be recognized.
+    """
+    redacted = clean(text)
+    shown = printable(redacted)
+    # Where a control sequence was removed, two parts of a secret may have become one.
+    return shown if shown == redacted else clean(shown)
+
+
+def redact_fields(body: Mapping[str, Any], clean: SharingRedactor) -> dict[str, Any]:
+    """Return the fields of a message without control sequences and secrets."""
+    redacted = clean.data(body)
+    shown: dict[str, Any] = printable_data(redacted)
+    return shown if shown == redacted else clean.data(shown)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stenolog.catalog import message_search
 from stenolog.catalog.message_search import SNIPPET_WIDTH, make_snippet
 from stenolog.catalog.query import parse_query
+from stenolog.catalog.searchable_text import LONGEST_TEXT
 from stenolog.testing.strategies import texts
 
 
@@ -69,3 +70,31 @@ def test_marks_lie_within_the_snippet_in_order(text: str, query: str) -> None:
     assert places == sorted(set(places))
     assert all(0 <= place <= len(found.text) for place in places)
     assert "\n" not in found.text
+
+
+_KEY = "sk-proj-" + "Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4z" * 3
+_PEM = "-----BEGIN PRIV" + "ATE KEY-----\n" + f"{_KEY[8:]}\n" * 20 + "-----END PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize("secret", [_KEY, f"password: {_KEY[8:]}", f"\x1b[32m{_KEY}\x1b[0m", _PEM])
+@pytest.mark.parametrize("query", ["park", "park sk", _KEY, "nothing", "Ab3d*"])
+def test_no_part_of_a_secret_is_in_a_snippet(secret: str, query: str) -> None:
+    parts = [_KEY[start : start + 12] for start in range(8, len(_KEY) - 12)]
+    for pad in range(0, 320, 4):
+        text = "w " * (pad // 2) + secret + " " + "v " * ((320 - pad) // 2) + "park " + "u " * 80
+        found = make_snippet(text, parse_query(query))
+        assert not any(part in found.text for part in parts)
+        assert "\x1b" not in found.text
+
+
+def test_secret_at_the_end_of_the_indexed_text_is_not_shown() -> None:
+    text = ("w " * LONGEST_TEXT)[: LONGEST_TEXT - 40] + "park " + _KEY
+    assert _shown(text[:LONGEST_TEXT], "park").endswith("w [park]")
+
+
+def test_words_of_a_redacted_secret_are_no_matches() -> None:
+    text = f"it is {_KEY}. {'w ' * 300} the api key of the door"
+    assert "the [api] [key] of the door" in _shown(text, "api key")
+    assert _shown("my password is tulip99", "redacted tulip99") == (
+        "my password is [redacted: password]"
+    )

@@ -20,7 +20,7 @@ from stenolog.gateway.viewer.safe_html import is_picture_url
 from stenolog.gateway.viewer.templating import csp_hash, new_environment, static_text
 from stenolog.messages import calls_of, results_of
 from stenolog.records import Message, SessionInfo
-from stenolog.redaction.redact import SharingRedactor
+from stenolog.redaction.redact import SharingRedactor, redact_fields, redact_text
 from stenolog.sessions.usage import Counts, Price, load_prices
 from stenolog.transfer.export.formats import (
     ExportFormat,
@@ -28,8 +28,6 @@ from stenolog.transfer.export.formats import (
     export_as_text,
     fork_source_text,
     format_minute,
-    redact_fields,
-    redact_text,
 )
 from stenolog.transfer.transcripts.program_messages import is_in_place, is_prompt, kind_of
 

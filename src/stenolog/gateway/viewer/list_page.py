@@ -34,7 +34,6 @@ from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.responses import without_secrets
 from stenolog.gateway.viewer.hidden_messages import Visibility, read_visibility
 from stenolog.gateway.viewer.pages import api_address, page
-from stenolog.gateway.viewer.safe_html import COVER_TEXT, secret_spans
 from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
 
@@ -303,22 +302,12 @@ def filter_entries(entries: Iterable[Entry], search_text: str) -> list[Entry]:
 
 
 def snippet_html(hit: Hit) -> Markup:
-    """Return the snippet as HTML. Matches are marked, secrets are covered, text is escaped."""
-    secrets = secret_spans(hit.snippet)
-    # A match inside a secret is not marked, because the mark would show a part of the secret.
-    marks = [
-        (first, last)
-        for first, last in hit.marks
-        if all(last <= start or end <= first for start, end in secrets)
-    ]
+    """Return the snippet as HTML. Matches are marked, text is escaped."""
     html = Markup()
     position = 0
-    for first, last in sorted([*marks, *secrets]):
+    for first, last in hit.marks:
         html += hit.snippet[position:first]
-        if (first, last) in marks:
-            html += Markup("<mark>{}</mark>").format(hit.snippet[first:last])
-        else:
-            html += COVER_TEXT
+        html += Markup("<mark>{}</mark>").format(hit.snippet[first:last])
         position = last
     return html + hit.snippet[position:]  # guard: snippet-escaped
 

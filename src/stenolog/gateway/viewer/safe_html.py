@@ -262,8 +262,6 @@ _TAG_OR_PLACEHOLDER: Final = re.compile(
     rf'<(?:[^<>"]|"[^"]*")*+>|{_NONCE}(?P<number>\d{{6}})', re.ASCII
 )
 _PLACEHOLDER: Final = re.compile(rf"{_NONCE}\d{{6}}", re.ASCII)
-_CUT_WORD: Final = re.compile(r"\A…([\w+=-]{8,})|([\w+=-]{8,})…\Z")
-"""A long word at a cut end of a snippet, which may be a part of a secret."""
 COVER_TEXT: Final = "••••••"
 _find_secrets_cached: Final = lru_cache(maxsize=1_024)(find_secrets)
 _SECRET_BUTTON: Final = Markup(
@@ -326,17 +324,6 @@ class SecretMask:
             return _PLACEHOLDER.sub(COVER_TEXT, match[0])
         secret, kind = self._secrets[int(match["number"])]
         return str(_SECRET_BUTTON.format(secret, kind, kind, kind, COVER_TEXT))
-
-
-def secret_spans(snippet: str) -> list[tuple[int, int]]:
-    """Return start and end of each secret in a snippet, which may start or end inside a secret."""
-    secrets = [(secret.start, secret.end) for secret in _find_secrets_cached(snippet)]
-    for word in _CUT_WORD.finditer(snippet):
-        word_start, word_end = word.span(word.lastindex or 0)
-        is_outside_secrets = all(word_end <= start or end <= word_start for start, end in secrets)
-        if is_outside_secrets and any(map(str.isdigit, word[0])):
-            secrets.append((word_start, word_end))
-    return sorted(secrets)
 
 
 def cover_secrets(text: str) -> str:

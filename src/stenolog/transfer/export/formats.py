@@ -6,7 +6,7 @@ text around it, so open fences are closed, and HTML tags are shown as text.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from itertools import chain
@@ -40,8 +40,12 @@ from stenolog.messages import (
 )
 from stenolog.messages import Part as AnyPart
 from stenolog.records import Message, SessionInfo
-from stenolog.redaction.control_sequences import printable, printable_data
-from stenolog.redaction.redact import SharingRedactor
+from stenolog.redaction.redact import (
+    SharingRedactor,
+    TextCleaner,
+    redact_fields,
+    redact_text,
+)
 from stenolog.sessions.fork_source import fork_source
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
 from stenolog.transfer.export.tool_views import (
@@ -62,8 +66,6 @@ from stenolog.transfer.transcripts.program_messages import (
 
 TextFormat = Literal["jsonl", "openai", "markdown"]
 ExportFormat = TextFormat | Literal["html"]
-TextCleaner = Callable[[str], str]
-"""Function that removes from a text everything that must not be shared."""
 
 DOCUMENT_FORMATS: Final = ("markdown", "html")
 """Formats for human readers."""
@@ -155,21 +157,6 @@ def fork_source_text(info: SessionInfo, clean: SharingRedactor) -> str:
 def format_minute(at: datetime) -> str:
     """Return a time as text, without seconds. Years before 1000 have four digits too."""
     return f"{at.date()} {at:%H:%M}"
-
-
-def redact_text(text: str, clean: TextCleaner) -> str:
-    """Return the text without control sequences and secrets."""
-    redacted = clean(text)
-    shown = printable(redacted)
-    # Where a control sequence was removed, two parts of a secret may have become one.
-    return shown if shown == redacted else clean(shown)
-
-
-def redact_fields(body: dict[str, Any], clean: SharingRedactor) -> dict[str, Any]:
-    """Return the fields of a message without control sequences and secrets."""
-    redacted = clean.data(body)
-    shown: dict[str, Any] = printable_data(redacted)
-    return shown if shown == redacted else clean.data(shown)
 
 
 # --- Markdown -------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from stenolog.gateway.viewer.list_page import (
     snippet_html,
 )
 from stenolog.stores.in_memory import InMemoryStore
-from support.tool_samples import SECRET
 
 
 def test_filter_requires_all_words_in_title_key_or_tags() -> None:
@@ -74,22 +73,6 @@ def test_matches_are_marked_and_other_text_is_escaped() -> None:
         snippet_html(_hit("<b>owl</b> & <i> <s>", (0, 6), (13, 16)))
         == "<mark>&lt;b&gt;owl</mark>&lt;/b&gt; &amp; <mark>&lt;i&gt;</mark> &lt;s&gt;"
     )
-
-
-def test_secrets_in_snippets_are_covered() -> None:
-    end = 13 + len(SECRET)
-    marks = [(4, 9), (13, 20), (20, end), (end + 1, end + 4)]
-    shown = snippet_html(_hit(f"the <key> is {SECRET} now", *marks))
-    assert shown == "the <mark>&lt;key&gt;</mark> is •••••• <mark>now</mark>"
-
-
-def test_snippet_that_starts_or_ends_inside_a_secret_does_not_show_a_part_of_it() -> None:
-    shown = snippet_html(_hit(f"…{SECRET[20:]} is the key and {SECRET[:15]}…"))
-    assert "is the key and" in shown
-    assert SECRET[25:35] not in shown
-    assert SECRET[5:10] not in shown
-    plain = "…the lighthouse-keeper of 1850 rows to the neighbourhood…"
-    assert snippet_html(_hit(plain)) == plain
 
 
 def test_projects_with_the_same_name_are_shown_with_enough_of_their_path() -> None:
