@@ -131,7 +131,8 @@ def export_command(
 
     \b
     jsonl     one JSON object per line, exactly as stored
-    openai    like jsonl, with only the fields of the OpenAI API
+    openai    like jsonl, with only the fields of OpenAI's chat API; messages in
+              the format of another API are refused
     markdown  a document for reading
     html      a self-contained page without scripts; #m12 links to message 12
 

@@ -500,6 +500,49 @@ def test_openai_format_has_only_known_fields(steno: Steno) -> None:
     assert KEY in steno("export", "k", "--format", "openai", "--no-redact").stdout
 
 
+_OTHER_FORMATS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "anthropic": (
+        [
+            {"role": "user", "content": [{"type": "text", "text": "How deep?"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "depth"}]},
+        ],
+        "message 2 of 'other' in the format openai: a part of its content has the type 'tool_use'",
+    ),
+    "responses input": (
+        [{"role": "user", "content": [{"type": "input_text", "text": "How deep?"}]}],
+        "message 1 of 'other' in the format openai: a part of its content has the type",
+    ),
+    "responses item": (
+        [
+            {"role": "user", "content": "How deep?"},
+            {"type": "function_call", "call_id": "c", "name": "depth", "arguments": "{}"},
+        ],
+        "message 2 of 'other' in the format openai: it is an item of type 'function_call'",
+    ),
+    "object": ([{"role": "user", "content": {"a": 1}}], "its content is no text"),
+    "other role": ([{"role": "human", "content": "a"}], "its role is 'human'"),
+    "no role": ([{"content": "a"}], "it has no role"),
+}
+
+
+@pytest.mark.parametrize("name", _OTHER_FORMATS)
+def test_openai_format_refuses_messages_of_other_formats_and_writes_nothing(
+    told: Path, steno: Steno, name: str
+) -> None:
+    messages, reason = _OTHER_FORMATS[name]
+    with open_store("workspace") as store:
+        store.add_messages("other", messages)
+    for options in (["-o", "other.jsonl"], []):
+        result = steno("export", "other", "--format", "openai", *options)
+        assert result.exit_code == 1
+        assert reason in result.stderr
+        assert "Use the format jsonl" in result.stderr
+        assert result.stdout == ""
+    assert not [path.name for path in told.iterdir() if "other" in path.name]
+    result = steno("export", "--all", "--format", "openai", "-o", "all", "--prefix", "other")
+    assert (result.exit_code, list((told / "all").iterdir())) == (3, [])
+
+
 def test_file_is_private_complete_and_formatted_by_suffix(told: Path, steno: Steno) -> None:
     result = steno("export", "k", "-o", "k.html")
     assert result.exit_code == 0

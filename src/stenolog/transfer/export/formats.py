@@ -25,6 +25,7 @@ from stenolog.catalog.message_metadata import (
     seconds_of,
 )
 from stenolog.catalog.searchable_text import title_from
+from stenolog.errors import UsageError
 from stenolog.messages import (
     UNNAMED,
     FilePart,
@@ -74,6 +75,9 @@ _OPENAI_FIELDS: Final = (
     *("refusal", "audio", "function_call"),
 )
 """Fields of a message that OpenAI's API accepts."""
+_OPENAI_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+_OPENAI_PARTS: Final = ("text", "image_url", "input_audio", "file", "refusal")
+"""Types of the parts of a content that OpenAI's chat API accepts."""
 # The pattern also matches inline code, because `&lt;` would be shown literally there.
 _TAG_OR_CODE: Final = re.compile(
     r"(?<!`)(?P<tick>`{1,3})(?!`)(?P<code>[^\n]{1,500}?)(?<!`)(?P=tick)(?!`)"
@@ -97,13 +101,38 @@ class Part(Struct, frozen=True, kw_only=True):
 def export_as_text(
     format_: TextFormat, info: SessionInfo, messages: Sequence[Message], clean: SharingRedactor
 ) -> Iterator[bytes]:
-    """Yield the exported bytes in pieces. For HTML, see `stenolog.gateway.viewer.export_page`."""
+    """Yield the exported bytes in pieces. For HTML, see `stenolog.gateway.viewer.export_page`.
+
+    Raises UsageError before the first piece if a message cannot be written in the format openai.
+    """
     if format_ == "markdown":
         for piece in _markdown_pieces(info, messages, clean):
             yield piece.encode(errors="replace")  # lone surrogates cannot be encoded
         return
+    if format_ == "openai":
+        for message in messages:  # before the first line, so that no incomplete file is written
+            if reason := _reason_not_openai(message.to_dict()):
+                raise UsageError(
+                    f"cannot write message {message.seq} of {info.key!r} in the format openai: "
+                    f"{reason}. Use the format jsonl, which writes messages as stored."
+                )
     for message in messages:
         yield _json_line(message, clean, only_openai=format_ == "openai") + b"\n"
+
+
+def _reason_not_openai(body: Mapping[str, Any]) -> str:
+    """Return why a message is no message of OpenAI's chat API; empty if it is one."""
+    role, content = body.get("role"), body.get("content")
+    if not isinstance(role, str):
+        kind = body.get("type")
+        return f"it is an item of type {kind!r}" if isinstance(kind, str) else "it has no role"
+    if role not in _OPENAI_ROLES:
+        return f"its role is {role!r}"
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+        others = [kind for kind in kinds if kind not in _OPENAI_PARTS]
+        return f"a part of its content has the type {others[0]!r}" if others else ""
+    return "" if content is None or isinstance(content, str) else "its content is no text"
 
 
 def _json_line(message: Message, clean: SharingRedactor, *, only_openai: bool) -> bytes:
