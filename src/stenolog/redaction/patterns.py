@@ -41,11 +41,13 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 _PASS_PREFIXES: Final = """
-    account admin api app auth basic bind client current db email ftp http imap key keystore ldap
-    login mail mongo mqtt my mysql new old pg postgres proxy rabbitmq redis remote root server
-    service smtp ssh sudo truststore user vpn wifi
+    account admin api app auth backup basic become bind broker client current db email ftp http imap
+    key keystore ldap login mail mailer mongo mqtt my mysql new old pg pop3 postgres proxy rabbitmq
+    redis relay remote root sasl sender server service sftp smtp ssh sudo truststore user vpn webdav
+    wifi
 """
 """Words before `pass` that make it a password, unlike in `mountain_pass` or `boarding_pass`."""
+_LOGIN_WORDS: Final = "|".join(_PASS_PREFIXES.split())
 _NON_SECRET_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
@@ -61,20 +63,28 @@ _SECRET_KINDS: Final = (
         min_digits=4,
     ),
     SecretKind(
-        "password", rf"(?:(?:.*_)?(?:{'|'.join(_PASS_PREFIXES.split())})_?)?pass|(?:.*_)?pw|passkey"
+        "password",
+        rf"(?:(?:.*_)?(?:{_LOGIN_WORDS})_?)?pass|(?:.*_)?pw|passkey",
+        "(?i)ok(?:ay)?|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|done|n/?a",
     ),
     SecretKind("password", r".*credentials?", "same-origin|include|omit"),
-    SecretKind("private key", r".*private_?keys?"),
+    SecretKind("private key", r".*private_?keys?|client_key_data"),
     SecretKind(
         "api key",
-        r".*(?:api|access|signing|encryption|master|account|subscription|fernet|hmac)_?keys?",
+        r".*(?:api|app|access|admin|signing|encryption|master|account|subscription|fernet|hmac"
+        r"|pre_?shared)_?keys?",
     ),
     SecretKind("secret", r".*secrets?|.*secret_?(?:access_?)?keys?(?:_?base)?"),
     SecretKind("token", r".*token(?:_?value)?|(?:.*_)?(?:jwt|bearer|set_cookie|.+_cookies?)"),
     SecretKind("token", r"(?:x_)?auth_key|(?:php|j)?sess(?:ion)?id"),
     SecretKind("token", r"cookies?", r"[a-z]{1,12}(?: [a-z]{1,12}){0,3}"),
     SecretKind("token", r".*authorization", r"[a-z]{4,15}"),
-    SecretKind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", includes_nested=False),
+    SecretKind(
+        "token",
+        rf"(?:(?:x|{_LOGIN_WORDS})_)?auth",
+        r"[a-z]{2,12}[0-9]?",
+        includes_nested=False,
+    ),
     SecretKind("pin", r"(?:.*_)?(?:pin|pin_code|otp)", min_digits=4),
     SecretKind("pin", r"(?:.*_)?(?:cvv|cvc)", min_digits=3),
 )
@@ -88,7 +98,7 @@ _SEPARATORS: Final = lazy_pattern(r"[^a-z0-9]+")
 
 _FIELD_PLACEHOLDER: Final = lazy_pattern(
     r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
-    r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
+    r"|\$\{[^{}\s]{1,60}\}|string\??|next_?token|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
 )
 """Pattern of placeholders, references and types in place of a secret."""
 _PIN_DIGITS: Final = lazy_pattern(r"\s*+[0-9]{3,8}\s*+")
@@ -302,8 +312,18 @@ _CHARACTER_KIND_CHANGE: Final = lazy_pattern("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][
 """A change of case or between letters and digits; hyphenated words have few, random keys many."""
 
 
-def _looks_random(match: re.Match[str]) -> bool:
-    return len(_CHARACTER_KIND_CHANGE.findall(match[0])) > 2
+def _looks_random(text: str) -> bool:
+    return len(_CHARACTER_KIND_CHANGE.findall(text)) > 2
+
+
+def _is_random_key(match: re.Match[str]) -> bool:
+    return _looks_random(match[0])
+
+
+def _has_random_run(match: re.Match[str]) -> bool:
+    """Return whether the value has a long run of letters and digits that is no word."""
+    run = _ALPHANUMERIC_RUN.search(match["value"])
+    return run is not None and any(map(str.isdigit, match["value"])) and not run[0].isdigit()
 
 
 def _is_credential(match: re.Match[str]) -> bool:
@@ -331,7 +351,59 @@ _PUTTY_KEY: Final = _secret_pattern(
     r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})",
 )
 
+_UUID_REGEX: Final = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?![A-Za-z0-9])"
+_JWE_PART: Final = "[A-Za-z0-9_-]"
+_OTHER_KEYS: Final = (  # kind, hint, form
+    ("api key", "tvly-", r"tvly-(?:[a-z]{2,5}-)?[A-Za-z0-9]{20,}+"),  # Tavily
+    ("api key", "nvapi-", r"nvapi-[A-Za-z0-9_-]{50,}+"),  # NVIDIA
+    ("api key", "lsv2_", r"lsv2_(?:pt|sk)_[a-f0-9]{32}_[a-f0-9]{10}"),  # LangSmith
+    ("api key", "sk-lf-", rf"sk-lf-{_UUID_REGEX}"),  # Langfuse
+    ("api key", "glc_", r"glc_[A-Za-z0-9+/=]{40,}+"),  # Grafana Cloud
+    ("api key", "key-", r"key-[0-9a-f]{32}(?![A-Za-z0-9])"),  # Mailgun
+    ("api key", "sk", r"SK[0-9a-f]{32}(?![A-Za-z0-9])"),  # Twilio
+    ("api key", "-us", r"[0-9a-f]{32}-us[0-9]{1,2}(?![A-Za-z0-9])"),  # Mailchimp
+    ("api key", "pat-", rf"pat-(?:na|eu)[0-9]-{_UUID_REGEX}"),  # HubSpot
+    ("token", "glsa_", r"glsa_[A-Za-z0-9]{32}_[a-f0-9]{8}"),  # Grafana
+    ("token", "pscale_", r"pscale_(?:tkn|pw|oauth)_[A-Za-z0-9_.=-]{30,}+"),  # PlanetScale
+    ("token", "tskey-", r"tskey-[a-z]{3,10}-[A-Za-z0-9]{6,}+-[A-Za-z0-9]{16,}+"),  # Tailscale
+    ("token", "nfp_", r"nfp_[A-Za-z0-9]{36,}+"),  # Netlify
+    ("token", "figd_", r"figd_[A-Za-z0-9_-]{36,}+"),  # Figma
+    ("token", "sq", r"sq[apu]_[0-9a-f]{40}(?![A-Za-z0-9])"),  # SonarQube
+    ("token", "pul-", r"pul-[0-9a-f]{40}(?![A-Za-z0-9])"),  # Pulumi
+    ("token", "bkua_", r"bkua_[0-9a-f]{40}(?![A-Za-z0-9])"),  # Buildkite
+    ("token", "cfpat-", r"CFPAT-[A-Za-z0-9_-]{40,}+"),  # Contentful
+    ("token", "atbb", r"ATBB[A-Za-z0-9]{28,}+"),  # Bitbucket
+    ("token", "1//0", r"1//0[A-Za-z0-9_-]{40,}+"),  # refresh token of Google
+    ("token", "ops_eyj", r"ops_eyJ[A-Za-z0-9_+/=-]{60,}+"),  # 1Password
+    ("private key", "a3-", r"A3(?:-[A-Z0-9]{6}){2}(?:-[A-Z0-9]{5}){4}(?![A-Za-z0-9])"),  # 1Password
+    ("token", "clojars_", r"CLOJARS_[0-9a-f]{60}(?![A-Za-z0-9])"),
+    ("token", "duffel_", r"duffel_(?:live|test)_[A-Za-z0-9_-]{40,}+"),
+    ("token", "akcp", r"AKCp[A-Za-z0-9]{60,}+"),  # JFrog
+    ("token", "cmvmdgtu", r"cmVmdGtu[A-Za-z0-9+/=]{50,}+"),  # JFrog
+    ("token", "pat", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}(?![A-Za-z0-9])"),  # Airtable
+    ("token", "eaaa", r"EAAA[A-Za-z0-9_-]{60,}+"),  # Square
+    ("token", ":apa91b", r"[A-Za-z0-9_-]{11}:APA91b[A-Za-z0-9_-]{100,}+"),  # Firebase
+    ("token", "v1.0-", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{140,}+"),  # Cloudflare
+    ("token", "sk.eyj", r"sk\.eyJ[A-Za-z0-9_-]{20,}+\.[A-Za-z0-9_-]{20,}+"),  # Mapbox
+    ("token", ".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{60,}+"),  # Terraform
+    # The client secret of Azure has these two characters at one place only.
+    ("secret", "q~", r"[A-Za-z0-9_~.-]{3}[0-9]Q~[A-Za-z0-9_~.-]{31,34}(?![A-Za-z0-9_~-])"),
+    # Encrypted JSON web token.
+    (
+        "token",
+        "eyj",
+        rf"eyJ[A-Za-z0-9_-]{{8,}}+\.{_JWE_PART}{{0,4096}}+(?:\.{_JWE_PART}{{8,}}+){{3}}",
+    ),
+)
+_RANDOM_KEYS: Final = (  # the same for short prefixes; the key must look random
+    ("api key", "fw_", r"fw_[A-Za-z0-9]{20,}+"),  # Fireworks
+    ("token", "secret_", r"secret_[A-Za-z0-9]{43}(?![A-Za-z0-9_])"),  # Notion
+    ("token", "cio", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_-])"),  # crates.io
+)
+
 _KEY_PATTERNS: Final = (
+    *(_key_pattern(*row) for row in _OTHER_KEYS),
+    *(_key_pattern(*row, _is_random_key) for row in _RANDOM_KEYS),
     _key_pattern("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
     _key_pattern("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
     _key_pattern("api key", "sk-", r"sk-[A-Za-z0-9_-]{20,}+", _has_alphanumeric_run),
@@ -352,12 +424,12 @@ _KEY_PATTERNS: Final = (
         "token",
         "glrt- gldt- glptt- glcbt- glft- glsoat- glimt- glagent-",
         r"gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+",
-        _looks_random,
+        _is_random_key,
     ),
     _key_pattern("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
     _key_pattern("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
     # HashiCorp Vault
-    _key_pattern("token", "hvs. hvb. hvr.", r"(?<!\.)hv[sbr]\.[A-Za-z0-9_-]{20,}+", _looks_random),
+    _key_pattern("token", "hvs. hvb. hvr.", r"(?<!\.)hv[sbr]\.[A-Za-z0-9_-]{20,}+", _is_random_key),
     _key_pattern("token", "atatt3x", r"ATATT3x[A-Za-z0-9_=-]{20,}+"),  # Atlassian
     _key_pattern("api key", "pmak-", r"PMAK-[A-Za-z0-9]{20,}+(?:-[A-Za-z0-9]{20,}+)?"),  # Postman
     _key_pattern("token", "ntn_", r"ntn_[A-Za-z0-9]{30,}+"),  # Notion
@@ -375,7 +447,7 @@ _KEY_PATTERNS: Final = (
         "token",
         ".",
         r"(?<!\.)[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+",
-        _looks_random,
+        _is_random_key,
     ),
     _key_pattern(
         "token",
@@ -387,8 +459,21 @@ _KEY_PATTERNS: Final = (
         "webhook.office.com",
         r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
     ),
-    # Azure shared access signature.
-    _secret_pattern("token", "sig=", r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"),
+    # Signatures and keys in addresses of Azure, Amazon and Google.
+    _secret_pattern(
+        "token",
+        "sig= signature= security-token=",
+        r"(?i)(?<=[?&;])(?:sig|(?:x-(?:amz|goog)-)?(?:signature|security-token))="
+        r"(?P<value>[\w%+/=.~-]{20,}+)",
+    ),
+    _secret_pattern(
+        "token",
+        "code= key=",
+        r"(?<=[?&;])(?:code|key)=(?P<value>[\w%+/=.~-]{20,}+)",
+        _has_random_run,
+    ),
+    # The only name in an address, as in `https://TOKEN@host`.
+    _secret_pattern("token", "://", r"://(?P<value>[\w.~+-]{20,256}+)@", _has_random_run),
     # These two patterns find the gateway's cookie and login links.
     _key_pattern("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
     _secret_pattern("token", "/login?code=", r"/login\?code=(?P<value>[\w.-]{8,}+)"),
@@ -409,6 +494,20 @@ _KEY_PATTERNS: Final = (
         "token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"
     ),
 )
+
+_COOKIE_IN_PROSE: Final = lazy_pattern(r"(?:<|[^\s=;]{1,64}=[^\s;]{1,7}[ \t])")
+
+
+def _is_cookie(match: re.Match[str]) -> bool:
+    """Return whether the text after `cookie:` is a cookie and not a short example in prose."""
+    return _COOKIE_IN_PROSE.match(match["value"]) is None
+
+
+def _is_url_password(match: re.Match[str]) -> bool:
+    value = match["value"]
+    is_placeholder = value.lower() in ("password", "pass", "pwd", "secret")
+    return not (is_placeholder or _REFERENCE.match(value) or _PLACEHOLDER.fullmatch(value))
+
 
 _HEADER_PATTERNS: Final = (
     _secret_pattern(
@@ -440,6 +539,7 @@ _HEADER_PATTERNS: Final = (
         "cookie",
         r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
         r"[^\r\n\"'\\]{0,4096}+)",
+        _is_cookie,
     ),
     # This pattern finds the password in a URL: scheme://user:password@host.
     # The password may contain an @ or a slash, so it extends to the last @.
@@ -448,6 +548,7 @@ _HEADER_PATTERNS: Final = (
         "password",
         "://",
         r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@",
+        _is_url_password,
     ),
 )
 
@@ -471,9 +572,35 @@ def _is_attached_password(match: re.Match[str]) -> bool:
     return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
 
-def _is_curl_password(match: re.Match[str]) -> bool:
+def _is_in_curl_command(match: re.Match[str]) -> bool:
     text_before = match.string[max(0, match.start() - 300) : match.start()]
-    return "curl" in text_before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
+    return "curl" in text_before.rpartition("\n\n")[2]
+
+
+def _is_curl_password(match: re.Match[str]) -> bool:
+    return _is_in_curl_command(match) and not _PLACEHOLDER.match(match["value"])
+
+
+def _is_curl_cookie(match: re.Match[str]) -> bool:
+    value = (match["quoted"] or match["value"]).partition("=")[2]
+    is_reference = _PLACEHOLDER.match(value) or _REFERENCE.match(value)
+    return _is_in_curl_command(match) and len(value) > 7 and not is_reference
+
+
+_REGISTRY_COMMAND: Final = lazy_pattern(r"\b(?:az|buildah|docker|helm|nerdctl|oc|podman|skopeo)\b")
+
+
+def _is_registry_password(match: re.Match[str]) -> bool:
+    """Return whether the text after `login … -p` is the password of a registry or a cloud."""
+    text_before = match.string[max(0, match.start() - 80) : match.start()].rpartition("\n")[2]
+    return _REGISTRY_COMMAND.search(text_before) is not None and _is_option_value(match)
+
+
+def _is_quoted_password(match: re.Match[str]) -> bool:
+    """Return whether a quoted text is a password and not a placeholder."""
+    value = match["quoted"]
+    is_placeholder = value.lower() in _PLACEHOLDERS
+    return not (is_placeholder or _PLACEHOLDER.match(value) or _REFERENCE.match(value))
 
 
 _COMMAND_PATTERNS: Final = (
@@ -504,6 +631,40 @@ _COMMAND_PATTERNS: Final = (
         _is_curl_password,
     ),
     _secret_pattern(
+        "cookie",
+        "curl",
+        r"(?<![\w-])(?:-b|--cookie)[ \t=]{1,4}(?:(?P<quote>[\"'])"
+        r"(?P<quoted>[^\s=;\"']{1,64}=[^\"'\n]{1,4096}+)(?P=quote)"
+        r"|(?P<value>[^\s=;\"']{1,64}=[^\s\"'`]{1,4096}+))",
+        _is_curl_cookie,
+    ),
+    _secret_pattern(
+        "password",
+        "login",
+        rf"\blogin\b[^\n|;&]{{0,200}}?[ \t]-p[ \t]{{1,4}}{_OPTION_VALUE_REGEX}",
+        _is_registry_password,
+    ),
+    _secret_pattern(
+        "password",
+        "redis-cli",
+        rf"\bredis-cli\b[^\n|;&]{{0,200}}?[ \t]-a[ \t]{{1,4}}{_OPTION_VALUE_REGEX}",
+        _is_option_value,
+    ),
+    _secret_pattern(
+        "password",
+        "pass:",
+        r"(?<![\w-])-(?:pass|passin|passout)[ \t]{1,4}[\"']?pass:"
+        r"(?P<value>(?![$<\[])[^\s\"'`\\]{1,256}+)",
+    ),
+    _secret_pattern(
+        "password",
+        "identified password",
+        r"(?i)\b(?:identified\s{1,4}(?:with\s{1,4}[\"'`\w]{1,40}\s{1,4})?by(?:\s{1,4}password)?"
+        r"|(?:with|encrypted|login)\s{1,4}password)\s{1,4}"
+        r"(?P<quote>[\"'])(?P<quoted>[^\"'\n]{3,256})(?P=quote)",
+        _is_quoted_password,
+    ),
+    _secret_pattern(
         "password",
         "login",
         r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
@@ -522,8 +683,9 @@ _XML_ELEMENT: Final = lazy_pattern(
 
 
 def _is_secret_element(match: re.Match[str]) -> bool:
-    kind = secret_kind(match["tag"])
-    return kind is not None and is_secret_value(kind, match["value"])
+    kind, value = secret_kind(match["tag"]), match["value"]
+    is_word = value.isalpha() and len(value) < 16 and kind is not None and kind.name != "password"
+    return kind is not None and not is_word and is_secret_value(kind, value)
 
 
 # --- secrets introduced by words -------------------------------------------------------------
@@ -545,7 +707,7 @@ _ASSIGNED_SECRET: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
-    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|es|est)\s{1,4})"
+    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|lautet|es|est)\s{1,4})"
     rf"{_VALUE_REGEX}"
 )
 _ASSIGNED_HINTS: Final = (
@@ -561,18 +723,29 @@ _PIN: Final = lazy_pattern(
     r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
 )
 
+_CONNECTOR_WORD: Final = lazy_pattern(
+    r"(?i)\b(?:gpio|board|bcm|analog|digital|output|input|data|clock|led|header)[ _-]?\Z"
+)
+"""Pattern of words before `pin` that mean the pin of a connector."""
+
+
+def _is_pin(match: re.Match[str]) -> bool:
+    text_before = match.string[max(0, match.start() - 12) : match.start()]
+    return _CONNECTOR_WORD.search(text_before) is None
+
+
 _ASSIGNMENT_SIGNS: Final = ("=", ":", ":=", "=>")
 
 _PLACEHOLDER: Final = lazy_pattern(
     # This pattern finds placeholders and references in place of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
-    r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
+    r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\(|[a-z_][\w.]{0,60}\["
 )
 _NUMBER_PATTERN: Final = lazy_pattern(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
 _PLACEHOLDER_WORDS: Final = """
     any bool boolean bytes changeme char false int nil none null number object optional passwd
-    password pwd secret secretstr str string text true undefined varchar
+    password pwd secret secretstr str string string? text true undefined varchar
 """
 _PLACEHOLDERS: Final = frozenset(_PLACEHOLDER_WORDS.split())
 
@@ -590,6 +763,17 @@ _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 """Words that often follow `password is` in ordinary sentences."""
 
 
+_PASSWORD_VARIABLE: Final = lazy_pattern(
+    r"(?i)[a-z_]\w{0,40}[._](?:\w{1,40}\.)?\w{0,40}(?:passw(?:or)?d|passphrase|pwd)"
+)
+"""Pattern of variables and fields in programs, as in `password=user_password`."""
+_PASSWORD_LABEL: Final = lazy_pattern(
+    r"(?i)[^\W\d_][^\d]{0,30}\s[^\d]{0,30}(?:passwor[dt]|kennwort)[^\d]{0,30}"
+    r"|(?:passwor[dt]|kennwort)\s[^\d]{1,60}"
+)
+"""Pattern of labels and messages about passwords, such as `Enter your password`."""
+
+
 def _is_password(match: re.Match[str]) -> bool:
     """Return whether the text after `password` is a password and not the rest of the sentence."""
     value = _value_text(match)
@@ -597,14 +781,25 @@ def _is_password(match: re.Match[str]) -> bool:
         return False
     if match["closed"] and _NUMBER_PATTERN.fullmatch(value):
         return False  # find_secret_fields has checked numbers after quoted field names
-    if match["quoted"] is not None or "=" in match["sep"]:
+    if match["quoted"] is not None:
+        is_label = _PASSWORD_LABEL.fullmatch(value) is not None
+        has_sign = any(sign in match["sep"] for sign in ("=", ":", "\uff1a"))
+        return not is_label and (has_sign or value.lower() not in _SENTENCE_WORDS)
+    if _PASSWORD_VARIABLE.fullmatch(value):
+        return False
+    if "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
         return "to" not in match["sep"].lower() or any(map(str.isdigit, value))
     word, next_word = value.lower(), match["next"].strip().lower()
     ends_clause = match["bare"][-1] in ".,;!?)" or next_word in ("", "and", "but")
     is_sentence_word = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
-    return ends_clause and not is_sentence_word and "to" not in match["sep"].lower()
+    return (
+        ends_clause
+        and not is_sentence_word
+        and "password" not in word
+        and "to" not in match["sep"].lower()
+    )
 
 
 def _is_assigned_secret(match: re.Match[str]) -> bool:
@@ -616,9 +811,18 @@ def _is_assigned_secret(match: re.Match[str]) -> bool:
         is_separate_word = not text_before[-1:].isascii() or not text_before[-1:].isalnum()
         if not is_separate_word or match["sep"].strip()[:1] not in ("=", ":"):
             return False
+        # Pagination tokens, such as `next_token`, are no secrets.
+        name_start = match.string[max(0, match.start() - 24) : match.start()]
+        if secret_kind(f"{_LAST_WORD.findall(name_start)[0]}_token") is None:
+            return False
     value = _value_text(match)
     if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
+    if match["bare"] and _REFERENCE.match(value):
+        return False
+    may_be_type = match["token"] and match["bare"] and ":" in match["sep"] and len(value) < 16
+    if may_be_type and _IDENTIFIER.fullmatch(value) and not _looks_random(value):
+        return False  # as in `token: Base64Url`
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
     return match["sep"].strip() in _ASSIGNMENT_SIGNS and _ALPHANUMERIC_RUN.search(value) is not None
@@ -626,6 +830,102 @@ def _is_assigned_secret(match: re.Match[str]) -> bool:
 
 def _value_text(match: re.Match[str]) -> str:
     return match["quoted"] or match["bare"].strip("\"'`").rstrip(".,;:!?)]}")
+
+
+# --- unquoted field names ----------------------------------------------------------------------
+# Assignments in the environment, in commands and in configuration files: the name says the kind.
+
+
+_FIELD_HINTS: Final = (
+    *("pass", "pw", "auth", "cred", "secret", "token", "key", "cookie", "jwt", "sess", "bearer"),
+)
+_NAME_IN_CAPITALS: Final = lazy_pattern(
+    rf"(?<![\w$%.-])(?P<name>[A-Z_][A-Z0-9_]{{1,63}}+)={_VALUE_REGEX}"
+)
+"""Pattern of a variable of the environment."""
+_LOGIN_VARIABLE: Final = lazy_pattern(r"[A-Z0-9_]{1,60}_(?:PASS|PW|AUTH|CREDS?)[0-9]?")
+"""Pattern of variables that contain a password, whatever the words before."""
+_NAME_BEFORE_QUOTE: Final = lazy_pattern(
+    r"(?<![\w$-])(?P<name>[A-Za-z_][\w-]{1,63}+)[ \t]{0,4}(?:=>|:=|=|:)[ \t]{0,4}"
+    r"(?P<quote>[\"'`])(?P<quoted>[^\s\"'`]{4,256}+)(?P=quote)"
+)
+_NAME_IN_LINE: Final = lazy_pattern(
+    # at the start of a line, or of an item in braces
+    r"(?m)(?:^[ \t]{0,80}(?:- |export |set |//[\w.:/-]{1,128}:)?|[{,][ \t]{1,4})"
+    r"(?P<name>[A-Za-z_][\w.-]{1,63}+)(?P<sep>[ \t]{0,8}[:=][ \t]{0,8})"
+    r"(?P<bare>[^\s\"'`{}()\[\],;|>]{4,1024}+)(?=[ \t\r]{0,8}(?:$|[,;}]|[ \t]#))"
+)
+_XML_ATTRIBUTES: Final = lazy_pattern(
+    r"(?i)\b(?:key|name)\s{0,4}=\s{0,4}[\"'](?P<name>[\w.:-]{1,64}+)[\"']\s{1,8}value\s{0,4}=\s{0,4}"
+    r"(?P<quote>[\"'])(?P<quoted>[^\"'<>\n]{3,512}+)(?P=quote)"
+)
+_SETTER: Final = lazy_pattern(
+    r"\b(?:[sS]et|[wW]ith)_?(?P<name>(?i:pass(?:word|wd|phrase)|(?:api|access|secret)_?key"
+    r"|(?:client_?)?secret|(?:auth_?|access_?)?token))\(\s{0,4}"
+    r"(?P<quote>[\"'])(?P<quoted>[^\s\"']{4,256}+)(?P=quote)\s{0,4}\)"
+)
+_LAST_WORD: Final = lazy_pattern(r"[\w-]*\Z")
+_IDENTIFIER: Final = lazy_pattern(r"[A-Za-z_$][\w$]*+(?:\.[A-Za-z_$][\w$]*+)*+")
+_REFERENCE: Final = lazy_pattern(
+    # variables, anchors, paths, addresses, calls
+    r"[$%{<][\w$%{(<]|[*&!][A-Za-z_]\w{0,40}\Z|(?:~|\.{1,2})?/(?:[a-z0-9_.-]{1,40}/)++[\w.-]{0,60}\Z"
+    r"|(?:~|\.{1,2})/|[A-Za-z]:[\\/]|[a-z][a-z0-9+.-]{1,20}://|:[a-z_]{1,40}\Z"
+)
+_PLACEHOLDER_PART_LIST: Final = """
+    placeholder replace replaced change changeme example sample dummy todo fixme insert enter here
+    your yours my this value none null nil true false undefined required optional default test
+    password passwd passphrase pass secret secrets token key auth credentials xxx xxxx foo bar baz
+    yes no on off enabled disabled string
+"""
+_PLACEHOLDER_PARTS: Final = frozenset(_PLACEHOLDER_PART_LIST.split())
+"""Words of texts such as `your-secret-here` and `change_me`, and of names of secrets."""
+_WORDS: Final = lazy_pattern("[A-Za-z]+")
+_PASSPHRASE: Final = lazy_pattern(r"[A-Za-z]{3,20}(?:[-_.][A-Za-z]{3,20}){2,12}")
+
+
+def _is_field_of(kind: SecretKind | None, value: str) -> bool:
+    """Return whether a text in a field of this kind is no reference and no placeholder."""
+    if kind is None or len(value) < (4 if kind.name == "password" else 8):
+        return False
+    if _PLACEHOLDER.match(value) or _REFERENCE.match(value) or "..." in value or "(" in value:
+        return False
+    if not is_secret_value(kind, value) or _NUMBER_PATTERN.fullmatch(value):
+        return False
+    if _looks_random(value):
+        return True
+    words = [word.lower() for word in _WORDS.findall(value)]
+    if not words or not _PLACEHOLDER_PARTS.isdisjoint(words):
+        return False
+    if kind.name == "password" or any(map(str.isdigit, value)):
+        return True
+    return _ALPHANUMERIC_RUN.search(value) is not None or _PASSPHRASE.fullmatch(value) is not None
+
+
+def _is_variable(match: re.Match[str]) -> bool:
+    kind = secret_kind(match["name"])
+    if kind is None and _LOGIN_VARIABLE.fullmatch(match["name"]):
+        kind = secret_kind("password")
+    return _is_field_of(kind, _value_text(match))
+
+
+def _is_named_literal(match: re.Match[str]) -> bool:
+    return _is_field_of(secret_kind(match["name"]), match["quoted"])
+
+
+def _is_quoted_field(match: re.Match[str]) -> bool:
+    """Return whether a quoted text after an unquoted name is a secret and not a word."""
+    return any(map(str.isdigit, match["quoted"])) and _is_named_literal(match)
+
+
+def _is_line_field(match: re.Match[str]) -> bool:
+    """Return whether a line of a configuration file has a secret, and not an expression or type."""
+    kind, value = secret_kind(match["name"]), match["bare"].rstrip(".,;:")
+    if not any(map(str.isdigit, value)) or not _is_field_of(kind, value):
+        return False
+    if not _IDENTIFIER.fullmatch(value) or _looks_random(value):
+        return True
+    is_setting = match["sep"] == "=" and match.string[match.end() : match.end() + 1] != ","
+    return is_setting and kind is not None and kind.name == "password" and len(value) > 5
 
 
 # --- card numbers ----------------------------------------------------------------------------
@@ -659,9 +959,14 @@ SECRET_PATTERNS: Final = (  # guard: keys-redacted
     *_COMMAND_PATTERNS,
     SecretPattern("secret", _XML_ELEMENT, ("</",), _is_secret_element),
     SecretPattern("secret", _ASSIGNED_SECRET, _ASSIGNED_HINTS, _is_assigned_secret),
-    SecretPattern("pin", _PIN, ("pin",)),
+    SecretPattern("pin", _PIN, ("pin",), _is_pin),
     SecretPattern("card number", _CARD_NUMBER, tuple("3456"), _is_card_number),
-    # Passwords come last: their check reads the text after the match, which may be another secret.
+    # The check of passwords reads the text after the match, which may be another secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
+    SecretPattern("secret", _NAME_IN_CAPITALS, _FIELD_HINTS, _is_variable),
+    SecretPattern("secret", _NAME_IN_LINE, _FIELD_HINTS, _is_line_field),
+    SecretPattern("secret", _NAME_BEFORE_QUOTE, _FIELD_HINTS, _is_quoted_field),
+    SecretPattern("secret", _XML_ATTRIBUTES, ("value",), _is_named_literal),
+    SecretPattern("secret", _SETTER, _FIELD_HINTS, _is_named_literal),
 )
 """All kinds of secrets in search order, the most specific first."""

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.lazy_loading import lazy_pattern
 from stenolog.redaction.control_sequences import (
@@ -55,6 +56,9 @@ _HIDDEN_CHARACTERS: Final = lazy_pattern(
     r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
 """Invisible characters and control sequences, and letters that are written as JSON escapes."""
+_ESCAPES: Final = ("\\u", "\\x1b", "\\x1B", "\\033", "\\e[")
+"""Starts of the escapes that programs and JSON use for hidden characters."""
+_SEQUENCE_STARTS: Final = ("\x1b", "\x9b")
 _CONTROL_CHARACTER: Final = lazy_pattern(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
@@ -100,7 +104,14 @@ def find_secrets(
             for secret in _find_visible_secrets(sequence["content"], patterns)
         )
     # A secret may be interrupted by a sequence that contains a secret: return only the outer one.
-    return _without_inner(sorted(secrets, key=attrgetter("start")))
+    outer_secrets = _without_inner(sorted(secrets, key=attrgetter("start")))
+    # ESC and the start of a stub would form a control sequence.
+    return [
+        replace(secret, start=secret.start - 1)
+        if text[secret.start - 1 : secret.start] in _SEQUENCE_STARTS
+        else secret
+        for secret in outer_secrets
+    ]
 
 
 def _find_visible_secrets(text: str, patterns: Iterable[SecretPattern]) -> list[SecretSpan]:
@@ -120,7 +131,8 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
     Invisible characters and control sequences are replaced by nothing, and a JSON escape by its
     letter.
     """
-    if text.isascii() and "\\" not in text and _CONTROL_CHARACTER.search(text) is None:
+    has_escapes = any(escape in text for escape in _ESCAPES)
+    if text.isascii() and not has_escapes and _CONTROL_CHARACTER.search(text) is None:
         return []
     return [
         SecretSpan(*match.span(), chr(int(match["letter"], 16)) if match["letter"] else "")
