@@ -43,8 +43,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
 _PASS_PREFIXES: Final = """
     account admin api app auth backup basic become bind broker client current db email ftp http imap
     key keystore ldap login mail mailer mongo mqtt my mysql new old pg pop3 postgres proxy rabbitmq
-    redis relay remote root sasl sender server service sftp smtp ssh sudo truststore user vpn webdav
-    wifi
+    redis relay remote root sasl sender server service sftp smtp ssh sudo truststore user vault vpn
+    webdav wifi
 """
 """Words before `pass` that make it a password, unlike in `mountain_pass` or `boarding_pass`."""
 _LOGIN_WORDS: Final = "|".join(_PASS_PREFIXES.split())
@@ -67,7 +67,7 @@ _SECRET_KINDS: Final = (
         rf"(?:(?:.*_)?(?:{_LOGIN_WORDS})_?)?pass|(?:.*_)?pw|passkey",
         "(?i)ok(?:ay)?|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|done|n/?a",
     ),
-    SecretKind("password", r".*credentials?", "same-origin|include|omit"),
+    SecretKind("secret", r".*credentials?", "same-origin|include|omit"),
     SecretKind("private key", r".*private_?keys?|client_key_data"),
     SecretKind(
         "api key",
@@ -818,7 +818,7 @@ def _is_assigned_secret(match: re.Match[str]) -> bool:
     value = _value_text(match)
     if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
-    if match["bare"] and _REFERENCE.match(value):
+    if match["bare"] and (_REFERENCE.match(value) or (not match["password"] and _is_name(value))):
         return False
     may_be_type = match["token"] and match["bare"] and ":" in match["sep"] and len(value) < 16
     if may_be_type and _IDENTIFIER.fullmatch(value) and not _looks_random(value):
@@ -870,6 +870,8 @@ _REFERENCE: Final = lazy_pattern(
     # variables, anchors, paths, addresses, calls
     r"[$%{<][\w$%{(<]|[*&!][A-Za-z_]\w{0,40}\Z|(?:~|\.{1,2})?/(?:[a-z0-9_.-]{1,40}/)++[\w.-]{0,60}\Z"
     r"|(?:~|\.{1,2})/|[A-Za-z]:[\\/]|[a-z][a-z0-9+.-]{1,20}://|:[a-z_]{1,40}\Z"
+    # times and versions
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2}(?!\w)|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]|v?[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}\Z"
 )
 _PLACEHOLDER_PART_LIST: Final = """
     placeholder replace replaced change changeme example sample dummy todo fixme insert enter here
@@ -880,7 +882,16 @@ _PLACEHOLDER_PART_LIST: Final = """
 _PLACEHOLDER_PARTS: Final = frozenset(_PLACEHOLDER_PART_LIST.split())
 """Words of texts such as `your-secret-here` and `change_me`, and of names of secrets."""
 _WORDS: Final = lazy_pattern("[A-Za-z]+")
-_PASSPHRASE: Final = lazy_pattern(r"[A-Za-z]{3,20}(?:[-_.][A-Za-z]{3,20}){2,12}")
+_PASSPHRASE: Final = lazy_pattern(
+    r"[A-Za-z]{3,20}(?:[-_.][A-Za-z]{3,20}){2,12}(?:[-_.]?[0-9]{1,6})?"
+)
+_NAME_WITH_NUMBER: Final = lazy_pattern(r"(?=.*[0-9])[a-z0-9]{1,12}(?:[-_./][a-z0-9]{1,16}){1,12}")
+
+
+def _is_name(value: str) -> bool:
+    """Return whether the text is the name of something, such as `db-credentials-v2`."""
+    is_name = _NAME_WITH_NUMBER.fullmatch(value) and not _PASSPHRASE.fullmatch(value)
+    return bool(is_name) and not _looks_random(value)
 
 
 def _is_field_of(kind: SecretKind | None, value: str) -> bool:
@@ -893,6 +904,8 @@ def _is_field_of(kind: SecretKind | None, value: str) -> bool:
         return False
     if _looks_random(value):
         return True
+    if kind.name != "password" and _is_name(value):
+        return False
     words = [word.lower() for word in _WORDS.findall(value)]
     if not words or not _PLACEHOLDER_PARTS.isdisjoint(words):
         return False
@@ -924,8 +937,13 @@ def _is_line_field(match: re.Match[str]) -> bool:
         return False
     if not _IDENTIFIER.fullmatch(value) or _looks_random(value):
         return True
-    is_setting = match["sep"] == "=" and match.string[match.end() : match.end() + 1] != ","
-    return is_setting and kind is not None and kind.name == "password" and len(value) > 5
+    # The value may be a variable or a type: only simple settings are secrets.
+    if match["name"].isupper():
+        return True
+    is_argument = match.string[match.end() : match.end() + 1] == ","
+    has_sign_of_setting = match["sep"] == "=" or (match["sep"] == ": " and value.islower())
+    is_password = kind is not None and kind.name == "password" and len(value) > 5
+    return is_password and has_sign_of_setting and not is_argument
 
 
 # --- card numbers ----------------------------------------------------------------------------
