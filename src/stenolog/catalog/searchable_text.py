@@ -22,6 +22,7 @@ from stenolog.messages import (
     read_message,
 )
 from stenolog.records import Message
+from stenolog.redaction.redact import redact_text
 
 LONGEST_TEXT: Final = 64 * 1024
 """Maximum number of characters that are indexed per message."""
@@ -75,10 +76,12 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     line = " ".join(prompt.split())
     if len(line) <= LONGEST_TITLE:
         return line
-    cut_line = line[: LONGEST_TITLE - 1]
     # Cut at a space in the second half, if any: scripts without spaces have none.
-    head, space, _ = cut_line.rpartition(" ")
-    return (head if space and len(head) > LONGEST_TITLE // 2 else cut_line).rstrip(" ,;:.-") + "…"
+    head, space, _ = line[: LONGEST_TITLE - 1].rpartition(" ")
+    if not space or len(head) <= LONGEST_TITLE // 2:
+        # The cut divides a long word, which may be a key: a part of a key is not recognized.
+        head = redact_text(line)[: LONGEST_TITLE - 1]
+    return head.rstrip(" ,;:.-") + "…"
 
 
 def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from stenolog.catalog.searchable_text import (
     title_from,
 )
 from stenolog.records import Message
+from stenolog.redaction import redact
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.strategies import messages
 
@@ -214,3 +215,10 @@ def test_text_of_nested_values_does_not_depend_on_the_call_depth() -> None:
     for _ in range(95):
         content = [{"type": "tool_result", "content": content}]
     assert text_of({"content": content}) == "xylophone"
+
+
+def test_secret_in_a_title_is_whole_so_that_it_can_be_redacted() -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    for length in range(90):
+        title = title_from({}, f"{'a ' * (length // 2)}{'b' * (length % 2)} {secret} and more")
+        assert secret[:8] not in redact(title).text

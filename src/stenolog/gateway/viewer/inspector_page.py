@@ -20,11 +20,8 @@ from stenolog.records import Message
 from stenolog.sessions.fork_source import fork_source
 from stenolog.tokens import Tokens
 from stenolog.transfer.export.code_blocks import ColourBudget
-from stenolog.transfer.export.tool_views import one_line
 
 _SYSTEM_ROLES: Final = ("system", "developer")
-_LINE_SOURCE_LENGTH: Final = 2_000
-"""Number of characters at the start of a message from which its one-line preview is made."""
 BAR_WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
@@ -109,7 +106,7 @@ def load_inspector_page(
         "messages": [
             {
                 "role": role_of(body) or "?",
-                "line": one_line(mask.cover(text_parts_of(body)[:_LINE_SOURCE_LENGTH])),
+                "line": mask.preview(text_parts_of(body)),
                 "tokens": count,
                 "content": _message_html(body, budget, mask),
             }

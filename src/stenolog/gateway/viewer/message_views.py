@@ -56,7 +56,7 @@ from stenolog.transfer.export.tool_views import (
     format_json,
     one_line,
     result_blocks,
-    summary_of,
+    summary_source,
 )
 from stenolog.transfer.transcripts.program_messages import kind_of, program_line
 
@@ -216,10 +216,15 @@ def _make_views(
 
 def prompt_line(body: Mapping[str, Any]) -> str:
     """Return the user's prompt in one line, without pictures."""
+    return one_line(prompt_text(body))
+
+
+def prompt_text(body: Mapping[str, Any]) -> str:
+    """Return the user's prompt without pictures."""
     content = body.get("content")
     if content is not None and not isinstance(content, str | list):
-        return one_line(as_json(content))
-    return one_line(_message_text(body, read_message(body)))
+        return as_json(content)
+    return _message_text(body, read_message(body))
 
 
 def pretty_json(value: Any, budget: ColourBudget, mask: SecretMask) -> Markup:
@@ -333,7 +338,7 @@ def _call_views(
         path = "" if failed else find_read_path(call.arguments)
         yield ToolCallView(
             name=call.name,
-            line=renderer.mask.cover(summary_of(call.arguments)),
+            line=renderer.mask.preview(summary_source(call.arguments)),
             arguments=_blocks_html(
                 argument_blocks(call.arguments, renderer.diffs), "Arguments", renderer
             ),
@@ -343,7 +348,7 @@ def _call_views(
             pictures=tuple(_image_urls([result])) if result and result_seq != seq else (),
             seconds=None if result is None else seconds_of(bodies[result_seq]),
             failed=failed,
-            error=renderer.mask.cover(error_line(text)) if failed and text else "",
+            error=renderer.mask.preview(error_line(text)) if failed and text else "",
         )
 
 

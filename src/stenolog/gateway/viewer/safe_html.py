@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
+from stenolog.redaction.control_sequences import printable
 from stenolog.redaction.redact import find_secrets
 from stenolog.transfer.export.code_blocks import (
     MAX_COLOURED_IN_MESSAGE,
     ColourBudget,
     find_lexer,
 )
+from stenolog.transfer.export.tool_views import one_line
 
 if TYPE_CHECKING:
     # These modules are imported on first use, because a list of sessions does not need them.
@@ -250,6 +252,8 @@ def _markdown_parser() -> "MarkdownIt":
 # A cover is no access control: the page contains the secrets. Exports are redacted instead.
 
 
+_PREVIEW_SOURCE_LENGTH: Final = 2_000
+"""Number of characters at the start of a text from which its preview is made."""
 _MAX_SEARCHED: Final = 1_000_000
 """Maximum number of characters on one page that are searched for secrets.
 
@@ -280,7 +284,11 @@ class SecretMask:
         self._characters_left = _MAX_SEARCHED
 
     def with_placeholders(self, text: str) -> str:
-        """Return the text with a placeholder for each secret. Rendering keeps placeholders."""
+        """Return the text with a placeholder for each secret. Rendering keeps placeholders.
+
+        Control sequences are removed.
+        """
+        text = printable(text)
         if not self._enabled:
             return text
         if len(text) > self._characters_left:
@@ -310,6 +318,11 @@ class SecretMask:
         """Return the text with secrets covered, for places that cannot have a button."""
         return _PLACEHOLDER.sub(COVER_TEXT, self.with_placeholders(text))
 
+    def preview(self, text: str) -> str:
+        """Return the start of the text in one line, with secrets covered."""
+        # A part of a secret is not recognized, so the text is cut only after it was covered.
+        return one_line(self.cover(text[:_PREVIEW_SOURCE_LENGTH]))  # guard: preview-covered
+
     def with_buttons(self, html: Markup) -> Markup:
         """Replace placeholders in text by buttons that show the secret, and in attributes by dots.
 
@@ -329,6 +342,11 @@ class SecretMask:
 def cover_secrets(text: str) -> str:
     """Return one line, such as a title, with its secrets covered."""
     return SecretMask().cover(text)
+
+
+def preview(text: str) -> str:
+    """Return the start of a text in one line, with its secrets covered."""
+    return SecretMask().preview(text)
 
 
 def masked_html(text: str) -> Markup:

@@ -24,9 +24,9 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
 from stenolog.errors import UsageError, install_command
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
-from stenolog.gateway.viewer.message_views import prompt_line
+from stenolog.gateway.viewer.message_views import prompt_text
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
-from stenolog.gateway.viewer.safe_html import cover_secrets
+from stenolog.gateway.viewer.safe_html import preview
 from stenolog.gateway.viewer.templating import dollars, path_segment
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.messages import ThinkingPart, ToolCall, ToolResult, calls_of, read_message
@@ -62,6 +62,8 @@ _PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
 _MAX_FAILED_TOOLS: Final = 5
 """Maximum number of names of failed tools per turn."""
+_MAX_PROMPT_LENGTH: Final = 500
+"""Number of characters of a prompt that are kept. A page shows fewer, with secrets covered."""
 _PLAIN_FIELDS: Final = frozenset(("role", "content", FIELD))
 """A message with only these fields has no content besides its text."""
 
@@ -185,7 +187,8 @@ class Outline:
         self._kinds[index] |= kinds | (PROMPT if starts_turn else 0) | (FAILED if failures else 0)
         if starts_turn:
             content = body.get("content")
-            prompt = one_line(content) if isinstance(content, str) else prompt_line(body)
+            text = content if isinstance(content, str) else prompt_text(body)
+            prompt = " ".join(text[:_MAX_PROMPT_LENGTH].split())
             self.turns.append(
                 Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden)
             )
@@ -494,7 +497,7 @@ def _chart_bars(turns: Sequence[Turn], first: int, key: str, agent: str) -> list
                 "input_tokens": turn.input_tokens,
                 "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "label": f"{token_text}{cost_text} — {cover_secrets(turn.prompt) or '(no text)'}",
+                "label": f"{token_text}{cost_text} — {preview(turn.prompt) or '(no text)'}",
                 "address": f"/s/{path_segment(key)}?at={turn.seq}{agent_parameter}#m{turn.seq}",
             }
         )

@@ -26,6 +26,7 @@ from stenolog.gateway.viewer.safe_html import (
     is_link_address,
     is_picture_url,
     masked_html,
+    preview,
     to_html,
 )
 
@@ -93,6 +94,7 @@ def new_environment() -> Environment:
         dollars=dollars,
         model_label=model_label,
         moment=utc_time,
+        preview=preview,
         short=short_number,
         seconds=duration_text,
         segment=path_segment,

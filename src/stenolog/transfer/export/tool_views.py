@@ -175,17 +175,22 @@ class DiffBudget:
 
 def summary_of(arguments: Any) -> str:
     """Return the most informative argument of a call in one line; empty without arguments."""
+    return one_line(summary_source(arguments))
+
+
+def summary_source(arguments: Any) -> str:
+    """Return the text that `summary_of` shortens."""
     decoded = decode_json(arguments)
     if isinstance(decoded, str):
         return _summary_of_text(decoded)
     if not isinstance(decoded, Mapping):
-        return "" if decoded is None else one_line(as_json(decoded))
+        return "" if decoded is None else as_json(decoded)
     for name in _MAIN_ARGUMENTS:
         value = decoded.get(name)
         if name in _COMMAND_FIELDS and (command := _shell_command(value)) is not None:
-            return one_line(command)
+            return command
         if isinstance(value, str) and value.strip():
-            return one_line(value)
+            return value
     steps = next(filter(None, map(_checklist_items, decoded.values())), ())
     if steps:
         done_count = sum(step.state == "done" for step in steps)
@@ -193,7 +198,7 @@ def summary_of(arguments: Any) -> str:
     texts = [value for value in decoded.values() if isinstance(value, str) and value.strip()]
     if texts:
         return _summary_of_text(texts[0])
-    return one_line(as_json(decoded)) if decoded else ""
+    return as_json(decoded) if decoded else ""
 
 
 def error_line(text: str) -> str:
@@ -204,8 +209,8 @@ def error_line(text: str) -> str:
     first_part = _CODEX_HEADINGS.sub("", _ERROR_TAGS.sub("", text[:4_000]))
     lines = list(islice((line.strip() for line in first_part.splitlines() if line.strip()), 2))
     if len(lines) == 2 and _EXIT_CODE.fullmatch(lines[0]):
-        return one_line(f"{lines[0]}: {lines[1]}")
-    return one_line(lines[0]) if lines else ""
+        return f"{lines[0]}: {lines[1]}"
+    return lines[0] if lines else ""
 
 
 def _summary_of_text(text: str) -> str:
@@ -213,8 +218,8 @@ def _summary_of_text(text: str) -> str:
         files = list(islice(_PATCHED_FILE.finditer(text[:MAX_BLOCK]), 4))
         if files:
             more_text = "" if len(files) < 4 else ", …"
-            return one_line(", ".join(match[1].strip() for match in files[:3]) + more_text)
-    return one_line(text)
+            return ", ".join(match[1].strip() for match in files[:3]) + more_text
+    return text
 
 
 def one_line(text: str) -> str:

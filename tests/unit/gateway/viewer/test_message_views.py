@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from stenolog.catalog.message_metadata import mark_tool_outcome
 from stenolog.gateway.viewer.message_views import message_views, prompt_line
 from stenolog.gateway.viewer.safe_html import MAX_RENDERED, is_link_address, is_picture_url
 from stenolog.records import Message
@@ -353,3 +354,22 @@ def test_control_sequences_are_not_shown_and_hide_no_secret() -> None:
     for html in (asked.html, made.calls[0].arguments, made.calls[0].result):
         assert str(html).count(f'data-secret="{secret}"') == 2
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]|32m", str(html))
+
+
+def test_no_part_of_a_secret_is_in_the_line_of_a_call() -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    for length in range(70, 130):
+        text = "a " * (length // 2) + "b" * (length % 2) + " " + secret + " end"
+        [made] = message_views(
+            _stored(
+                {"role": "assistant", "tool_calls": [_call("a", "run", {"command": text})]},
+                mark_tool_outcome(
+                    {"role": "tool", "tool_call_id": "a", "content": text}, seconds=1.0, failed=True
+                ),
+            )
+        )
+        [call] = made.calls
+        assert call.failed
+        for line in (call.line, call.error):
+            assert secret[:8] not in line
+            assert len(line) <= 120

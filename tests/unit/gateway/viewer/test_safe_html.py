@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from stenolog.gateway.viewer.safe_html import (
     MAX_RENDERED,
     coloured_code,
+    cover_secrets,
     is_picture_url,
+    preview,
     to_html,
 )
 
@@ -151,3 +153,15 @@ def test_very_long_text_is_cut_and_not_rendered() -> None:
 
 def test_lone_surrogates_are_replaced() -> None:
     assert "a?b" in to_html("a\ud800b")
+
+
+def test_no_part_of_a_secret_is_in_a_preview() -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    for length in range(60, 130):
+        shown = preview("a" * length + f" {secret} " + "b " * 100)
+        assert secret[:8] not in shown
+        assert len(shown) <= 120
+
+
+def test_control_sequences_are_removed_from_covered_texts() -> None:
+    assert cover_secrets("a \x1b[1mbold\x1b[0m\x07 \u202etitle") == "a bold title"
