@@ -206,7 +206,7 @@ def test_secrets_are_covered_in_search_results_and_on_the_context_page(viewer: V
     page = viewer.page
     for query in ("totals cent", SECRET):
         viewer.open(f"/?q={quote(query)}")
-        expect(page.locator(".snippet").first).to_contain_text("••••••")
+        expect(page.locator(".snippet").first).to_contain_text("[redacted: api key]")
         assert SECRET[8:20] not in page.locator("main").inner_text()
         viewer.screenshot("search-secret")
     viewer.open_session(CODING, "/context")
