@@ -35,7 +35,6 @@ from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
     check_disk_space,
-    check_fallback_purges,
     check_indexing,
     list_notes,
 )
@@ -108,7 +107,7 @@ def doctor_command(
         if repairing:
             repairs += repair(place)
         report = examine(place)
-        findings = (*check_indexing(place), *check_fallback_purges(place), *check_disk_space(place))
+        findings = (*check_indexing(place), *check_disk_space(place))
         report = replace(report, findings=(*report.findings, *findings))
         notes = []
         if verbose or (sys.stderr.isatty() and not wants_json()):

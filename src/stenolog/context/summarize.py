@@ -309,9 +309,10 @@ def _remove_summary_fields(store: Store, key: str, current_info: SessionInfo) ->
         and set(current_info.meta) <= summary_fields
     ):
         # The session was just deleted, and setting the meta fields created it again.
-        store.delete(key)
-    else:
-        store.set_meta(key, **dict.fromkeys(summary_fields))
+        with suppress(StenologError):  # a fallback store refuses to delete
+            store.delete(key)
+            return
+    store.set_meta(key, **dict.fromkeys(summary_fields))
 
 
 def is_undone(info: SessionInfo) -> bool:

@@ -20,7 +20,7 @@ from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
 from stenolog.catalog.indexing import NotIndexable, SessionReader
 from stenolog.errors import StenologError
-from stenolog.sessions.folders import NAMESPACE, locate_sessions, other_namespaces
+from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.disk import filesystem_type_at, network_filesystem
@@ -28,7 +28,6 @@ from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK_BYTES
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.fallback import keys_purged_since_merge
 
 _MOUNTS_FILE: Final = "/proc/self/mounts"
 _MAX_NAMED_SESSIONS: Final = 5
@@ -86,30 +85,6 @@ def check_indexing(workspace: str) -> list[Finding]:
     with suppress(StenologError):  # `examine` reports why a store cannot be read
         for agent in (None, *other_namespaces(workspace).agents):
             findings += _check_indexing_of_agent(workspace, agent)
-    return findings
-
-
-def check_fallback_purges(workspace: str) -> list[Finding]:
-    """Return a finding for each purged session that the fallback store still contains."""
-    findings: list[Finding] = []
-    with suppress(StenologError):  # `examine` reports why a store cannot be read
-        for agent in (None, *other_namespaces(workspace).agents):
-            location = locate_sessions(workspace, agent)
-            if location.fallback is None or not location.fallback.is_dir():
-                continue
-            with open_store(location.where, namespace=location.namespace, read_only=True) as store:
-                findings += [
-                    Finding(
-                        kind="purged text",
-                        key=key,
-                        path=str(location.fallback.absolute() / NAMESPACE),
-                        meaning="The session was purged, but the fallback folder still has its "
-                        "messages.",
-                        advice=f"Run `steno purge {quote(key)} "
-                        f"-w {quote(str(location.fallback))}`.",
-                    )
-                    for key in keys_purged_since_merge(location, store)
-                ]
     return findings
 
 

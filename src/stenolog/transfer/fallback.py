@@ -1,16 +1,22 @@
 """The fallback store: a JSONL folder that keeps the sessions while the regular store is unusable.
 
-The fallback store is an ordinary JSONL store, so every call works. Opening the fallback store
-copies legacy sessions into it. The next successful start merges the fallback store into the regular
-store, session by session, as it imports old sessions. The merge recognizes messages of legacy files
-by their content. Messages that were added to the fallback store are recognized by their idempotency
-key, or by seq and the uid of the session. After the merge, the folder is renamed. The merge also
-repeats deletions and purges in the regular store. Each purge is noted in a file next to the folder.
+The fallback store is an ordinary JSONL store, except that it refuses to delete or purge. Opening
+the fallback store copies legacy sessions into it, so that the agent can read them. The next
+successful start adds the messages that the fallback store acknowledged to the regular store. Then
+it renames the folder.
 
-Each process that uses the fallback store holds a shared lock. While any process holds the lock, a
-merge copies the current content and the folder keeps its name. For each merged session, a merge
-record is kept next to the folder. The merge record prevents later merges from adding messages that
-were purged in the regular store.
+Each process that uses the fallback store holds a shared lock, and a merge holds an exclusive lock.
+So only one process merges, and nobody changes the fallback store meanwhile. Other processes may use
+the regular store, and delete the sessions that the merge writes to. The merge is a small protocol,
+so that each message is added exactly once, even if a merge is killed (docs/decisions/0015):
+
+1. A merge record, next to the folder, says up to which seq the merge will add messages.
+2. The messages are added, each with its idempotency key, or with a key made of uid and seq.
+3. Summary, hidden messages and meta are merged.
+4. The merge record says that everything up to this seq was added.
+
+If a merge record has step 1 and not step 4, the next merge looks for the keys of these messages in
+all sessions that the killed merge may have written to, deleted or not.
 """
 
 import errno
@@ -20,57 +26,58 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Never
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Raw, Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
-from stenolog.records import Health, Message, PurgeResult, SessionInfo, timestamp
+from stenolog.errors import (
+    DamagedStore,
+    NoSuchSession,
+    OnceConflict,
+    StaleCheckpoint,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+    UsageError,
+)
+from stenolog.records import Health, Message, PurgeResult, TrashedSession, timestamp
+from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
-from stenolog.stores.base import (
-    FORKED_AT,
-    NOT_FORKED,
-    DeletedSession,
-    PurgingStore,
-    Store,
-    find_info,
-)
-from stenolog.stores.file_names import LOG_SUFFIX, escape_key
-from stenolog.stores.json_file import JSONMessage, NotASession, parse_go_time
+from stenolog.stores.base import FORKED_AT, NOT_FORKED, DeletedSession, Store, find_info
+from stenolog.stores.file_names import escape_key, key_of_log, log_name
 from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.directory import log_files
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
-from stenolog.transfer.importers.chat_format import omit
-from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceContent
-from stenolog.transfer.migration import (
-    ImportedSession,
-    ImportReport,
-    import_folder,
-    log_report,
-    merge_source,
-)
+from stenolog.transfer.migration import import_folder, log_report
 
 LOCK_TIMEOUT: Final = 60.0
-"""Seconds that opening the fallback store waits for a process that merges it."""
+"""Seconds that opening a store waits for another process that merges the fallback store."""
 LOCK_FILE: Final = "fallback.lock"
-PURGES_FOLDER: Final = "purges"
 MERGED_FOLDER: Final = "merged"
-"""Name of the folder with a merge record for each merged session."""
+"""Name of the folder with a merge record for each session."""
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL_SECONDS: Final = 0.05
+_MAX_SEARCHES: Final = 100
+"""Maximum number of searches while other processes keep moving the searched sessions."""
 _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
 """Meta fields that are not merged, because they describe seqs or imports of the fallback store."""
 
 _logger = logging.getLogger("stenolog")
+
+
+class _CannotMerge(StenologError):
+    """A session cannot be merged now. The next start tries again."""
 
 
 class FallbackStore(JSONLStore):
@@ -80,28 +87,33 @@ class FallbackStore(JSONLStore):
         super().__init__(workspace, namespace=NAMESPACE)
         self.because = because
         self._fallback_lock = lock
-        self._notes_folder = workspace / PURGES_FOLDER
+
+    def delete(self, key: str) -> TrashedSession:
+        """Always raises StoreUnavailable."""
+        self._refuse("delete", key)
 
     def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Purge a session in the fallback store.
-
-        The merge repeats the purge in the regular store.
-        """
-        trash = self.list_trash() if before is None else []
-        uids = [trashed.uid for trashed in trash if trashed.key == key]
-        with suppress(NoSuchSession, DamagedStore):
-            uids.append(self.info(key).uid)
-        with self._note_purge(key, uids, before=before):
-            return super().purge(key, before=before)
+        """Always raises StoreUnavailable."""
+        del before
+        self._refuse("purge", key)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Purge these deleted sessions in the fallback store.
+        """Always raises StoreUnavailable."""
+        del entries
+        self._refuse("purge", key)
 
-        The merge also purges the session with this key in the regular store, unless that session
-        has messages that the purged sessions did not have.
-        """
-        with self._note_purge(key, [uid for uid, _ in entries], is_trash=True):
-            return super().purge_trash(key, entries)
+    def finish_purge(self, uid: str) -> PurgeResult:
+        """Always raises StoreUnavailable."""
+        self._refuse("purge", uid)
+
+    def _refuse(self, action: str, name: str) -> Never:
+        """Raise the error of a call that destroys messages or moves them to the trash."""
+        reason = (
+            f"cannot {action} {name!r}: sessions are kept in a fallback folder, because the store "
+            f"cannot be used ({self.because}), and the store may have the same session; "
+            f"make the store usable, restart the program, then {action} again"
+        )
+        raise StoreUnavailable(reason)
 
     def health(self) -> Health:
         """Return the health: never ok, because the sessions belong in the regular store."""
@@ -113,50 +125,12 @@ class FallbackStore(JSONLStore):
         return Health(ok=False, free_bytes=health.free_bytes, problems=(reason, *health.problems))
 
     def close(self) -> None:
-        """Close the store and release the lock."""
-        super().close()
-        self._fallback_lock.release()
+        """Close the store and give up the lock.
 
-    @contextmanager
-    def _note_purge(
-        self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
-    ) -> Iterator[None]:
-        """Write a note of the purge before the purge runs, and complete the note afterwards.
-
-        The note of a failed purge stays, and the merge checks whether the purge took effect.
+        A forked child that still uses the store keeps the lock until it ends.
         """
-        last_seq_by_digest: dict[str, int] = {}
-        for uid in uids:
-            with (
-                suppress(NoSuchSession, DamagedStore),
-                self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
-            ):
-                last_seq_by_digest |= _last_seq_by_digest(
-                    merge.receipts_of_imports(reading.snapshot.meta)
-                )
-        note = _PurgeNote(
-            key=key,
-            at=datetime.now(UTC),
-            before=before,
-            uids=tuple(uids),
-            is_trash=is_trash,
-            read_in=tuple(last_seq_by_digest.items()),
-        )
-        file_name = f"{timestamp(note.at).replace(':', '')}-{os.urandom(4).hex()}.json"
-        self._write_note(file_name, note)
-        try:
-            yield
-        except NoSuchSession:
-            (self._notes_folder / file_name).unlink(missing_ok=True)
-            raise
-        self._write_note(file_name, replace(note, made=datetime.now(UTC)))
-
-    def _write_note(self, file_name: str, note: "_PurgeNote") -> None:
-        try:
-            _write_json(self._notes_folder, file_name, note)
-        except OSError as error:
-            reason = f"noting a purge in {self._notes_folder}: {error.strerror}"
-            raise StoreUnavailable(reason) from error
+        super().close()
+        self._fallback_lock.close()
 
 
 def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
@@ -189,7 +163,6 @@ def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
 
 def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
     """Copy the legacy sessions into the fallback store. The legacy files stay unchanged."""
-    purged_keys = {purge.key for _, purge in _pending_purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, with_fallbacks in place.legacy_folders():
             report = import_folder(
@@ -199,88 +172,8 @@ def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
                 rename_files=False,
                 with_fallbacks=with_fallbacks,
                 is_own=True,
-                exclude_keys=purged_keys,
             )
             log_report(report, store)
-
-
-# --- merging the fallback store into the regular store ---------------------------------------
-
-
-def merge_fallback(place: SessionsLocation, store: Store) -> None:
-    """Merge the fallback store into the regular store.
-
-    Then rename the fallback's folder, unless a process uses it or a session could not be merged.
-    Raises the errors of the regular store.
-    """
-    workspace = place.fallback
-    if workspace is None:
-        return
-    try:
-        lock = _open_lock(workspace, _LOCK_FLAGS)
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError):
-            _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
-        return
-    try:
-        is_unused = False
-        # On a file system without locks, `is_unused` stays False and the folder keeps its name.
-        with suppress(OSError):
-            is_unused = _try_lock(lock, fcntl.LOCK_EX)
-        if not (workspace / NAMESPACE).is_dir():
-            _repeat_purges(workspace, None, store, is_unused=False)
-            return  # the fallback store was merged before
-        try:
-            fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
-        except StenologError as error:
-            _logger.warning("%s cannot be merged: %s", workspace, error)
-            return
-        with fallback:
-            _repeat_purges(workspace, fallback, store, is_unused=is_unused)
-            folder = _FallbackFolder(fallback, store, workspace)
-            report = merge_source(folder, store, folder.record_merge)
-            _repeat_deletions(workspace, fallback, store)
-        log_report(report, store)
-        if is_unused and not report.skipped:
-            _rename_merged_folder(workspace, report)
-    finally:
-        lock.release()
-
-
-def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
-    """Repeat the deletions of the fallback store in the regular store.
-
-    A deletion is not repeated if the session was changed later in the regular store, or if the
-    fallback store has a new session with the same key.
-    """
-    live_keys = set(fallback.list_sessions())
-    for deletion in fallback.list_trash():
-        try:
-            record = _read_merge_record(workspace, deletion.uid)
-            if record.deleted == deletion.deleted:
-                continue
-            with suppress(NoSuchSession):
-                key, deleted_at = deletion.key, deletion.deleted
-                if key not in live_keys and store.info(key).updated <= deleted_at:
-                    store.delete(key)
-        except (StenologError, NotASession) as error:
-            _logger.warning("the deletion of %r cannot be repeated: %s", deletion.key, error)
-        else:
-            _write_merge_record(workspace, deletion.key, replace(record, deleted=deletion.deleted))
-
-
-def _rename_merged_folder(workspace: Path, report: ImportReport) -> None:
-    time_text = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
-    merged_folder = workspace / f"{NAMESPACE}.merged-{time_text}"
-    try:
-        (workspace / NAMESPACE).rename(merged_folder)
-        disk.sync_entries(workspace)
-    except OSError as error:
-        _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
-        return
-    shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
-    text = "%d messages of the fallback were merged; its files are in %s"
-    _logger.info(text, report.messages, merged_folder)
 
 
 def list_fallback_sessions(place: SessionsLocation) -> Iterator[tuple[str, str]]:
@@ -301,381 +194,437 @@ def list_fallback_sessions(place: SessionsLocation) -> Iterator[tuple[str, str]]
                 yield from ((namespace, key) for key in keys)
 
 
-def keys_purged_since_merge(place: SessionsLocation, store: Store) -> list[str]:
-    """Return the keys of merged sessions that were purged in the regular store after the merge."""
-    workspace = place.fallback
-    if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
-        return []
-    records = []
-    for path in (workspace / MERGED_FOLDER).glob("[!.]*.json"):
-        with suppress(OSError, ValueError):
-            records.append(convert(json.loads(path.read_bytes()), _MergeRecord))
-    stored_uids = {mark.uid for mark in store.list_snapshots()} if records else set()
-    purged_uids = {record.uid for record in records if not stored_uids.issuperset(record.stored)}
-    if not purged_uids or not (workspace / NAMESPACE).is_dir():
-        return []
-    with JSONLStore(workspace, namespace=NAMESPACE, read_only=True) as fallback:
-        return sorted({mark.key for mark in fallback.list_snapshots() if mark.uid in purged_uids})
+# --- merging the fallback store into the regular store ---------------------------------------
 
 
-class _FallbackFolder:
-    """The fallback store as a `SourceFolder` of an import."""
+def merge_fallback(place: SessionsLocation, store: Store) -> None:
+    """Merge the fallback store into the regular store, and rename the fallback's folder.
 
-    def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
-        self._fallback = fallback
-        self._store = store
-        self._workspace = workspace
-        self._records: dict[str, _MergeRecord] = {}
-        """Merge record of each session, by the name of its source; written after the merge."""
-        self.path = fallback.folder
-        self.name = str(self.path)
-
-    def sources(self) -> list[Source]:
-        """Return every session that is not in the trash."""
-        return [
-            Source(name=escape_key(key) + LOG_SUFFIX, body=None, identifier=(key,))
-            for key in self._fallback.list_sessions()
-        ]
-
-    def read(self, source: Source) -> SourceContent:
-        """Return a session, without messages if it is unchanged since its last merge.
-
-        Messages are also left out if they were merged into a session that the regular store no
-        longer has. Raises NotASession for an unreadable session.
-        """
-        [key] = source.identifier
-        try:
-            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
-            with self._fallback.read_snapshot(mark) as reading:
-                snapshot, messages = reading.snapshot, list(reading.messages)
-        except StenologError as error:
-            raise NotASession(str(error)) from error
-        record = _read_merge_record(self._workspace, snapshot.uid)
-        stored_uid = _session_uid(self._store, record.key) if record.stored else ""
-        # If the regular store no longer has the session of an earlier merge, the messages of that
-        # merge are not merged again into another session.
-        after = record.after if record.stored[-1:] == (stored_uid,) else record.last_seq
-        content = _to_source_content(snapshot, messages, after=after)
-        self._records[source.name] = replace(
-            record, after=after, last_seq=snapshot.last_seq, digest=content.digest
-        )
-        if content.digest == record.digest:
-            empty_session = replace(content.session, messages=(), summary="", problems=())
-            return replace(content, session=empty_session)
-        return content
-
-    def record_merge(self, source: Source, imported: ImportedSession) -> None:
-        """Record that a session was merged, and into which session of the regular store."""
-        record, uid = self._records[source.name], _session_uid(self._store, imported.key)
-        earlier_uids = [stored_uid for stored_uid in record.stored if stored_uid != uid]
-        stored_uids = (*earlier_uids, uid) if uid else tuple(earlier_uids)
-        record = replace(record, key=imported.key, stored=stored_uids)
-        if record != _read_merge_record(self._workspace, record.uid):
-            _write_merge_record(self._workspace, source.identifier[0], record)
-
-
-def _to_source_content(
-    snapshot: Snapshot, messages: Sequence[Message], *, after: int
-) -> SourceContent:
-    """Return the session as a legacy session, with the messages whose seq is above `after`."""
-    receipts = merge.receipts_of_imports(snapshot.meta)
-    hidden_spans = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
-    tokens = _message_tokens(snapshot, messages)
-    unmerged_messages = tuple(
-        JSONMessage(
-            message.to_json(),
-            message.at,
-            tokens.get(message.seq),
-            spans.contains(hidden_spans, message.seq),
-        )
-        for message in messages
-        if message.seq > after
-    )
-    updated = datetime.fromisoformat(snapshot.updated)
-    lost_count = spans.size(snapshot.lost)
-    has_new_messages = any(message.once is not None for message in unmerged_messages)
-    session = LegacySession(
-        layout="stenolog-json",
-        key=snapshot.key,
-        messages=unmerged_messages,
-        summary="" if after else snapshot.summary,
-        meta={} if after else omit(snapshot.meta, *_UNMERGED_FIELDS),
-        created=datetime.fromisoformat(snapshot.created),
-        updated=updated,
-        problems=(f"{lost_count} messages of the fallback cannot be read",) if lost_count else (),
-    )
-    # A legacy session without new messages in the fallback store is as old as its file.
-    times = [at for receipt in receipts if (at := parse_go_time(receipt.get("updated")))]
-    mtime = updated if has_new_messages else max(times, default=updated)
-    return SourceContent(session, _session_digest(snapshot, session), mtime, ())
-
-
-def _message_tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
-    """Return the token of each message that was added to the fallback store, by seq.
-
-    Messages from legacy files have no token.
+    Does nothing while a process uses the fallback store. If another process merges it, this call
+    waits for that process. The folder keeps its name if a message could not be merged.
+    Raises the errors of the regular store.
     """
-    receipts = merge.receipts_of_imports(snapshot.meta)
-    import_mark = snapshot.meta.get("importing")
-    import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
-    prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
-    last_imported_seq = max(_last_seq_by_digest(receipts).values(), default=0)
-    given_tokens: dict[int, str] = {}
-    for message in messages:
-        token_and_count = token_of(message)
-        if token_and_count is not None:
-            token, count = token_and_count
-            given_tokens |= dict.fromkeys(range(message.seq, message.seq + count), token)
-    tokens = {}
-    for seq in (message.seq for message in messages):
-        if seq in given_tokens:
-            if not given_tokens[seq].startswith(prefixes):
-                tokens[seq] = given_tokens[seq]
-        elif seq > last_imported_seq:
-            tokens[seq] = f"fallback:{snapshot.uid}:{seq}"  # guard: fallback-merged-by-uid-and-seq
-    return tokens
+    workspace = place.fallback
+    if workspace is None:
+        return
+    try:
+        lock = _open_lock(workspace, _LOCK_FLAGS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
+        return
+    try:
+        if _lock_for_merge(workspace, lock) and (workspace / NAMESPACE).is_dir():
+            _merge_folder(workspace, store)
+    finally:
+        lock.release()
 
 
-def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the last seq of the session after each import, by the digest of the imported file."""
-    return {
-        receipt["sha256"]: receipt["last_seq"]
-        for receipt in receipts
-        if isinstance(receipt.get("sha256"), str) and isinstance(receipt.get("last_seq"), int)
-    }
+def _lock_for_merge(workspace: Path, lock: disk.Descriptor) -> bool:
+    """Take the exclusive lock, and return whether this process may merge the fallback store."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    try:
+        while not _try_lock(lock, fcntl.LOCK_EX):  # guard: fallback-one-merger
+            if _try_lock(lock, fcntl.LOCK_SH):
+                text = "%s is used by another process; a start after its end merges the messages"
+                _logger.warning(text, workspace)
+                return False
+            if time.monotonic() > deadline:
+                _logger.warning("%s: another process is still merging it", workspace)
+                return False
+            time.sleep(_POLL_SECONDS)
+    except OSError as error:
+        _logger.warning("%s cannot be merged: %s", workspace / LOCK_FILE, error.strerror)
+        return False
+    return True
 
 
-def _session_digest(snapshot: Snapshot, session: LegacySession) -> str:
-    """Return a digest that differs after every change of the session."""
-    *_, messages_digest = ["", *merge.prefix_digests(session.messages)]
-    hidden_flags = [message.hidden for message in session.messages]
-    digested_values = [snapshot.uid, snapshot.last_seq, messages_digest, hidden_flags]
-    digested_values += [session.summary, session.meta]
-    return sha256(json.dumps(digested_values, sort_keys=True).encode()).hexdigest()
+def _merge_folder(workspace: Path, store: Store) -> None:
+    """Merge every session of the fallback store. Then rename the folder if nothing was left out."""
+    try:
+        fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
+    except StenologError as error:
+        _logger.warning("%s cannot be merged: %s", workspace, error)
+        return
+    with fallback:
+        merger = _Merger(workspace, fallback, store)
+        log_names = {Path(path).name for path in log_files(fallback.folder)}
+        keys = {key_of_log(name) for name in log_names} | set(fallback.list_sessions())
+        unknown_names = log_names - {log_name(key) for key in keys if key is not None}
+        problems = dict.fromkeys(unknown_names, "it is not a log of stenolog, or it is damaged")
+        for key in sorted(key for key in keys if key is not None):
+            try:
+                problem = merger.merge_session(key)
+            except NoSuchSession:
+                continue  # the first write was interrupted, so no message was acknowledged
+            except (_CannotMerge, DamagedStore, UsageError) as error:
+                problem = str(error)
+            if problem:
+                problems[log_name(key)] = problem
+    for name, problem in problems.items():
+        text = "%s was not merged completely, so the folder is kept: %s"
+        _logger.warning(text, fallback.folder / name, problem)
+    if not problems:
+        _rename_merged_folder(workspace, merger.added_count)
 
 
-# --- records of merges -----------------------------------------------------------------------
+def _rename_merged_folder(workspace: Path, added_count: int) -> None:
+    merged_folder = workspace / f"{NAMESPACE}.merged-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    try:
+        (workspace / NAMESPACE).rename(merged_folder)
+        disk.sync_entries(workspace)
+    except OSError as error:
+        _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
+        return
+    shutil.rmtree(workspace / MERGED_FOLDER, ignore_errors=True)
+    text = "%d messages of the fallback were merged; its files are in %s"
+    _logger.info(text, added_count, merged_folder)
+
+
+class _Batch(Struct, frozen=True, kw_only=True):
+    """Messages that the fallback store acknowledged together."""
+
+    first: int
+    """Seq of the first message in the fallback store."""
+    token: str
+    """Idempotency key in the regular store."""
+    own_token: str
+    """Key made of uid and seq; used if the session has other messages with the key `token`."""
+    messages: list[Message]
+
+
+class _StoredSession(Struct, frozen=True, kw_only=True):
+    """A session of the regular store."""
+
+    snapshot: Snapshot
+    payloads: dict[int, bytes]
+    """Readable messages by seq."""
+    tokens: dict[str, int]
+    """First seq of each idempotency key."""
+
+    def find(self, batch: _Batch) -> int | None:
+        """Return the seq of the first message of the batch; None if the batch is not stored."""
+        for token in (batch.token, batch.own_token):
+            first = self.tokens.get(token)
+            if first is not None and all(
+                self.payloads.get(first + number) == message.to_json()
+                for number, message in enumerate(batch.messages)
+            ):
+                return first
+        return None
+
+
+class _Merger:
+    """Merges sessions of the fallback store into the regular store."""
+
+    def __init__(self, workspace: Path, fallback: JSONLStore, store: Store) -> None:
+        assert isinstance(store, SnapshotStore)
+        self._workspace = workspace
+        self._fallback = fallback
+        self._store: Store = store
+        self._snapshots: SnapshotStore = store
+        # Read before the first message is added, so that no session of this merge is in the list.
+        self._trash = store.list_trash()
+        self.added_count = 0
+
+    def merge_session(self, key: str) -> str:
+        """Merge one session. Return why it is incomplete; empty if every message is merged.
+
+        Raises _CannotMerge, DamagedStore or UsageError if this session cannot be merged, and any
+        other error of the regular store.
+        """
+        mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
+        with self._fallback.read_snapshot(mark) as reading:
+            snapshot, messages = reading.snapshot, list(reading.messages)
+        batches = _acknowledged_batches(snapshot, messages)
+        record = stored_record = self._read_record(snapshot.uid)
+        if record.begun > record.upto:  # a merge was killed  # guard: fallback-merge-begun
+            old_batches = [b for b in batches if record.upto < b.first <= record.begun]
+            sessions = self._read_possible_targets(record)
+            missing = [b for b in old_batches if all(s.find(b) is None for s in sessions)]
+            record = replace(self._add(missing, key, record), upto=record.begun)
+        new_batches = [batch for batch in batches if batch.first > record.upto]
+        if new_batches:
+            record = self._begin(record, key, snapshot.last_seq)
+            record = self._add(new_batches, key, record)
+        digest = _state_digest(snapshot)
+        if record.state != digest:
+            self._merge_state(snapshot, batches)
+        record = replace(record, upto=snapshot.last_seq, begun=snapshot.last_seq, state=digest)
+        if record != stored_record:
+            self._write_record(record)
+        return _describe_lost(snapshot, messages)
+
+    def _target_key(self, key: str) -> str:
+        """Return `key` if a session has this key, else the key of the session with this alias."""
+        return key if find_info(self._store, key) is not None else self._aliases.get(key, key)
+
+    @cached_property
+    def _aliases(self) -> Mapping[str, str]:
+        return dict(Aliases(self._store).owners())
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _begin(self, record: "_MergeRecord", key: str, last_seq: int) -> "_MergeRecord":
+        """Record durably that messages up to `last_seq` will be added."""
+        target_key = self._target_key(key)
+        info = find_info(self._store, target_key)
+        record = replace(
+            record,
+            begun=last_seq,
+            keys=tuple(dict.fromkeys((key, target_key))),
+            target="" if info is None else info.uid,
+            old_trash=tuple(
+                (trashed.uid, timestamp(trashed.deleted))
+                for trashed in self._trash
+                if trashed.key in (key, target_key)
+            ),
+        )
+        self._write_record(record)
+        return record
+
+    def _add(self, batches: Iterable[_Batch], key: str, record: "_MergeRecord") -> "_MergeRecord":
+        """Add the batches to the session with this key or alias, or to a new session.
+
+        Return the record, which names a new session as soon as it exists.
+        """
+        for batch in batches:
+            target_key = self._target_key(key)
+            bodies = [Raw(message.to_json()) for message in batch.messages]
+            messages = [Message(seq=1, _at="", _body=body) for body in bodies]
+            times = [message.at for message in batch.messages]
+            try:
+                self._store.add_messages(target_key, messages, once=batch.token, at=times)
+            except OnceConflict:
+                # The regular store got other messages with this idempotency key.
+                self._store.add_messages(target_key, messages, once=batch.own_token, at=times)
+            self.added_count += len(messages)
+            if not record.target and (info := find_info(self._store, target_key)) is not None:
+                record = replace(record, target=info.uid)
+                self._write_record(record)
+        return record
+
+    def _read_possible_targets(self, record: "_MergeRecord") -> list[_StoredSession]:
+        """Return the sessions to which an interrupted merge may have added messages.
+
+        These are all sessions with the key of the session, deleted or not. Sessions that were
+        already in the trash before that merge are left out: they may have the same idempotency
+        keys, but not these messages.
+        """
+        for _ in range(_MAX_SEARCHES):
+            marks = [
+                mark
+                for mark in self._snapshots.list_snapshots()
+                if (mark.key in record.keys or mark.uid == record.target != "")
+                and (mark.uid, mark.deleted) not in record.old_trash
+            ]
+            for mark in marks:
+                if not mark.uid or mark.problem:
+                    reason = mark.problem or "its log is damaged"
+                    raise DamagedStore(f"{mark.key!r} in the store cannot be read: {reason}")
+            with suppress(NoSuchSession):  # it was deleted, restored or purged just now
+                return [self._read_stored(mark) for mark in marks]
+        raise StoreBusy(f"other processes keep deleting and restoring {record.keys[0]!r}")
+
+    def _read_stored(self, mark: SnapshotMark) -> _StoredSession:
+        payloads, tokens = {}, {}
+        with self._snapshots.read_snapshot(mark) as reading:
+            for message in reading.messages:
+                payloads[message.seq] = message.to_json()
+                token_and_count = token_of(message)
+                if token_and_count is not None:
+                    tokens[token_and_count[0]] = message.seq
+            return _StoredSession(snapshot=reading.snapshot, payloads=payloads, tokens=tokens)
+
+    # --- summary, hidden messages and meta ---------------------------------------------------
+
+    def _merge_state(self, snapshot: Snapshot, batches: Sequence[_Batch]) -> None:
+        """Merge summary, hidden messages and meta into the live session, if it still exists."""
+        key = self._target_key(snapshot.key)
+        info = find_info(self._store, key)
+        if info is None:
+            return
+        with suppress(NoSuchSession):
+            stored = self._read_stored(SnapshotMark(key=key, uid=info.uid, stamp=""))
+            seqs = _stored_seqs(snapshot, batches, stored)
+            if not seqs or self._store.info(key).uid != info.uid:
+                return  # the messages were deleted, and another session may have the key now
+            self._merge_visibility(key, snapshot, stored, seqs)
+            fields = {
+                name: value
+                for name, value in snapshot.meta.items()
+                if name not in stored.snapshot.meta and name not in _UNMERGED_FIELDS
+            }
+            try:
+                if fields:
+                    self._store.set_meta(key, **fields)
+            except UsageError as error:
+                _logger.warning("the meta of %r was not merged: %s", snapshot.key, error)
+
+    def _merge_visibility(
+        self, key: str, snapshot: Snapshot, stored: _StoredSession, seqs: Mapping[int, int]
+    ) -> None:
+        """Set the summary and hide messages. `seqs`: stored seq of each merged message."""
+        hidden = spans.union(snapshot.hidden, withdrawn_messages.withdrawn_seqs(snapshot.meta))
+        floor = max((seqs[seq] for seq in seqs if seq <= snapshot.floor), default=0)
+        old = stored.snapshot
+        has_other_messages = not set(seqs.values()).issuperset(stored.payloads)
+        if has_other_messages or not _has_imported_summary(old) or old.floor > floor:
+            if snapshot.summary not in ("", old.summary):
+                # Messages that only this summary describes become visible again.
+                text = "%r has newer messages, so a summary of the fallback was not merged"
+                _logger.info(text, snapshot.key)
+            elif not snapshot.summary:
+                hidden = spans.union(hidden, [(1, snapshot.floor)] if snapshot.floor else [])
+        elif (snapshot.summary, floor) != (old.summary, old.floor):
+            with suppress(StaleCheckpoint):  # another process has just written a summary
+                self._store.checkpoint(
+                    key, summary=snapshot.summary, upto=floor, expect_floor=old.floor
+                )
+        hidden_seqs = sorted(seqs[seq] for seq in seqs if spans.contains(hidden, seq))
+        for first, last in spans.from_seqs(hidden_seqs):
+            self._store.hide(key, first, last)
+
+    # --- merge records -----------------------------------------------------------------------
+
+    def _read_record(self, uid: str) -> "_MergeRecord":
+        """Return the merge record of a session, or a new empty record. Raises _CannotMerge."""
+        try:
+            text = (self._workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
+            return convert(json.loads(text), _MergeRecord)
+        except FileNotFoundError:
+            return _MergeRecord(uid=uid)
+        except (OSError, ValueError) as error:
+            raise _CannotMerge(f"the record of its merge cannot be read: {error}") from error
+
+    def _write_record(self, record: "_MergeRecord") -> None:
+        """Write the merge record durably. Raises _CannotMerge."""
+        folder, name = self._workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json"
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            disk.create_private_folder(folder)
+            with closing(disk.open_descriptor(folder, flags)) as descriptor:
+                disk.replace_file(descriptor, name, json.dumps(to_builtins(record)).encode())
+        except OSError as error:
+            reason = f"the record of its merge cannot be written: {error.strerror}"
+            raise _CannotMerge(reason) from error
 
 
 class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Record of the merges of one session of the fallback store."""
 
     uid: str
-    after: int = 0
-    """Messages up to this seq were merged into a session that the regular store no longer has."""
-    last_seq: int = 0
-    """Seq of the last merged message."""
-    digest: str = ""
-    """Digest of the merged content."""
-    key: str = ""
-    """Key of the session in the regular store into which this session was merged."""
-    stored: tuple[str, ...] = ()
-    """Uids of all sessions in the regular store into which this session was merged, newest last."""
-    deleted: datetime | None = None
-    """Time of the last deletion in the fallback store that a merge has processed."""
+    upto: int = 0
+    """Messages up to this seq were added to the regular store, and are never added again."""
+    begun: int = 0
+    """Messages up to this seq may have been added."""
+    state: str = ""
+    """Digest of the merged summary, hidden messages and meta."""
+    keys: tuple[str, ...] = ()
+    """Keys of the sessions to which messages after `upto` may have been added."""
+    target: str = ""
+    """Uid of the session to which messages after `upto` were added; empty if it is not known."""
+    old_trash: tuple[tuple[str, str], ...] = ()
+    """Uid and time of each deletion of a session with such a key before the merge began."""
 
 
-def _read_merge_record(workspace: Path, uid: str) -> _MergeRecord:
-    """Return the merge record of a session, or a new empty record. Raises NotASession."""
-    try:
-        text = (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").read_bytes()
-        return convert(json.loads(text), _MergeRecord)
-    except (FileNotFoundError, NotADirectoryError):
-        return _MergeRecord(uid=uid)
-    except (OSError, ValueError) as error:
-        raise NotASession(f"the record of its merge cannot be read: {error}") from error
+def _acknowledged_batches(snapshot: Snapshot, messages: Sequence[Message]) -> list[_Batch]:
+    """Return the messages that were added to the fallback store, without copies of legacy files.
 
-
-def _write_merge_record(workspace: Path, key: str, record: _MergeRecord) -> None:
-    try:
-        _write_json(workspace / MERGED_FOLDER, f"{escape_key(record.uid)}.json", record)
-    except OSError as error:
-        text = "the merge of %r cannot be recorded, so the next start repeats it: %s"
-        _logger.warning(text, key, error.strerror)
-
-
-def _write_json(folder: Path, file_name: str, fields: Struct) -> None:
-    """Write the fields to a JSON file durably. Raises OSError."""
-    disk.create_private_folder(folder)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with closing(disk.open_descriptor(folder, flags)) as descriptor:
-        disk.replace_file(descriptor, file_name, json.dumps(to_builtins(fields)).encode())
-
-
-def _session_uid(store: Store, key: str) -> str:
-    """Return the uid of a session; empty if the session is missing. Raises the store's errors."""
-    info = find_info(store, key) if key else None
-    return "" if info is None else info.uid
-
-
-# --- purges ----------------------------------------------------------------------------------
-
-
-class _PurgeNote(Struct, frozen=True, kw_only=True):
-    """Note of a purge in the fallback store."""
-
-    key: str
-    at: datetime
-    """Time at which the purge started. The merge keeps newer messages."""
-    made: datetime | None = None
-    """Time at which the purge ended; None if it is unknown whether the purge took effect."""
-    before: int | None = None
-    """Only messages with a lower seq were purged; None if whole sessions were purged."""
-    uids: tuple[str, ...] = ()
-    """Uids of the purged sessions."""
-    is_trash: bool = False
-    """Whether only some deleted sessions are purged, not every session with this key."""
-    read_in: tuple[tuple[str, int], ...] = ()
-    """For each imported legacy file: its digest, and the session's last seq after the import."""
-
-
-def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
-    """Return the purges that are not yet repeated, oldest first, each with the file of its note."""
-    purges = []
-    for path in sorted((workspace / PURGES_FOLDER).glob("[!.]*.json")):
-        try:
-            purges.append((path, convert(json.loads(path.read_bytes()), _PurgeNote)))
-        except (OSError, ValueError) as error:
-            _logger.warning(
-                "%s: a purge made in the fallback cannot be repeated in the store: %s", path, error
-            )
-    return purges
-
-
-def _repeat_purges(
-    workspace: Path, fallback: JSONLStore | None, store: Store, *, is_unused: bool
-) -> None:
-    """Repeat the noted purges in the regular store.
-
-    If a purge cannot be repeated, its note stays and a warning is logged. If messages or sessions
-    remain, the note is renamed to `.left`. If no process uses the fallback store (`is_unused`), the
-    note of a purge that did not take effect is deleted.
+    The regular store imports the legacy files itself.
     """
-    for path, purge in _pending_purges(workspace):
-        try:
-            if not _has_taken_effect(purge, fallback):
-                if is_unused:
-                    path.unlink()
-                continue
-            reason = _repeat_purge(purge, store)
-            for uid in purge.uids if purge.before is None else ():
-                (workspace / MERGED_FOLDER / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if reason:
-                text = "a purge in the fallback is not fully repeated for %r: %s"
-                _logger.warning(text, purge.key, reason)
-                path.rename(path.with_suffix(".left"))
-            else:
-                path.unlink()
-        except StenologError as error:
-            _logger.warning(
-                "%r was purged in the fallback, but cannot be purged in the store yet: %s",
-                purge.key,
-                error,
-            )
-        except OSError as error:
-            _logger.warning("%s: cannot be changed: %s", path, error.strerror)
-
-
-def _has_taken_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
-    """Return whether the purge has deleted the messages from the fallback store."""
-    if purge.made is not None:
-        return True
-    if fallback is None or not purge.uids:
-        return False
-    if purge.before is None:
-        return {mark.uid for mark in fallback.list_snapshots()}.isdisjoint(purge.uids)
-    try:
-        is_same_session = fallback.info(purge.key).uid in purge.uids
-        first_seqs = [message.seq for message in fallback.get_history(purge.key, full=True)][:1]
-    except (NoSuchSession, DamagedStore):
-        return False
-    return is_same_session and bool(first_seqs) and first_seqs[0] >= purge.before
-
-
-def _repeat_purge(purge: _PurgeNote, store: Store) -> str:
-    """Repeat a purge in the regular store. Return why messages remain; empty if none remain.
-
-    Only messages that are older than the purge are deleted. Raises StenologError.
-    """
-    if purge.before is None and not purge.is_trash:
-        return _purge_sessions(purge, store)
-    info = find_info(store, purge.key)
-    if info is None:
-        return ""
-    seq_by_digest = _last_seq_by_digest(merge.receipts_of_imports(info.meta))
-    # Up to this seq, both stores have the same messages, imported from the same file.
-    common_seq = max(
-        (seq for digest, seq in purge.read_in if seq_by_digest.get(digest) == seq), default=0
+    receipts: list[Any] = merge.receipts_of_imports(snapshot.meta)
+    import_mark = snapshot.meta.get("importing")
+    import_marks = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
+    import_prefixes = tuple(f"import:{mark.get('sha256')}:" for mark in import_marks)
+    # A JSON file of SessionManager has idempotency keys of its own.
+    copied_upto = max(
+        (
+            receipt["last_seq"]
+            for receipt in receipts
+            if receipt.get("from") == "stenolog-json" and _is_whole_session(receipt)
+        ),
+        default=0,
     )
-    if not common_seq:
-        return ""  # the store has no message of these sessions
-    if purge.before is not None:
-        store.purge(purge.key, before=min(purge.before, common_seq + 1))
-        return ""
-    if info.last_seq > common_seq:
-        return "the session was also used in the store"
-    return _purge_sessions(purge, store)
+    batches: list[_Batch] = []
+    batch_end = 0
+    token = ""
+    for message in messages:
+        token_and_count = token_of(message)
+        # guard: fallback-merged-by-uid-and-seq
+        own_token = f"fallback:{snapshot.uid}:{message.seq}"
+        if token_and_count is not None:
+            token, batch_end = token_and_count[0], message.seq + token_and_count[1]
+        elif message.seq >= batch_end:
+            token = own_token
+        if message.seq <= copied_upto or token.startswith(import_prefixes):
+            continue
+        if token_and_count is None and message.seq < batch_end and batches:
+            batches[-1].messages.append(message)
+        else:
+            batch = _Batch(first=message.seq, token=token, own_token=own_token, messages=[message])
+            batches.append(batch)
+    return batches
 
 
-def _purge_sessions(purge: _PurgeNote, store: Store) -> str:
-    """Purge the sessions of a key that are older than the purge in the fallback store.
+def _stored_seqs(
+    snapshot: Snapshot, batches: Sequence[_Batch], stored: _StoredSession
+) -> dict[int, int]:
+    """Return the seq in the regular store of each message of the fallback store, if it is there.
 
-    If a session also has newer messages, the newer messages stay. Return why sessions remain; empty
-    if none remain.
+    If both sessions begin with the same legacy file, these messages have the same seqs in both.
     """
-    key = purge.key
-    trash = [trashed for trashed in store.list_trash() if trashed.key == key]
-    old_sessions: list[DeletedSession] = []
-    if not purge.is_trash:
-        old_sessions = [(t.uid, t.deleted) for t in trash if t.deleted <= purge.at]
-    purges_all_trash = len(old_sessions) == len(trash)
-    is_older = True
-    with suppress(NoSuchSession):
-        info = store.info(key)
-        is_older = _is_older_than_purge(purge, info)
-        if is_older:
-            history = store.get_history(key, full=True)
-            newer_seqs = [message.seq for message in history if message.at > purge.at]
-            if newer_seqs:
-                store.purge(key, before=newer_seqs[0])
-            elif purges_all_trash:
-                store.purge(key)
-                return ""
-            else:
-                old_sessions.append(_delete_unchanged(info, store))
-    if old_sessions and isinstance(store, PurgingStore):
-        store.purge_trash(key, old_sessions)
-    if not is_older:
-        return "the session was created or imported after the purge"
-    return "" if purges_all_trash or purge.is_trash else "the trash has newer sessions"
+    file_lengths, stored_file_lengths = (
+        {
+            receipt.get("sha256"): receipt["last_seq"]
+            for receipt in merge.receipts_of_imports(meta)
+            if _is_whole_session(receipt)
+        }
+        for meta in (snapshot.meta, stored.snapshot.meta)
+    )
+    common_files = file_lengths.items() & stored_file_lengths.items()
+    common_length = max((length for _, length in common_files), default=0)
+    seqs = {seq: seq for seq in range(1, common_length + 1)}
+    for batch in batches:
+        first = stored.find(batch)
+        if first is not None:
+            for number, message in enumerate(batch.messages):
+                seqs[message.seq] = first + number
+    return seqs
 
 
-def _is_older_than_purge(purge: _PurgeNote, info: SessionInfo) -> bool:
-    """Return whether a session is older than the purge, or was imported from a purged file."""
-    if info.lost and info.updated > purge.at:
-        raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
-    purge_end = purge.made or purge.at
-    purged_digests = {digest for digest, _ in purge.read_in}
-    receipts = merge.receipts_of_imports(info.meta)
-    for receipt in receipts:
-        # Messages of a fallback store have the time at which they were added. Messages of other
-        # files may have any time, so the time of the import counts.
-        import_time = parse_go_time(receipt.get(merge.IMPORT_TIME))
-        is_foreign = (
-            receipt.get("sha256") not in purged_digests and receipt.get("from") != "stenolog-json"
-        )
-        if is_foreign and (import_time is None or import_time > purge_end):
-            return False
-    return info.created <= purge_end or not purged_digests.isdisjoint(_last_seq_by_digest(receipts))
+def _is_whole_session(receipt: Mapping[str, Any]) -> bool:
+    """Return whether the imported file had all messages that the session had after the import."""
+    last_seq = receipt.get("last_seq")
+    return isinstance(last_seq, int) and receipt.get("messages") == last_seq
 
 
-def _delete_unchanged(info: SessionInfo, store: Store) -> DeletedSession:
-    """Move a session to the trash. If it differs from `info`, restore it and raise StoreBusy."""
-    trashed = store.delete(info.key)
-    if (trashed.uid, trashed.count) != (info.uid, info.count):
-        store.restore(info.key, uid=trashed.uid)
-        raise StoreBusy(f"{info.key!r} is in use")
-    return trashed.uid, trashed.deleted
+def _has_imported_summary(snapshot: Snapshot) -> bool:
+    """Return whether the summary is empty or came from a legacy file."""
+    digests = [
+        receipt.get(merge.SUMMARY_DIGEST) for receipt in merge.receipts_of_imports(snapshot.meta)
+    ]
+    return not snapshot.summary or merge.summary_digest(snapshot.summary) in digests
+
+
+def _describe_lost(snapshot: Snapshot, messages: Iterable[Message]) -> str:
+    """Return a sentence about messages that cannot be read; empty if there are none."""
+    readable = spans.from_seqs(message.seq for message in messages)
+    present = [(1, snapshot.last_seq)] if snapshot.last_seq else []
+    lost = spans.minus(present, spans.union(readable, snapshot.void, snapshot.purged))
+    if not lost:
+        return ""
+    return (
+        f"{spans.size(lost)} of its messages cannot be read, and the others were merged; "
+        "run `steno doctor` on the folder, and move the folder away if they cannot be repaired"
+    )
+
+
+def _state_digest(snapshot: Snapshot) -> str:
+    """Return a digest that differs after every change of summary, hidden messages or meta."""
+    values = [snapshot.floor, snapshot.hidden, snapshot.summary, snapshot.meta]
+    return sha256(json.dumps(to_builtins(values), sort_keys=True).encode()).hexdigest()
 
 
 # --- the lock --------------------------------------------------------------------------------

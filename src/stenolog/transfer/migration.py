@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import cached_property
@@ -130,9 +130,6 @@ class ImportReport(Struct, frozen=True, kw_only=True):
         return sum(session.dropped for session in self.imported)
 
 
-OnImported = Callable[[Source, ImportedSession], None]
-"""Function that is called after a session was imported completely."""
-
 _logger = logging.getLogger("stenolog")
 
 
@@ -162,7 +159,6 @@ def import_folder(
     is_own: bool = False,
     accept_aliases: bool = False,
     dry_run: bool = False,
-    exclude_keys: Collection[str] = (),
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
     map_key: Callable[[str], str] | None = None,
     time_field: str = "",
@@ -180,7 +176,6 @@ def import_folder(
       dropped.
     - `accept_aliases`: accept aliases even without `is_own`. If False, they are only reported.
     - `dry_run`: write nothing.
-    - `exclude_keys`: keys to skip.
     - `layouts`: layouts to import. Databases and trees of folders are never renamed.
     - `map_key`: function that returns the new key for the old key of a session.
     - `time_field`: name of the field with the time of a plain message.
@@ -194,7 +189,6 @@ def import_folder(
         is_own=is_own,
         accept_aliases=accept_aliases or is_own,
         dry_run=dry_run,
-        exclude_keys=frozenset(exclude_keys),
         map_key=map_key,
         progress=progress,
     )
@@ -250,15 +244,6 @@ def _is_new_problem(file: SkippedFile, store: Store) -> bool:
     return True
 
 
-def merge_source(source: SourceFolder, store: Store, on_imported: OnImported) -> ImportReport:
-    """Merge sessions of stenolog from another place. Raises the errors of the store.
-
-    `on_imported` is called after each session that was imported completely.
-    """
-    options = _ImportOptions(is_own=True, accept_aliases=True, on_imported=on_imported)
-    return _ImportRun(store, source, options).import_source()
-
-
 def _import_unchanged_sources(
     source_folders: Sequence[SourceFolder], store: Store, options: "_ImportOptions"
 ) -> ImportReport:
@@ -287,10 +272,8 @@ class _ImportOptions(Struct, frozen=True, kw_only=True):
     is_own: bool
     accept_aliases: bool
     dry_run: bool = False
-    exclude_keys: frozenset[str] = frozenset()
     map_key: Callable[[str], str] | None = None
     progress: Callable[[float], None] | None = None
-    on_imported: OnImported | None = None
 
 
 class _ImportJob(Struct):
@@ -316,7 +299,6 @@ class _ImportRun:
         self._is_agent_start = options.is_own or renames_files
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
-        self._on_imported = options.on_imported or (lambda *_: None)
         self._alias_claims: Counter[str] = Counter()
         self._skipped: list[SkippedFile] = []
 
@@ -401,8 +383,6 @@ class _ImportRun:
                 "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
-        if content.session.key in self._options.exclude_keys:
-            raise NotASession("the session was purged in the fallback store")
         session = without_oversized_parts(content.session)
         if not (self._options.is_own and session.layout == "stenolog-json"):
             session = without_control_fields(session)  # guard: import-drops-marks
@@ -411,7 +391,6 @@ class _ImportRun:
         content = replace(content, session=replace(session, key=job.key))
         job.imported = self._merge_session(job, content)
         job.content = content
-        self._on_imported(job.source, job.imported)
 
     # --- one session -------------------------------------------------------------------------
 

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from stenolog import NoSuchSession, NotStored
+from stenolog import NotStored
 from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore, fallback_reason
@@ -40,7 +39,6 @@ _STEPS: Final = frozenset(
 
 KEYS: Final = ("telegram:91001", "agent:main:slack:1001", "telegram:1001", "new:1")
 """Sessions of the fallback store: a legacy one, an alias, one without a JSON file, a new one."""
-PURGED: Final = "discord:1001:77"
 
 
 class Runner:
@@ -107,8 +105,6 @@ def fail(where: str) -> None:
     sessions = open_sessions.open_sessions(where)
     assert isinstance(sessions.store, FallbackStore)
     _talk(sessions)
-    with suppress(NoSuchSession):
-        sessions.store.purge(PURGED)
     sessions.close()
 
 

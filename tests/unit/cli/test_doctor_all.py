@@ -14,13 +14,9 @@ from msgspec import Struct
 from stenolog.maintenance.environment_check import (
     CheckNote,
     check_disk_space,
-    check_fallback_purges,
     list_notes,
 )
-from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.fallback import open_fallback
-from stenolog.transfer.open_sessions import open_sessions
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -122,30 +118,6 @@ def test_nearly_full_disk_is_a_finding(where: str) -> None:
     assert found.kind == "low disk space"
     assert "bytes are free" in found.meaning
     assert check_disk_space("memory:", min_bytes=1 << 62) == []
-
-
-@pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
-def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> None:
-    place = locate_sessions(where, None)
-    open_store(where).close()
-    with open_fallback(place, because="a test wants it") as fallback:
-        fallback.add_message("purged", "user", "a secret")
-        fallback.add_message("deleted", "user", "hello")
-        with open_sessions(where) as good:
-            assert {"purged", "deleted"} <= set(good.list_sessions())
-            good.store.delete("deleted")
-        assert check_fallback_purges(where) == []
-        with open_sessions(where) as good:
-            good.store.purge("purged")
-        for _ in range(2):
-            told = steno("doctor", where)
-            assert told.exit_code == 1
-            assert told.stdout.startswith("purged text · purged\n")
-            assert f"steno purge purged -w {place.fallback}`" in told.stdout
-            assert "deleted" not in told.stdout
-            open_sessions(where).close()
-    assert steno("purge", "purged", "--yes", "-w", str(place.fallback)).exit_code == 0
-    assert steno("doctor", where).exit_code == 0
 
 
 def test_database_reports_version_and_turns(steno: Steno) -> None:

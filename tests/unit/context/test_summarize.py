@@ -20,7 +20,7 @@ from stenolog.context.summarize import (
     plan_summary,
 )
 from stenolog.context.window import Limits
-from stenolog.errors import StoreBusy
+from stenolog.errors import StoreBusy, StoreUnavailable
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.base import find_info, find_view
 from stenolog.stores.open_store import open_store
@@ -334,6 +334,18 @@ def test_recreated_session_is_left_unchanged(store: Store) -> None:
     assert len(seqs(store)) == 16
     assert store.get_summary(KEY) == ""
     assert store.info(KEY).meta == {}
+
+
+def test_session_that_cannot_be_deleted_again_has_no_summary_fields(store: Store) -> None:
+    class Refusing(Deleted):
+        def delete(self, _: str) -> None:
+            raise StoreUnavailable("a fallback store refuses to delete")
+
+    plan = planned(store)
+    assert plan is not None
+    deleted: Any = Refusing(store)
+    assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
+    assert (store.info(KEY).last_seq, store.info(KEY).meta) == (0, {})
 
 
 def test_session_deleted_before_the_checkpoint_raises_no_error(store: Store) -> None:
