@@ -64,10 +64,7 @@ LOCK_TIMEOUT: Final = 60.0
 LOCK_FILE: Final = "fallback.lock"
 MERGED_FOLDER: Final = "merged"
 """Name of the folder with a merge record for each session."""
-_LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _POLL_SECONDS: Final = 0.05
-_MAX_SEARCHES: Final = 100
-"""Maximum number of searches while other processes keep moving the searched sessions."""
 _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
@@ -141,7 +138,7 @@ def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
     assert place.fallback is not None, "this store has a fallback"
     workspace = place.fallback
     disk.create_private_folder(workspace)
-    lock = _open_lock(workspace, _LOCK_FLAGS | os.O_CREAT)
+    lock = _open_lock(workspace)
     try:
         if _try_lock(lock, fcntl.LOCK_EX):
             _import_legacy_sessions(place, workspace)
@@ -205,12 +202,10 @@ def merge_fallback(place: SessionsLocation, store: Store) -> None:
     Raises the errors of the regular store.
     """
     workspace = place.fallback
-    if workspace is None:
+    if workspace is None or not (workspace / NAMESPACE).is_dir():
         return
     try:
-        lock = _open_lock(workspace, _LOCK_FLAGS)
-    except FileNotFoundError:
-        return
+        lock = _open_lock(workspace)
     except OSError as error:
         _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
         return
@@ -350,7 +345,7 @@ class _Merger:
             record = self._add(new_batches, key, record)
         digest = _state_digest(snapshot)
         if record.state != digest:
-            self._merge_state(snapshot, batches)
+            self._merge_state(snapshot, messages, batches)
         record = replace(record, upto=snapshot.last_seq, begun=snapshot.last_seq, state=digest)
         if record != stored_record:
             self._write_record(record)
@@ -410,22 +405,22 @@ class _Merger:
 
         These are all sessions with the key of the session, deleted or not. Sessions that were
         already in the trash before that merge are left out: they may have the same idempotency
-        keys, but not these messages.
+        keys, but not these messages. Raises _CannotMerge if one of the sessions cannot be read.
         """
-        for _ in range(_MAX_SEARCHES):
-            marks = [
-                mark
-                for mark in self._snapshots.list_snapshots()
-                if (mark.key in record.keys or mark.uid == record.target != "")
-                and (mark.uid, mark.deleted) not in record.old_trash
-            ]
-            for mark in marks:
-                if not mark.uid or mark.problem:
-                    reason = mark.problem or "its log is damaged"
-                    raise DamagedStore(f"{mark.key!r} in the store cannot be read: {reason}")
-            with suppress(NoSuchSession):  # it was deleted, restored or purged just now
-                return [self._read_stored(mark) for mark in marks]
-        raise StoreBusy(f"other processes keep deleting and restoring {record.keys[0]!r}")
+        marks = [
+            mark
+            for mark in self._snapshots.list_snapshots()
+            if (mark.key in record.keys or mark.uid == record.target != "")
+            and (mark.uid, mark.deleted) not in record.old_trash
+        ]
+        for mark in marks:
+            if not mark.uid or mark.problem:
+                reason = mark.problem or "its log is damaged"
+                raise _CannotMerge(f"{mark.key!r} in the store cannot be read: {reason}")
+        try:
+            return [self._read_stored(mark) for mark in marks]
+        except NoSuchSession as error:
+            raise _CannotMerge("another process has just moved the session in the store") from error
 
     def _read_stored(self, mark: SnapshotMark) -> _StoredSession:
         payloads, tokens = {}, {}
@@ -439,7 +434,9 @@ class _Merger:
 
     # --- summary, hidden messages and meta ---------------------------------------------------
 
-    def _merge_state(self, snapshot: Snapshot, batches: Sequence[_Batch]) -> None:
+    def _merge_state(
+        self, snapshot: Snapshot, messages: Sequence[Message], batches: Sequence[_Batch]
+    ) -> None:
         """Merge summary, hidden messages and meta into the live session, if it still exists."""
         key = self._target_key(snapshot.key)
         info = find_info(self._store, key)
@@ -448,43 +445,45 @@ class _Merger:
         with suppress(NoSuchSession):
             stored = self._read_stored(SnapshotMark(key=key, uid=info.uid, stamp=""))
             seqs = _stored_seqs(snapshot, batches, stored)
-            if not seqs or self._store.info(key).uid != info.uid:
-                return  # the messages were deleted, and another session may have the key now
-            self._merge_visibility(key, snapshot, stored, seqs)
-            fields = {
-                name: value
-                for name, value in snapshot.meta.items()
-                if name not in stored.snapshot.meta and name not in _UNMERGED_FIELDS
-            }
-            try:
-                if fields:
-                    self._store.set_meta(key, **fields)
-            except UsageError as error:
-                _logger.warning("the meta of %r was not merged: %s", snapshot.key, error)
+            if self._store.info(key).uid != info.uid:
+                return  # another session has the key now
+            # Summary and meta may describe messages that were deleted in the store.
+            if all(message.seq in seqs for message in messages):
+                if snapshot.summary and stored.payloads.keys() <= set(seqs.values()):
+                    self._merge_summary(key, snapshot, stored.snapshot, seqs)
+                self._merge_meta(key, snapshot.meta, stored.snapshot.meta)
+            hidden = spans.union(snapshot.hidden, withdrawn_messages.withdrawn_seqs(snapshot.meta))
+            if snapshot.floor and not snapshot.summary:
+                hidden = spans.union(hidden, [(1, snapshot.floor)])
+            hidden_seqs = [seqs[seq] for seq in seqs if spans.contains(hidden, seq)]
+            for first, last in spans.from_seqs(hidden_seqs):
+                self._store.hide(key, first, last)
 
-    def _merge_visibility(
-        self, key: str, snapshot: Snapshot, stored: _StoredSession, seqs: Mapping[int, int]
+    def _merge_summary(
+        self, key: str, snapshot: Snapshot, stored: Snapshot, seqs: Mapping[int, int]
     ) -> None:
-        """Set the summary and hide messages. `seqs`: stored seq of each merged message."""
-        hidden = spans.union(snapshot.hidden, withdrawn_messages.withdrawn_seqs(snapshot.meta))
+        """Set the summary and hide the messages that it describes, unless there is a newer one."""
+        digests = [
+            receipt.get(merge.SUMMARY_DIGEST) for receipt in merge.receipts_of_imports(stored.meta)
+        ]
+        is_untouched = not stored.summary or merge.summary_digest(stored.summary) in digests
         floor = max((seqs[seq] for seq in seqs if seq <= snapshot.floor), default=0)
-        old = stored.snapshot
-        has_other_messages = not set(seqs.values()).issuperset(stored.payloads)
-        if has_other_messages or not _has_imported_summary(old) or old.floor > floor:
-            if snapshot.summary not in ("", old.summary):
-                # Messages that only this summary describes become visible again.
-                text = "%r has newer messages, so a summary of the fallback was not merged"
-                _logger.info(text, snapshot.key)
-            elif not snapshot.summary:
-                hidden = spans.union(hidden, [(1, snapshot.floor)] if snapshot.floor else [])
-        elif (snapshot.summary, floor) != (old.summary, old.floor):
+        if not is_untouched or floor < stored.floor:
+            return
+        if (snapshot.summary, floor) != (stored.summary, stored.floor):
             with suppress(StaleCheckpoint):  # another process has just written a summary
                 self._store.checkpoint(
-                    key, summary=snapshot.summary, upto=floor, expect_floor=old.floor
+                    key, summary=snapshot.summary, upto=floor, expect_floor=stored.floor
                 )
-        hidden_seqs = sorted(seqs[seq] for seq in seqs if spans.contains(hidden, seq))
-        for first, last in spans.from_seqs(hidden_seqs):
-            self._store.hide(key, first, last)
+
+    def _merge_meta(self, key: str, meta: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        """Set the fields that the session in the store lacks."""
+        new_names = meta.keys() - stored.keys() - _UNMERGED_FIELDS
+        try:
+            if new_names:
+                self._store.set_meta(key, **{name: meta[name] for name in new_names})
+        except UsageError as error:
+            _logger.warning("the meta of %r was not merged: %s", key, error)
 
     # --- merge records -----------------------------------------------------------------------
 
@@ -600,14 +599,6 @@ def _is_whole_session(receipt: Mapping[str, Any]) -> bool:
     return isinstance(last_seq, int) and receipt.get("messages") == last_seq
 
 
-def _has_imported_summary(snapshot: Snapshot) -> bool:
-    """Return whether the summary is empty or came from a legacy file."""
-    digests = [
-        receipt.get(merge.SUMMARY_DIGEST) for receipt in merge.receipts_of_imports(snapshot.meta)
-    ]
-    return not snapshot.summary or merge.summary_digest(snapshot.summary) in digests
-
-
 def _describe_lost(snapshot: Snapshot, messages: Iterable[Message]) -> str:
     """Return a sentence about messages that cannot be read; empty if there are none."""
     readable = spans.from_seqs(message.seq for message in messages)
@@ -630,9 +621,10 @@ def _state_digest(snapshot: Snapshot) -> str:
 # --- the lock --------------------------------------------------------------------------------
 
 
-def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
+def _open_lock(workspace: Path) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
         raise OSError(errno.ELOOP, "the folder is a symbolic link, which is not followed")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return disk.open_descriptor(workspace / LOCK_FILE, flags)
 
 

@@ -39,6 +39,7 @@ from stenolog.stores.arguments import check_store
 from stenolog.stores.base import ChangeMarkerStore, Store
 from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 from stenolog.transfer import merge as merging
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
@@ -537,13 +538,26 @@ class _ImportRun:
         )
 
     def _was_deleted(self, key: str, content: SourceContent) -> bool:
-        """Return whether the session was deleted after its file was last written.
+        """Return whether the session was deleted after its file was last written or imported.
 
         False for an import by the user, which may import a deleted session again. The start of an
-        agent must not do so.
+        agent must not do so. Messages that a SessionManager acknowledged are lost only if they are
+        not imported, so only an import of the same file counts for its files.
         """
+        if content.session.layout == "stenolog-json" and self._options.is_own:
+            return self._is_in_trash(key, content.digest)
         deleted_at = self._deletion_times.get(key) if self._is_agent_start else None
         return deleted_at is not None and deleted_at > content.mtime
+
+    def _is_in_trash(self, key: str, digest: str) -> bool:
+        """Return whether content with this digest was imported into a deleted session."""
+        for trashed in self._store.list_trash():
+            if trashed.key == key and isinstance(self._store, SnapshotStore):
+                mark = SnapshotMark(key=key, uid=trashed.uid, stamp="")
+                with suppress(NoSuchSession), self._store.read_snapshot(mark) as reading:
+                    if merging.is_imported(reading.snapshot.meta, digest):
+                        return True
+        return False
 
     @cached_property
     def _deletion_times(self) -> dict[str, datetime]:

@@ -5,12 +5,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -20,15 +19,16 @@ from stenolog.errors import DamagedStore, NoSuchSession, StoreUnavailable
 from stenolog.records import SessionInfo
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores import disk
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import fallback as fallbacks
 from stenolog.transfer import open_sessions as opening
 from stenolog.transfer.fallback import FallbackStore
+from stenolog.transfer.migration import migrate_from_json
 from stenolog.transfer.open_sessions import open_sessions
 from support import temporary_folders
+from support.merge_steps import broken, merge_killed, steps
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 VERSION_0_1: Final = SAMPLES / "fallback-0.1"
@@ -60,18 +60,6 @@ def legacy(workspace: Path) -> Path:
 
 def contents(sessions: SessionStore | Store, key: str = KEY, **options: Any) -> list[Any]:
     return [message.content for message in sessions.get_history(key, **options)]
-
-
-@contextmanager
-def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No store can be opened meanwhile."""
-
-    def refuse(*_: object, **__: object) -> Store:
-        raise StoreUnavailable("the disk is away")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(opening, "open_store", refuse)
-        yield
 
 
 @pytest.fixture
@@ -256,6 +244,48 @@ def test_a_legacy_session_that_was_deleted_in_the_store_stays_deleted(
         assert contents(sessions) == LEGACY
     with open_sessions(where) as good:
         assert KEY not in good.list_sessions()
+
+
+def test_new_messages_of_a_deleted_legacy_session_arrive_without_its_summary(
+    where: str, workspace: Path, fallback: Fallback
+) -> None:
+    folder = legacy(workspace)
+    text = (folder / "telegram_91001.json").read_bytes()
+    with open_sessions(where) as good:
+        good.store.delete(KEY)
+    (folder / "telegram_91001.json").write_bytes(text)
+    os.utime(folder / "telegram_91001.json", (1_700_000_000, 1_700_000_000))
+    with fallback() as sessions:
+        assert sessions.get_summary(KEY) == "An older talk."
+        sessions.add_message(KEY, "user", "new")
+        sessions.store.set_meta(KEY, title="An older talk")
+    with open_sessions(where) as good:
+        info = good.store.info(KEY)
+        assert (contents(good, full=True), info.summary, info.meta) == (["new"], "", {})
+
+
+@pytest.mark.parametrize("once", [None, "t"])
+def test_p4_cleared_messages_stay_hidden_after_the_merge(
+    where: str, fallback: Fallback, once: str | None
+) -> None:
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "before")
+    with fallback() as sessions:
+        sessions.add_message(KEY, "user", "cleared", once=once)
+        sessions.store.clear(KEY)
+        sessions.add_message(KEY, "user", "after")
+    with open_sessions(where) as good:
+        assert contents(good) == ["before", "after"]
+        assert contents(good, full=True) == ["before", "cleared", "after"]
+
+
+def test_a_fallback_without_its_lock_file_is_merged(where: str, fallback: Fallback) -> None:
+    with fallback() as sessions:
+        sessions.add_message(KEY, "user", "said")
+        folder = sessions.store.folder  # type: ignore[attr-defined]
+    (folder.parent / "fallback.lock").unlink()
+    with open_sessions(where) as good:
+        assert contents(good) == ["said"]
 
 
 def test_p7_a_fallback_in_use_is_merged_after_its_use(
@@ -474,57 +504,6 @@ def test_p7_nothing_is_merged_without_a_merge_record(
 # --- merging beside other processes, and merges that are killed ------------------------------
 
 
-@contextmanager
-def steps(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None] = lambda _: None
-) -> Iterator[list[str]]:
-    """Call `before` with the number of each durable step of a merge, and yield the steps so far."""
-    done: list[str] = []
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*arguments: Any, **options: Any) -> Any:
-            done.append(name)
-            before(len(done))
-            return call(*arguments, **options)
-
-        return step
-
-    def opened(place: Any, **options: Any) -> Store:
-        store = open_store(place, **options)
-        for name in ("add_messages", "hide", "checkpoint", "set_meta"):
-            setattr(store, name, counted(name, getattr(store, name)))
-        return store
-
-    with monkeypatch.context() as patched:
-        patched.setattr(opening, "open_store", opened)
-        rename = counted("rename", fallbacks._rename_merged_folder)
-        patched.setattr(fallbacks, "_rename_merged_folder", rename)
-        record = counted("record", disk.replace_file)
-        patched.setattr(fallbacks, "disk", SimpleNamespace(**vars(disk) | {"replace_file": record}))
-        yield done
-
-
-def kill_at(number: int) -> Callable[[int], None]:
-    """Return a function that ends a merge before this step."""
-
-    def kill(step: int) -> None:
-        if step == number:
-            raise KeyboardInterrupt
-
-    return kill
-
-
-def merge_killed(where: str, monkeypatch: pytest.MonkeyPatch, number: int) -> bool:
-    """Start, and end the merge before this step; return whether there was such a step."""
-    with steps(monkeypatch, kill_at(number)) as done:
-        try:
-            open_sessions(where).close()
-        except KeyboardInterrupt:
-            assert len(done) == number
-            return True
-    return False
-
-
 def everything(where: str, key: str = KEY) -> list[Any]:
     """Return the contents of all sessions with this key, the deleted ones first."""
     with open_store(where) as store:
@@ -710,6 +689,27 @@ def test_p7_messages_of_a_killed_merge_that_were_deleted_stay_deleted(
         pytest.fail("the merge has more steps")
 
 
+def test_p7_a_new_session_gets_no_meta_of_messages_that_were_deleted(
+    where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fallback() as sessions:
+        sessions.add_message(KEY, "user", "m1")
+        sessions.checkpoint(KEY, summary="about m1", upto=1)
+        sessions.store.set_meta(KEY, title="about m1")
+
+    def delete_and_begin(step: int) -> None:
+        if step == 3:
+            with open_store(where) as store:
+                store.delete(KEY)
+                store.add_message(KEY, "user", "new")
+
+    with steps(monkeypatch, delete_and_begin):
+        open_sessions(where).close()
+    with open_store(where) as store:
+        info = store.info(KEY)
+        assert (contents(store), info.meta, info.summary) == (["new"], {}, "")
+
+
 def test_p12_another_message_with_the_same_idempotency_key_is_merged_too(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -773,6 +773,45 @@ def test_json_files_left_by_version_0_1_are_merged(
             assert contents(good, "new:1") == ["in the store", "said 0", "said 1"]
             assert good.add_message(KEY, "user", "said 0", once="t0") == 6
     assert not list((workspace / left).glob("*.json")) or left == "sessions"
+
+
+def test_p7_copies_of_json_files_are_not_merged_again(
+    where: str, workspace: Path, fallback: Fallback
+) -> None:
+    left = workspace / ("sessions" if where == str(workspace) else "steno.db.sessions")
+    shutil.copytree(VERSION_0_1, left)
+    with fallback() as sessions:
+        assert contents(sessions)[-2:] == ["said 0", "said 1"]
+        sessions.add_message(KEY, "user", "in the fallback")
+    with open_store(where) as store:
+        migrate_from_json(left, store)
+        assert contents(store)[-2:] == ["said 0", "said 1"]
+        store.delete(KEY)
+    with open_sessions(where) as good:
+        assert contents(good, full=True) == ["in the fallback"]
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_p1_messages_in_json_files_arrive_although_their_session_was_deleted(
+    where: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool
+) -> None:
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "old")
+    name = "sessions.fallback" if where == str(workspace) else "steno.db.fallback"
+    (workspace / name).write_text("in the way")
+    with broken(monkeypatch), open_sessions(where) as sessions:
+        assert isinstance(sessions, SessionManager)
+        assert sessions.add_message(KEY, "user", "meanwhile")
+        (path,) = sessions.directory.glob("*.json")
+    if is_imported:
+        text = path.read_bytes()
+        open_sessions(where).close()
+        path.write_bytes(text)  # as if the start had been killed before it renamed the file
+    with open_store(where) as store:
+        store.delete(KEY)
+    for _ in range(2):
+        with open_sessions(where) as good:
+            assert contents(good, full=True) == ([] if is_imported else ["meanwhile"])
 
 
 def test_a_fallback_that_cannot_be_written_is_replaced_by_json_files(
@@ -857,12 +896,13 @@ def test_p3_a_folder_with_a_damaged_message_keeps_its_name(
     assert folder.exists()
 
 
+@pytest.mark.parametrize("name", ["damaged.jsonl", "No key has this name.jsonl"])
 def test_p3_a_folder_with_a_log_that_cannot_be_read_keeps_its_name(
-    where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture
+    where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     folder = outage(fallback, "hello")
     (folder / "empty.jsonl").touch()
-    damaged_log = keep(folder)
+    damaged_log = keep(folder).rename(folder / name)
     for _ in range(2):
         with open_sessions(where) as good:
             assert contents(good) == ["hello"]
