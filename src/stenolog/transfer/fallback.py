@@ -244,15 +244,15 @@ def _merge_folder(workspace: Path, store: Store) -> None:
         return
     with fallback:
         merger = _Merger(workspace, fallback, store)
-        log_names = {Path(path).name for path in log_files(fallback.folder)}
+        # An empty log is left by a first write that was interrupted.
+        paths = [Path(path) for path in log_files(fallback.folder)]
+        log_names = {path.name for path in paths if path.stat().st_size}
         keys = {key_of_log(name) for name in log_names} | set(fallback.list_sessions())
         unknown_names = log_names - {log_name(key) for key in keys if key is not None}
         problems = dict.fromkeys(unknown_names, "it is not a log of stenolog, or it is damaged")
         for key in sorted(key for key in keys if key is not None):
             try:
                 problem = merger.merge_session(key)
-            except NoSuchSession:
-                continue  # the first write was interrupted, so no message was acknowledged
             except (_CannotMerge, DamagedStore, UsageError) as error:
                 problem = str(error)
             if problem:
@@ -319,8 +319,6 @@ class _Merger:
         self._fallback = fallback
         self._store: Store = store
         self._snapshots: SnapshotStore = store
-        # Read before the first message is added, so that no session of this merge is in the list.
-        self._trash = store.list_trash()
         self.added_count = 0
 
     def merge_session(self, key: str) -> str:
@@ -329,9 +327,14 @@ class _Merger:
         Raises _CannotMerge, DamagedStore or UsageError if this session cannot be merged, and any
         other error of the regular store.
         """
-        mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
-        with self._fallback.read_snapshot(mark) as reading:
-            snapshot, messages = reading.snapshot, list(reading.messages)
+        try:
+            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
+            with self._fallback.read_snapshot(mark) as reading:
+                snapshot, messages = reading.snapshot, list(reading.messages)
+        except NoSuchSession:
+            return ""  # its first write was interrupted, so no message was acknowledged
+        except StenologError as error:
+            raise _CannotMerge(str(error)) from error
         batches = _acknowledged_batches(snapshot, messages)
         record = stored_record = self._read_record(snapshot.uid)
         if record.begun > record.upto:  # a merge was killed  # guard: fallback-merge-begun
@@ -358,6 +361,11 @@ class _Merger:
     @cached_property
     def _aliases(self) -> Mapping[str, str]:
         return dict(Aliases(self._store).owners())
+
+    @cached_property
+    def _trash(self) -> list[TrashedSession]:
+        # Read before the first message is added, so that no session of this merge is in the list.
+        return self._store.list_trash()
 
     # --- messages ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 import stenolog
-from stenolog.errors import DamagedStore, NoSuchSession, StoreUnavailable
+from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreUnavailable
 from stenolog.records import SessionInfo
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
@@ -913,11 +913,13 @@ def test_p3_a_folder_with_a_log_that_cannot_be_read_keeps_its_name(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("error", [DamagedStore, StoreUnavailable])
 def test_fallback_with_an_unreadable_session_is_kept(
     where: str,
     fallback: Fallback,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    error: type[StenologError],
 ) -> None:
     with fallback() as sessions:
         sessions.add_message("good", "user", "hello")
@@ -927,7 +929,7 @@ def test_fallback_with_an_unreadable_session_is_kept(
 
     def fails(store: JSONLStore, key: str) -> SessionInfo:
         if key == "bad" and store.folder == folder:
-            raise DamagedStore("a newer version wrote it")
+            raise error("a newer version wrote it")
         return info(store, key)
 
     with monkeypatch.context() as patched:
