@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ import pytest
 
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.merge import IMPORT_TIME
-from support.crash.migration_worker import Runner
+from support.crash.migration_worker import KEYS, Runner
 from support.crash.reporting import Say
 
 SAMPLES: Final = Path(__file__).parents[1] / "samples"
@@ -175,6 +176,50 @@ def test_p2_migration_killed_twice_at_sampled_steps_completes(
 ) -> None:
     stride = 15 if scenario == "migration" else 40
     _kill_at_sampled_steps(quick_disk, say, seed, scenario, engine, stride=stride)
+
+
+def _merged_texts(where: str) -> Counter[str]:
+    """Count the messages of the fallback store, in all sessions and in the trash."""
+    with open_store(where) as store:
+        for trashed in store.list_trash():
+            store.restore(trashed.key, uid=trashed.uid, as_key=f"deleted {trashed.uid}")
+        return Counter(
+            str(message.content)
+            for key in store.list_sessions()
+            for message in store.get_history(key, full=True)
+            if str(message.content).startswith("said ")
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", WHERE)
+def test_p7_sessions_deleted_after_a_killed_merge_do_not_come_back(
+    quick_disk: Path, say: Say, seed: int, engine: str
+) -> None:
+    chance = random.Random(seed)
+    workspace, before = quick_disk / "workspace", quick_disk / "before"
+    where = WHERE[engine].format(workspace)
+    _prepare(workspace)
+    with Runner() as runner:
+        runner.run("fail", where)
+        workspace.rename(before)
+        _copy(before, workspace)
+        count = runner.run("start", where)
+        expected = _merged_texts(where)
+        assert expected == Counter({f"said {number}": len(KEYS) for number in range(3)})
+        shutil.rmtree(workspace)
+        # The merge is in the last half of the steps.
+        kills = sorted(chance.sample(range(count // 2, count + 1), 20))
+        for kill_at in kills:
+            _copy(before, workspace)
+            assert runner.run("start", where, kill_at=kill_at) == 0
+            with open_store(where) as store:
+                for key in store.list_sessions():
+                    store.delete(key)
+            runner.run("start", where)
+            assert _merged_texts(where) == expected, f"killed at {kill_at}"
+            shutil.rmtree(workspace)
+    say(f"{engine}: seed {seed}, killed at {kills} of {count} steps, then deleted")
 
 
 @pytest.mark.full

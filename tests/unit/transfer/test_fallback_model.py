@@ -1,6 +1,5 @@
 """Random outages, starts, kills and deletions: each message of the fallback is merged once."""
 
-import os
 import random
 import time
 from collections import Counter
@@ -153,10 +152,13 @@ def _run(where: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("engine", WHERE)
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.slow)], ids=str
+)
 def test_p1_each_message_of_the_fallback_is_merged_once(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, engine: str, seeds: range
 ) -> None:
-    for seed in range(int(os.environ.get("SEEDS", 20))):
+    for seed in seeds:
         place = workspace / str(seed)
         place.mkdir(mode=0o700)
         try:
