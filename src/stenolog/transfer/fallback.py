@@ -106,9 +106,9 @@ class FallbackStore(JSONLStore):
     def _refuse(self, action: str, name: str) -> Never:
         """Raise the error of a call that destroys messages or moves them to the trash."""
         reason = (
-            f"cannot {action} {name!r}: sessions are kept in a fallback folder, because the store "
-            f"cannot be used ({self.because}), and the store may have the same session; "
-            f"make the store usable, restart the program, then {action} again"
+            f"cannot {action} {name!r}: this is a fallback store, and the regular store, which "
+            "cannot be used, may have the same session; make the regular store usable, restart "
+            f"the program, and then {action} the session"
         )
         raise StoreUnavailable(reason)
 
