@@ -1,8 +1,8 @@
 """Decides what an import adds to an existing session. Newer data is never replaced.
 
 Messages with a token (idempotency key) are recognized by their token, at any position. Each message
-that was added to a fallback store has a token. A session forgets old tokens, so an import from a
-fallback store also records a digest of the merged messages.
+that was added to a SessionManager has a token. A session forgets old tokens, so an import of a JSON
+file of SessionManager also records a digest of the merged messages.
 
 Messages without a token are compared by content. Two sessions are the same conversation if the
 messages of one are a prefix of the messages of the other. If a program truncates its files, it is
@@ -23,7 +23,7 @@ from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.legacy_session import REFERENCE_LAYOUTS, LegacySession
 
 MESSAGES_DIGEST: Final = "said_sha256"
-"""Field of an import receipt: digest of the messages merged from a fallback store."""
+"""Field of an import receipt: digest of the messages of a JSON file of SessionManager."""
 SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
