@@ -18,6 +18,7 @@ from stenolog.errors import (
     DamagedStore,
     ForeignLog,
     MaybeStored,
+    NewerFormat,
     NoSuchSession,
     StenologError,
     StoreBusy,
@@ -77,6 +78,8 @@ class Purger:
             raise NoSuchSession(
                 key, "it is not in the trash; it may have been restored or deleted again"
             )
+        for entry in selected_entries:
+            self._check_format(entry)
         with _errors_after_effect(key):
             hidden_entries = [self._hide_deleted_session(entry) for entry in selected_entries]
             trash.sync_renames(self._directory)
@@ -112,10 +115,12 @@ class Purger:
         """
         with _errors_after_effect(key):
             key_unused = key_unused or self._end_lease_if_unused(key)
-            seqs_by_session = [
-                self._delete_files(key, entry, key_unused=key_unused) for entry in entries
-            ]
-            return _purge_result(seqs_by_session, self._describe_remaining_data(key))
+            seqs_by_session, warnings = list[Sequence[Span]](), list[str]()
+            for entry in entries:
+                seqs, entry_warnings = self._delete_files(key, entry, key_unused=key_unused)
+                seqs_by_session.append(seqs)
+                warnings += entry_warnings
+            return _purge_result(seqs_by_session, warnings + self._describe_remaining_data(key))
 
     def _hide_sessions(self, key: str) -> None:
         """Hide each session of the key with one rename; later steps only delete files."""
@@ -125,6 +130,8 @@ class Purger:
                 with session_log.mutex:
                     session_log.check_record_kinds()
             deleted_entries = trash.entries_of_key(self._directory, key)
+            for entry in deleted_entries:
+                self._check_format(entry)
             with _errors_after_effect(key) if deleted_entries else _errors_before_effect(key):
                 for entry in deleted_entries:
                     self._hide_deleted_session(entry)
@@ -176,26 +183,38 @@ class Purger:
                 delete_if_empty(log)
                 self._logs.drop_log(log)
 
+    def _check_format(self, entry: trash.Entry) -> None:
+        """Raise NewerFormat if a newer stenolog wrote the log: it may name files unknown here."""
+        try:
+            with trash.open_deleted_log(self._directory, entry):
+                pass
+        except NewerFormat:
+            raise
+        except DamagedStore:
+            pass  # a damaged log can be deleted
+
     def _hide_deleted_session(self, entry: trash.Entry) -> trash.Entry | None:
         """Hide a deleted session; return its renamed entry, or None if it is not in the trash."""
-        with trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log:
+        with trash.open_unread_log(self._directory, entry, until=self._logs.deadline()) as log:
             return None if log is None else trash.mark_purged(self._directory, entry)
 
-    def _delete_files(self, key: str, entry: trash.Entry, *, key_unused: bool) -> list[Span]:
+    def _delete_files(
+        self, key: str, entry: trash.Entry, *, key_unused: bool
+    ) -> tuple[list[Span], list[str]]:
         """Delete all files of a session; the log, which names the other files, comes last.
 
-        Return the seqs of the deleted messages; empty if another process has deleted the session.
+        Return the seqs of the deleted messages, and sentences about files that may remain. Both are
+        empty if another process has deleted the session.
         """
         with (
             archive.locked_folder(
                 self._directory, entry.uid, self._logs.deadline(), create=False
             ) as archive_folder,
-            trash.open_deleted_log(self._directory, entry, until=self._logs.deadline()) as log,
+            trash.open_unread_log(self._directory, entry, until=self._logs.deadline()) as log,
         ):
             if log is None:
-                return []
-            with log.mutex:
-                seqs = present_seqs(*log.settled_state())
+                return [], []
+            seqs, warnings = _read_present_seqs(log, entry)
             if archive_folder is not None:
                 archive.delete_archives(self._directory, archive_folder, entry.uid)
             log_name_pattern = re.escape(file_names.log_name(key))
@@ -206,7 +225,7 @@ class Purger:
             self._delete_catalog()
             with self._directory.open_subfolder(trash.FOLDER) as trash_folder:
                 _unlink(trash_folder, f".{entry.name_before_purge}.new", entry.name)
-            return seqs
+            return seqs, warnings
 
     # --- the first messages ------------------------------------------------------------------
 
@@ -351,6 +370,27 @@ def _errors_after_effect(key: str) -> Iterator[None]:
         raise MaybeStored(f"{reason}. The purge is incomplete: call it again") from error
     except StoreUnavailable as error:
         raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
+
+
+def _read_present_seqs(log: Log, entry: trash.Entry) -> tuple[list[Span], list[str]]:
+    """Return the seqs of the messages in a deleted log; none if the log is damaged.
+
+    Also return a sentence if the log is of a session with another uid, which may have archives.
+    """
+    try:
+        trash.load_deleted_log(log, entry)
+        with log.mutex:
+            return present_seqs(*log.settled_state()), []
+    except NewerFormat:
+        raise
+    except DamagedStore:
+        head = trash.head_state(log.descriptor)
+        if head is None or head.uid == entry.uid:
+            return [], []
+    return [], [
+        f"{archive.FOLDER}/{head.uid} may have messages of {head.key!r}: the name of its deleted "
+        "log did not match; run `steno doctor`"
+    ]
 
 
 def _purge_result(

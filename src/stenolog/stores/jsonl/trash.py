@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.errors import DamagedStore
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.records import DeletedAs, State, TrashedSession
 from stenolog.stores import file_names
 from stenolog.stores.disk import lock_until, sync_file, sync_folder, temporary_file, write_all
@@ -150,6 +150,17 @@ def open_deleted_log(
     With `until`, also lock the log, and wait at most until this time of the monotonic clock. Raises
     the errors of `Log.load`.
     """
+    with open_unread_log(directory, entry, until=until) as log:
+        if log is not None:
+            load_deleted_log(log, entry)
+        yield log
+
+
+@contextmanager
+def open_unread_log(
+    directory: Directory, entry: Entry, *, until: float | None
+) -> Iterator[Log | None]:
+    """Open a deleted log like `open_deleted_log`, but do not read it: it may be damaged."""
     descriptor = directory.open_to_read(entry.path)
     if descriptor is None:
         yield None
@@ -158,16 +169,12 @@ def open_deleted_log(
     try:
         if until is not None:
             lock_until(log.descriptor, until, f"the deleted session {entry.uid}")
-        if log.is_same_file(directory.file_status(log.name)):
-            _load_deleted_log(log, entry)
-            yield log
-        else:
-            yield None
+        yield log if log.is_same_file(directory.file_status(log.name)) else None
     finally:
         log.release()
 
 
-def _load_deleted_log(log: Log, entry: Entry) -> None:
+def load_deleted_log(log: Log, entry: Entry) -> None:
     """Read a log in the trash. Raises DamagedStore, StoreUnavailable.
 
     If the log has no intact state, the uid in the file name is used as the key.
@@ -223,15 +230,22 @@ def entries_of_key(directory: Directory, key: str, *, purged: bool = False) -> l
 def read_key(directory: Directory, entry: Entry) -> str | None:
     """Return the key of a deleted session, or its uid if its file has no intact state.
 
-    Return None if the file is gone or cannot be read. Raises StoreUnavailable.
+    Return None if the file is gone or cannot be read, or if another program or a newer stenolog
+    wrote it. Raises StoreUnavailable.
     """
-    with suppress(DamagedStore):
+    try:
         state = read_head_state(directory, entry.path)
         if state is not None:
             return _deleted_key(state, entry)
+    except DamagedStore:
+        return None
+    try:
         with open_deleted_log(directory, entry) as log:
             return None if log is None else log.key
-    return None
+    except (ForeignLog, NewerFormat):
+        return None
+    except DamagedStore:
+        return entry.uid  # no record is intact; the uid is the only name by which to purge the file
 
 
 def entries_without_key(directory: Directory) -> Iterator[Entry]:

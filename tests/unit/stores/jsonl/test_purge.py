@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+from binascii import crc32
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from stenolog import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.errors import ForeignLog
+from stenolog.errors import ForeignLog, NewerFormat
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
@@ -580,6 +581,72 @@ def test_p8_purge_report_names_deleted_logs_with_unreadable_keys(tmp_path: Path)
         hidden.unlink()
         say(store, 1)
         assert store.purge(KEY).not_reached == ()
+
+
+def _put_two_sessions_into_trash(place: Path) -> Path:
+    """Delete a session with an archive, then a second one of the same key. Return the first log."""
+    with JSONLStore(place) as store:
+        say(store, 1, 2, 3)
+        store.truncate_history(KEY, 1)
+        store.compact(KEY)
+        store.delete(KEY)
+        [older_log] = (place / "sessions" / "trash").iterdir()
+        say(store, 4)
+        store.delete(KEY)
+        say(store, 5)
+    return older_log
+
+
+def test_p8_purge_of_a_key_with_a_damaged_older_session_in_the_trash_finishes(
+    tmp_path: Path,
+) -> None:
+    older_log = _put_two_sessions_into_trash(tmp_path)
+    uid, _, rest = older_log.name.partition(".")
+    older_log.rename(older_log.with_name(f"{'0' * 16}.{rest}"))
+    with JSONLStore(tmp_path) as store:
+        [told] = store.purge(KEY).not_reached
+        assert f"archive/{uid}" in told
+        assert store.list_trash() == []
+        with pytest.raises(NoSuchSession):
+            store.purge(KEY)
+        assert store.unfinished_purges() == []
+    assert [path.parent.name for path in archives(tmp_path)] == [uid]
+    assert [finding.kind for finding in examine(tmp_path).findings] == [Kind.UNREFERENCED_ARCHIVE]
+
+
+def test_p8_session_of_a_newer_format_in_the_trash_stops_a_purge_before_its_first_effect(
+    tmp_path: Path,
+) -> None:
+    older_log = _put_two_sessions_into_trash(tmp_path)
+    lines = older_log.read_bytes().splitlines(keepends=True)
+    last_state = max(index for index, line in enumerate(lines) if b'"kind":"state"' in line)
+    body = lines[last_state].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+    newer_state = b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+    older_log.write_bytes(b"".join([*lines, newer_state]))
+    before = everywhere(tmp_path)
+    with JSONLStore(tmp_path) as store:
+        for _ in range(2):
+            with pytest.raises(NewerFormat):
+                store.purge(KEY)
+            assert everywhere(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "NUL bytes"])
+def test_p8_unreadable_session_in_the_trash_can_be_purged_by_its_uid(
+    tmp_path: Path, damage: str
+) -> None:
+    older_log = _put_two_sessions_into_trash(tmp_path)
+    older_log.write_bytes(
+        {"cut": older_log.read_bytes()[:41], "empty": b"", "NUL bytes": b"\0" * 900}[damage]
+    )
+    uid = older_log.name.partition(".")[0]
+    with JSONLStore(tmp_path) as store:
+        [told] = store.purge(KEY).not_reached
+        assert f"purge {uid}" in told
+        assert older_log.exists()
+        assert store.purge(uid).not_reached == ()
+    assert examine(tmp_path).findings == ()
+    assert b"secret" not in everywhere(tmp_path)
 
 
 @pytest.mark.parametrize("call", ["unlink", "rmdir", "fsync"])
