@@ -57,6 +57,11 @@ class LogReport:
     findings: tuple[Finding, ...] = ()
     may_be_growing: bool = False
     """Whether the end of the log may be a write in progress."""
+    has_no_record: bool = False
+    """Whether the log has no intact record: the first write was interrupted, or all are damaged.
+
+    If archives without a session exist, replace the findings by `unreadable_log_finding`.
+    """
 
 
 # --- one log ---------------------------------------------------------------------------------
@@ -74,7 +79,7 @@ def examine_log(
     key = None if deleted else file_names.key_of_log(name)
     records, _ = scan.read_records(content, offset=0)
     if not records:
-        return _examine_without_records(content, key, path)
+        return _examine_without_records(content, key, path, deleted=deleted)
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
     unknown_kinds = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
@@ -104,9 +109,21 @@ def examine_log(
     return LogReport(state=state, findings=tuple(findings), may_be_growing=may_be_growing)
 
 
-def _examine_without_records(content: bytes, key: str | None, path: str) -> LogReport:
+def _examine_without_records(
+    content: bytes, key: str | None, path: str, *, deleted: bool
+) -> LogReport:
     make_finding = partial(Finding, key=key, path=path)
     move_advice = f"--repair moves it into {ASIDE_FOLDER}/."
+    if content and not scan.may_be_torn_log(content):
+        finding = make_finding(
+            kind=Kind.FOREIGN_LOG,
+            meaning="Another program wrote this file; stenolog neither reads nor changes it.",
+            advice="Move it elsewhere.",
+        )
+        return LogReport(findings=(finding,))
+    if deleted:
+        # Only a log with a session can be deleted, so its first write was acknowledged.
+        return LogReport(findings=(unreadable_log_finding(key, path, deleted=True),))
     if not content:
         finding = make_finding(
             kind=Kind.EMPTY_FILE,
@@ -114,7 +131,7 @@ def _examine_without_records(content: bytes, key: str | None, path: str) -> LogR
             advice=move_advice,
             repairable=True,
         )
-    elif scan.may_be_torn_log(content) and b"\n" in content.strip(b"\0\n"):
+    elif b"\n" in content.strip(b"\0\n"):
         finding = make_finding(
             kind=Kind.DAMAGED_LINE,
             where="every line",
@@ -122,7 +139,7 @@ def _examine_without_records(content: bytes, key: str | None, path: str) -> LogR
             advice=f"Check the disk and restore the file from a backup. {move_advice}",
             repairable=True,
         )
-    elif scan.may_be_torn_log(content):
+    else:
         finding = make_finding(
             kind=Kind.NUL_BYTES if b"\0" in content else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(content):,}",
@@ -131,13 +148,26 @@ def _examine_without_records(content: bytes, key: str | None, path: str) -> LogR
             advice=move_advice,
             repairable=True,
         )
-    else:
-        finding = make_finding(
-            kind=Kind.FOREIGN_LOG,
-            meaning="Another program wrote this file; stenolog neither reads nor changes it.",
-            advice="Move it elsewhere.",
-        )
-    return LogReport(findings=(finding,), may_be_growing=finding.kind is not Kind.FOREIGN_LOG)
+    return LogReport(findings=(finding,), may_be_growing=True, has_no_record=True)
+
+
+def unreadable_log_finding(key: str | None, path: str, *, deleted: bool = False) -> Finding:
+    """Return the finding for a log without any intact record that contained a session.
+
+    The finding is not repairable: the file stays until a person has seen it.
+    """
+    advice = "Check the disk, and restore the file from a backup."
+    if deleted:
+        uid = path.rpartition("/")[2].partition(".")[0]
+        advice += f" `steno purge {uid}` deletes it permanently."
+    return Finding(
+        kind=Kind.DAMAGED_LINE,
+        key=key,
+        path=path,
+        where="every line",
+        meaning="No line is an intact record, so no message in this file can be read.",
+        advice=advice,
+    )
 
 
 def _newer_format_finding(key: str | None, path: str, version: str) -> Finding:

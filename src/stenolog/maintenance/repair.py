@@ -134,7 +134,7 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
     directory = folder.directory
     *path_below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
     if path_below == [trash.FOLDER]:
-        return _move_trashed_file(folder, name)
+        return _move_leftover_in_trash(folder, name)
     if path_below:
         return _move_archive(folder, path_below[-1], name, finding.key)
     leftover = TEMP_NAME.fullmatch(name)
@@ -152,19 +152,13 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
     return _mark_tail_void(directory, log_report.state.key)
 
 
-def _move_trashed_file(folder: _LogFolder, name: str) -> str:
-    """Move a file that is in the trash, but is not a session, into the folder `aside`."""
+def _move_leftover_in_trash(folder: _LogFolder, name: str) -> str:
+    """Move the temporary file of an interrupted restore into the folder `aside`."""
     leftover = TEMP_NAME.fullmatch(name)
     with open_trash(folder.directory) as trash_folder:
-        if trash_folder is None:
+        if trash_folder is None or leftover is None:
             return _ALREADY_FIXED
-        with lock_log(trash_folder, leftover[1] if leftover is not None else name) as descriptor:
-            if leftover is None:
-                if descriptor is None:
-                    return _ALREADY_FIXED
-                report = examine_log(read_file(descriptor), name, deleted=True)
-                if report.state is not None or not any(f.repairable for f in report.findings):
-                    return _ALREADY_FIXED
+        with lock_log(trash_folder, leftover[1]):
             return _move_aside(folder, trash_folder.descriptor, name)
 
 

@@ -27,6 +27,7 @@ from stenolog.maintenance.log_damage import (
     LogReport,
     describe_lost,
     examine_log,
+    unreadable_log_finding,
 )
 from stenolog.records import Span, State
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
@@ -141,6 +142,8 @@ class FolderReport:
     """The key of the session and the names of its archives, by uid."""
     purged_uids: set[str] = field(default_factory=set)
     """Uids of sessions that are being purged: their missing files are no problem."""
+    logs_without_record: list[Finding] = field(default_factory=list)
+    """Findings about live logs without an intact record."""
     foreign_logs: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
@@ -180,6 +183,11 @@ def _check_folder(directory: Directory, workspace: Path, report: FolderReport) -
             _check_entry(directory, name, status, report)
     _check_trash(directory, report)
     _check_leases(directory, report)
+    # A log without a record may have lost the session that the remaining archives belong to.
+    has_lost_session = not archives_by_uid.keys() <= report.archives_by_uid.keys()
+    for finding in report.logs_without_record:
+        lost_log_finding = unreadable_log_finding(finding.key, finding.path)
+        report.findings.append(lost_log_finding if has_lost_session else finding)
     if report.foreign_logs:
         report.findings.append(_foreign_logs_finding(directory, report.foreign_logs))
     for uid, files in archives_by_uid.items():
@@ -224,8 +232,12 @@ def _check_log(
         return
     report.logs += 1
     for finding in log_report.findings:
-        is_foreign = finding.kind is Kind.FOREIGN_LOG
-        (report.foreign_logs if is_foreign else report.findings).append(finding)
+        if finding.kind is Kind.FOREIGN_LOG:
+            report.foreign_logs.append(finding)
+        elif log_report.has_no_record:
+            report.logs_without_record.append(finding)
+        else:
+            report.findings.append(finding)
     state = log_report.state
     if state is None:
         report.may_hide_sessions |= any(f.kind is Kind.NEWER_FORMAT for f in log_report.findings)
@@ -326,9 +338,7 @@ def _check_archives(
     with lock_archives(directory, uid) as folder:
         for file in unreferenced_archives(directory, folder, uid, key):
             if file in files:
-                is_leftover = TEMP_NAME.fullmatch(file) is not None
-                make_finding = _leftover_finding if is_leftover else _unreferenced_archive_finding
-                report.findings.append(make_finding(f"{archive_folder}/{file}", key))
+                report.findings.append(_unused_archive_finding(f"{archive_folder}/{file}", key))
 
 
 def list_archives(directory: Directory) -> dict[str, list[str]]:
@@ -469,15 +479,29 @@ def _leftover_finding(path: str, key: str | None) -> Finding:
     )
 
 
-def _unreferenced_archive_finding(path: str, key: str | None) -> Finding:
-    """Return the finding for an archive that no session refers to."""
+def _unused_archive_finding(path: str, key: str | None) -> Finding:
+    """Return the finding for a file among archives to which the session does not refer.
+
+    `key`: key of the session; None if the log of the session is missing or unreadable.
+    """
+    if TEMP_NAME.fullmatch(path.rpartition("/")[2]) is not None:
+        return _leftover_finding(path, key)
+    if key is None:
+        # Not repairable: the archive may be the only copy of its messages.
+        return Finding(
+            kind=Kind.UNREFERENCED_ARCHIVE,
+            path=path,
+            meaning="No session refers to this archive: the log of its session is missing or "
+            "damaged. The messages in the archive may exist nowhere else.",
+            advice="Restore the log from a backup, or move the archive elsewhere.",
+        )
     return Finding(
         kind=Kind.UNREFERENCED_ARCHIVE,
         key=key,
         path=path,
-        meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
-        "the log of the session was deleted by hand.",
-        advice="If a purge was interrupted, repeat it. If not, check whether a log is missing; "
+        meaning="The session does not refer to this archive: a compaction or a purge was "
+        "interrupted.",
+        advice="If a purge was interrupted, repeat it. If not, "
         f"--repair moves the archive into {ASIDE_FOLDER}/.",
         repairable=True,
     )

@@ -330,24 +330,25 @@ def test_p7_accept_during_writes_loses_no_message(workspace: Path, log: Path) ->
 # --- the trash -------------------------------------------------------------------------------
 
 
-def test_non_session_files_in_trash_are_moved_aside(workspace: Path) -> None:
+def test_interrupted_restore_is_moved_aside_and_damaged_logs_in_the_trash_stay(
+    workspace: Path,
+) -> None:
     with open_store(workspace) as store:
         store.delete(KEY)
     [log] = (workspace / "sessions" / "trash").iterdir()
-    spoilt = {
-        f".{log.name}.new": b"half of it",
+    damaged_logs = {
         "0123456789abcdef.20260101T000000.000000Z.jsonl": b"",
         "0123456789abcdee.20260101T000000.000000Z.jsonl": b'{"kind":"state","seq"',
     }
-    for name, text in spoilt.items():
+    for name, text in {f".{log.name}.new": b"half of it", **damaged_logs}.items():
         _new_file(name, text)(log)
 
     settled = repair(workspace)
 
-    assert [one.done for one in settled] == [True] * 3
-    assert examine(workspace).findings == ()
-    assert set(spoilt.values()) <= set(_all_bytes(workspace / "sessions" / "aside"))
-    assert list(log.parent.iterdir()) == [log]
+    assert [one.done for one in settled] == [True]
+    assert [finding.kind for finding in examine(workspace).findings] == [Kind.DAMAGED_LINE] * 2
+    assert _all_bytes(workspace / "sessions" / "aside") == [b"half of it"]
+    assert {path.name for path in log.parent.iterdir()} == {log.name, *damaged_logs}
     with open_store(workspace) as store:
         store.restore(KEY)
         assert len(store.get_history(KEY)) == 7

@@ -207,9 +207,54 @@ def test_unreferenced_archive_is_reported(compacted: Path) -> None:
     assert finding.path == str(spare.relative_to(compacted))
 
 
-def test_archives_of_a_missing_log_are_reported(compacted: Path) -> None:
+def test_p4_archives_of_a_missing_log_are_reported_and_not_moved(compacted: Path) -> None:
     (compacted / "sessions" / NAME).unlink()
+    before = _bytes(compacted)
+
     assert [kind for kind, _ in _findings(compacted)] == [Kind.UNREFERENCED_ARCHIVE] * 2
+    assert repair(compacted) == []
+
+    assert _bytes(compacted) == before
+    assert len(_findings(compacted)) == 2
+
+
+@pytest.mark.parametrize("length", [0, 15, 41])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_p3_log_cut_in_its_first_line_beside_its_archives_is_reported_as_damage(
+    compacted: Path, length: int, *, is_deleted: bool
+) -> None:
+    path = compacted / "sessions" / NAME
+    if is_deleted:
+        with open_store(compacted) as store:
+            store.delete(KEY)
+        [path] = (compacted / "sessions" / "trash").iterdir()
+    os.truncate(path, length)
+    before = _bytes(compacted)
+
+    log_finding, *archive_findings = examine(compacted).findings
+
+    assert (log_finding.kind, log_finding.repairable) == (Kind.DAMAGED_LINE, False)
+    assert "no message in this file can be read" in log_finding.meaning
+    assert [finding.kind for finding in archive_findings] == [Kind.UNREFERENCED_ARCHIVE] * 2
+    assert repair(compacted) == []
+    assert _bytes(compacted) == before
+
+
+def test_p3_log_cut_in_its_first_line_in_the_trash_is_reported_as_damage(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        uid = store.delete(KEY).uid
+    [log] = (workspace / "sessions" / "trash").iterdir()
+    os.truncate(log, 41)
+
+    finding = _only(workspace)
+
+    assert (finding.kind, finding.repairable) == (Kind.DAMAGED_LINE, False)
+    assert f"`steno purge {uid}`" in finding.advice
+    assert repair(workspace) == []
+    with open_store(workspace) as store:
+        store.purge(uid)
+    assert examine(workspace).findings == ()
+    assert not log.exists()
 
 
 @pytest.mark.parametrize(
