@@ -234,6 +234,13 @@ SELECT session.id, session.last_seq, state.body
 FROM session LEFT JOIN state ON state.session = session.id
 WHERE session.uid = ?1;
 
+-- Only for a purge, which also rewrites the whole file.
+-- name: stray_rows
+SELECT (SELECT count(*) FROM message WHERE session NOT IN (SELECT id FROM session))
+     + (SELECT count(*) FROM token WHERE session NOT IN (SELECT id FROM session))
+     + (SELECT count(*) FROM change WHERE session NOT IN (SELECT id FROM session))
+     + (SELECT count(*) FROM state WHERE session NOT IN (SELECT id FROM session));
+
 -- name: seqs
 SELECT seq FROM message WHERE session = ?1;
 

@@ -237,11 +237,19 @@ class SQLiteStore(SQLStore):
             with database.write_transaction() as transaction:
                 # Keep the rows of purges that other processes started after `last_purge`.
                 transaction.run("end_purge", last_purge)
+            with database.read_transaction() as transaction:
+                [(stray_count,)] = transaction.run("stray_rows")
         except StoreBusy:
             return (f"the log of {database.file}, in use by readers, contains it; purge again",)
         except StenologError as error:
             return (f"free pages of {database.file} still contain it: {error}; purge again",)
-        return ()
+        if not stray_count:
+            return ()
+        # A damaged row of the table `session` hides the session's other rows from the purge.
+        return (
+            f"{stray_count:,} rows of {database.file} belong to no session, because the file is "
+            "damaged; they may contain it: run `steno doctor`",
+        )
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from stenolog import NoSuchSession, SQLiteStore
 from stenolog.errors import NothingToUndo
+from stenolog.stores.sqlite import file_check
 from stenolog.stores.sqlite.database import Database
 
 
@@ -148,6 +150,31 @@ def test_purge_reports_that_the_log_remains_while_a_reader_uses_it(file: Path) -
             assert "purge again" in left
         assert store.purge("a").not_reached == ()
     assert b"confidential" not in _bytes(file)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_p8_purge_reports_rows_that_a_damaged_session_id_hides(
+    file: Path, *, is_deleted: bool
+) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("keep", "user", "harmless")
+        store.add_message("a", "user", "confidential 1")
+        store.add_message("a", "user", "confidential 2")
+        if is_deleted:
+            store.delete("a")
+    connection = apsw.Connection(str(file))
+    connection.execute(
+        "PRAGMA foreign_keys = OFF; UPDATE session SET id = 777 WHERE key = 'a'"
+    ).fetchall()
+    connection.close()
+    with SQLiteStore(file) as store:
+        [told] = store.purge("a").not_reached
+        assert "steno doctor" in told
+        assert "rows of" in told
+        assert "belong to no session" in told
+        assert len(store.get_history("keep")) == 1
+    assert b"confidential" in _bytes(file)
+    assert "stray row" in {finding.kind for finding in file_check.examine(file).findings}
 
 
 def test_p4_purge_removes_the_marker_of_a_copied_session(file: Path) -> None:
