@@ -136,9 +136,12 @@ def restore_command(
     hint = "`steno restore --list` lists the sessions in"
     if key is None:
         raise click.UsageError(f"KEY is missing. {hint} the trash.")
+    # Imported here, because the other commands of this module do not need it.
+    from stenolog.maintenance.retention_rules import restore_for_user
+
     with location.open(writable=True) as store:
         try:
-            store.restore(key, uid=uid, as_key=as_key)
+            restore_for_user(store, key, uid=uid, as_key=as_key)
         except NoSuchSession:
             name = f"{one_line(key)!r}" + (f" with uid {one_line(uid)}" if uid is not None else "")
             text = f"There is no session {name} in the trash. {hint} it."

@@ -35,7 +35,6 @@ from stenolog.cli.workspace import (
     yes_option,
 )
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
-from stenolog.maintenance.retention_runs import escape_for_log, format_place, mask_keys_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import MARK_PREFIX, Scope, mark_uid, scope_from_key
 from stenolog.records import Message
@@ -43,7 +42,6 @@ from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_i
 from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, locate_sessions, other_namespaces
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import PurgingStore, Store
-from stenolog.stores.open_store import parse_address
 from stenolog.stores.snapshots import SnapshotReading, SnapshotStore
 from stenolog.stores.state import describe_remaining
 from stenolog.transfer.copy_all import list_namespaces, opened_read_only, opened_store
@@ -160,8 +158,8 @@ def purge_command(
 
     A session is deleted with its archives, its index entries, and all sessions with the same key in
     the trash. --scope WHO deletes all sessions of a person in the workspace, of all agents and
-    under all aliases, and all notes about the person. Entries in the retention log and in the input
-    history of chats are removed too. Data that cannot be deleted is listed on stderr: forks,
+    under all aliases, and all notes about the person. Entries in the input history of chats are
+    removed too. Data that cannot be deleted is listed on stderr: forks,
     summaries, imported files.
 
     To confirm, you must type the key or WHO (or the uid, if the key cannot be typed). Without a
@@ -204,7 +202,6 @@ def purge_command(
     _print_results(results, dry_run=False)
     remaining_phrases = [
         *_remaining_data_phrases(location, results, person),
-        *_clear_retention_log(location, results, person),
         *filter(None, [history_phrase]),
     ]
     print_notice(*(f"Not deleted: {sentence(phrase)}" for phrase in remaining_phrases))
@@ -515,6 +512,7 @@ def _remaining_data_phrases(
     agents: Sequence[str | None] = (location.agent,)
     if person is not None:
         yield f"messages of {one_line(person)} in other sessions, such as group chats"
+        yield "lines about the sessions in the program's log"
         agents = (None, *other_namespaces(location.workspace).agents)
     else:
         for key in sorted(purged_keys):
@@ -552,34 +550,6 @@ def _count_notes(location: Location, key: str) -> int:
             with _open_namespace(location, NOTES) as store:
                 return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
     return 0
-
-
-def _clear_retention_log(
-    location: Location, results: Sequence[_Result], person: str | None
-) -> Iterator[str]:
-    """Remove purged sessions from the retention log; yield a phrase if entries remain."""
-    purged_keys = {
-        escape_for_log(result.target.key)
-        for result in results
-        if result.problem is None and result.target.before is None and not result.target.has_notes
-    }
-    purged_place = format_place(location.agent, location.namespace or NAMESPACE)
-
-    def is_purged(place: str, key: str) -> bool:
-        if person is not None:
-            return key in purged_keys or _belongs_to(key, person)
-        return key in purged_keys and place == purged_place
-
-    if not purged_keys:
-        return
-    if parse_address(location.workspace).engine == "jsonl":
-        try:
-            mask_keys_in_log(location.workspace, is_purged)
-        except StenologError as error:
-            yield f"entries in the retention log: {error}"
-    elif person is not None:
-        # A purge of single keys does not warn, because the log may have no entries about them.
-        yield "entries about the session in the program's log"
 
 
 # --- input history ---------------------------------------------------------------------------

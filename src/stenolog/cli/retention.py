@@ -1,8 +1,7 @@
 """`steno retention`: list the rules for old sessions, and apply them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ from stenolog.cli.output import (
     print_notice,
     print_rows,
     sentence,
-    show_progress,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -26,8 +24,6 @@ from stenolog.cli.workspace import (
     dry_run_option,
     json_option,
     location_options,
-    require_terminal,
-    yes_option,
 )
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
@@ -76,26 +72,24 @@ def list_command(config: Path | None) -> None:
 
 @retention_command.command("run")
 @dry_run_option
-@yes_option
 @json_option("one JSON object per session")
 @config_option
 @location_options
-def run_command(dry_run: bool, yes: bool, config: Path | None, location: Location) -> int:
+def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
     """Apply the rules for all agents, or only for --agent NAME.
 
     Sessions with a turn in progress and sessions that change during the run are skipped. Damaged
     sessions are not deleted. The age of a session counts from its last change or from its import,
     and in the trash from its deletion. `steno restore` restores deleted sessions. Purge rules
-    delete permanently and also complete interrupted purges. All actions are recorded in the file
-    retention.log of the workspace.
+    delete permanently and also complete interrupted purges. Nothing is asked: --dry-run shows what
+    the rules would do.
 
     Prints one line per session, separated by tabs: action, rule, key, number of messages, time of
-    the last change. Without a terminal, --yes is required to delete.
+    the last change.
 
     Example: steno retention run --dry-run
 
-    Exit codes: 0 done, or nothing to do, 1 failed or not confirmed, 2 wrong usage, 3 some sessions
-    failed.
+    Exit codes: 0 done, or nothing to do, 1 failed, 2 wrong usage, 3 some sessions failed.
     """
     rules = rules_of(read_settings(config))
     check_workspace_exists(location.workspace)
@@ -103,35 +97,16 @@ def run_command(dry_run: bool, yes: bool, config: Path | None, location: Locatio
         if not rule.has_condition:
             print_notice(f"Rule {rule.name} matches no session: {_no_match_reason(rule)}.")
 
-    advance_functions: list[Callable[[], None]] = []
-
-    def confirm_and_start_progress(planned_results: Sequence[RetentionResult]) -> bool:
-        if not yes and any(result.step.action != "archive" for result in planned_results):
-            _confirm_deletion(planned_results)
-        bar = show_progress("Applying rules", len(planned_results))
-        advance_functions.append(progress_stack.enter_context(bar))
-        return True
-
-    with ExitStack() as progress_stack:
-        results = apply_rules(
-            location.workspace,
-            rules,
-            agent=location.agent,
-            namespace=location.namespace,
-            dry_run=dry_run,
-            confirm=confirm_and_start_progress,
-            progress=lambda: advance_functions[0](),
-        )
+    results = apply_rules(
+        location.workspace,
+        rules,
+        agent=location.agent,
+        namespace=location.namespace,
+        dry_run=dry_run,
+    )
     print_rows(results, fields=_result_fields, cells=_result_cells)
     print_notice(*_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
-
-
-def _confirm_deletion(planned_results: Sequence[RetentionResult]) -> None:
-    """Ask for confirmation. Raises Abort if declined, UsageError if there is no terminal."""
-    require_terminal("This deletes sessions", "add --yes; --dry-run lists the sessions")
-    print_notice(*("\t".join(map(one_line, _result_cells(result))) for result in planned_results))
-    click.confirm(f"{_totals_text(planned_results, 'to be ')} Continue?", abort=True, err=True)
 
 
 def _run_remarks(
@@ -144,7 +119,7 @@ def _run_remarks(
         if result.outcome in ("skipped", "failed"):
             prefix = "skipped, " if result.outcome == "skipped" else ""
             yield f"{one_line(result.step.key)}: {sentence(f'{prefix}{result.words}')}"
-    applied_results = [result for result in results if result.outcome in ("planned", "done")]
+    applied_results = [result for result in results if result.outcome in ("due", "done")]
     totals_text = _totals_text(applied_results, "would be " if dry_run else "")
     yield totals_text if applied_results else "There is nothing to do."
 
@@ -163,7 +138,7 @@ def _result_cells(result: RetentionResult) -> list[str]:
     step = result.step
     key = step.key or "-"
     shown_key = key if result.agent is None else f"{result.agent}/{key}"
-    action = step.action if result.outcome in ("planned", "done") else result.outcome
+    action = step.action if result.outcome in ("due", "done") else result.outcome
     return [action, step.rule, shown_key, str(step.messages), format_time(step.updated)]
 
 
@@ -171,7 +146,7 @@ def _result_fields(result: RetentionResult) -> dict[str, Any]:
     return {
         **attributes_of(result.step, "action", "rule"),
         **attributes_of(result, "agent", "namespace"),
-        **attributes_of(result.step, "key", "uid", "messages", "updated", "in_trash"),
+        **attributes_of(result.step, "key", "uid", "messages", "updated"),
         **attributes_of(result, "outcome", "words"),
     }
 

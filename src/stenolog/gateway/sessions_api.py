@@ -28,6 +28,7 @@ from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint, endpoint
 from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, EmptyBody, Seq
 from stenolog.gateway.responses import MessageItem, message_item
+from stenolog.maintenance.retention_rules import restore_for_user
 from stenolog.records import CompactionResult, Message, SessionInfo, TrashedSession, UndoResult
 from stenolog.sessions.session_store import SessionStore, undo_last
 from stenolog.stores.base import Store, leased_keys
@@ -450,7 +451,8 @@ async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> TrashedSession
 def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
     as_key = value_or_none(call.body.as_key)
-    call.agent.store.restore(call.key, uid=value_or_none(call.body.uid), as_key=as_key)
+    uid = value_or_none(call.body.uid)
+    restore_for_user(call.agent.store, call.key, uid=uid, as_key=as_key)
     return _read_details(call.agent, as_key or call.key)
 
 

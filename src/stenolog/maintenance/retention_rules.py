@@ -1,14 +1,15 @@
-"""Retention rules decide which sessions are archived, deleted or purged. Pure functions.
+"""Retention rules decide which sessions are archived, deleted or purged.
 
 The age of a session is the time since its last stored change; file times do not count. Rules do not
-apply to a session with a running turn. If a user restores a session that a rule deleted, the
-deletion counts as the last change, so that the rule does not delete the session again at once; a
-rule without `older_than` never deletes it again. An imported session is no older than its import.
-Purge rules apply only to sessions in the trash, and also complete interrupted purges. `exclude_tag`
-also protects sessions in the trash.
+apply to a session with a running turn. If a user restores a session, the restoration counts as the
+last change, so that no rule deletes the session again at once; a rule without `older_than` never
+deletes it again. An imported session is no older than its import. Purge rules apply only to
+sessions in the trash, and also complete interrupted purges. `exclude_tag` also protects sessions in
+the trash.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
@@ -16,13 +17,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
-from stenolog.records import SessionInfo, TrashedSession
+from stenolog.errors import StenologError
+from stenolog.records import SessionInfo, TrashedSession, timestamp
+from stenolog.stores.base import Store
 from stenolog.transfer.merge import IMPORT_TIME, receipts_of_imports
 
 Action = Literal["archive", "delete", "purge"]
 
-RETENTION_FIELD: Final = "retention"
-"""Meta field with the time at which a rule deleted the session."""
+RESTORED_FIELD: Final = "restored"
+"""Meta field with the time at which a user restored the session from the trash."""
 _STRENGTH: Final[Mapping[Action, int]] = {"archive": 0, "delete": 1, "purge": 2}
 
 
@@ -68,15 +71,12 @@ class RetentionStep(Struct, frozen=True, kw_only=True):
     uid: str
     messages: int
     updated: datetime
-    """Time of the last change, or of the deletion if the session is in the trash."""
-    in_trash: bool = False
-    trash_entries: tuple[tuple[str, datetime], ...] = ()
-    """For a purge: uid and deletion time of every session in the trash with this key."""
+    """Time of the last change; for a purge, the time of the deletion."""
     unfinished: bool = False
     """Whether the step completes an interrupted purge."""
 
 
-def plan_retention(
+def find_steps(
     entries: Sequence[Entry],
     trash: Sequence[TrashedSession],
     rules: Sequence[Rule],
@@ -99,17 +99,17 @@ def plan_retention(
         if not rule.has_condition:
             continue
         if rule.action == "purge":
-            rule_steps = _plan_purges(rule, entries, trash, unfinished, now, may_purge)
+            rule_steps = _find_purges(rule, trash, unfinished, now, may_purge)
         else:
-            rule_steps = _plan_archive_or_delete(rule, entries, now, read_info)
+            rule_steps = _find_archives_and_deletions(rule, entries, now, read_info)
         for step in rule_steps:
-            planned_step = steps.get(step.uid)
-            if planned_step is None or _STRENGTH[planned_step.action] < _STRENGTH[step.action]:
+            other_step = steps.get(step.uid)
+            if other_step is None or _STRENGTH[other_step.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
     return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
 
-def _plan_archive_or_delete(
+def _find_archives_and_deletions(
     rule: Rule,
     entries: Sequence[Entry],
     now: datetime,
@@ -154,10 +154,10 @@ def _applies_to_session(rule: Rule, info: SessionInfo, now: datetime) -> bool:
         return info.floor > info.archived
     if info.lost or info.damaged:
         return False  # a damaged session cannot be repaired in the trash
-    rule_deleted_at = _parse_time(info.meta.get(RETENTION_FIELD))
-    if rule_deleted_at is None:
+    restored_at = _parse_time(info.meta.get(RESTORED_FIELD))
+    if restored_at is None:
         return True
-    return rule.older_than is not None and _is_old(rule, rule_deleted_at, now)
+    return rule.older_than is not None and _is_old(rule, restored_at, now)
 
 
 def _last_import_time(info: SessionInfo) -> datetime | None:
@@ -184,9 +184,8 @@ def _parse_time(value: object) -> datetime | None:
     return time if time is None or time.utcoffset() is not None else time.replace(tzinfo=UTC)
 
 
-def _plan_purges(
+def _find_purges(
     rule: Rule,
-    entries: Sequence[Entry],
     trash: Sequence[TrashedSession],
     unfinished: Iterable[TrashedSession],
     now: datetime,
@@ -196,18 +195,13 @@ def _plan_purges(
 
     Then yield the steps that complete interrupted purges, for sessions of any age.
     """
-    # A purge deletes all sessions in the trash that have the same key.
-    # So every session with this key must be in the trash, old, intact, and without `exclude_tag`.
-    kept_keys = {session.key for session in entries}
-    kept_keys |= {session.key for session in trash if not _is_old(rule, session.deleted, now)}
-    matching_sessions = [session for session in trash if session.key.startswith(rule.prefix)]
-    for session in matching_sessions:
-        if session.key not in kept_keys and not may_purge(session, rule.exclude_tag):
-            kept_keys.add(session.key)
-    for session in matching_sessions:
-        if session.key not in kept_keys:
-            step = _make_step(rule, session, session.deleted)
-            yield replace(step, trash_entries=deleted_sessions_of_key(session.key, trash))
+    for session in trash:
+        if (
+            session.key.startswith(rule.prefix)
+            and _is_old(rule, session.deleted, now)
+            and may_purge(session, rule.exclude_tag)
+        ):
+            yield _make_step(rule, session, session.deleted)
     for session in unfinished:
         if not session.key or session.key.startswith(rule.prefix):
             yield replace(_make_step(rule, session, session.deleted), unfinished=True)
@@ -221,12 +215,15 @@ def _make_step(rule: Rule, entry: Entry | TrashedSession, updated: datetime) -> 
         uid=entry.uid,
         messages=entry.count,
         updated=updated,
-        in_trash=isinstance(entry, TrashedSession),
     )
 
 
-def deleted_sessions_of_key(
-    key: str, trash: Iterable[TrashedSession]
-) -> tuple[tuple[str, datetime], ...]:
-    """Return uid and deletion time of every session in the trash with this key."""
-    return tuple(sorted((entry.uid, entry.deleted) for entry in trash if entry.key == key))
+# --- restored sessions -----------------------------------------------------------------------
+
+
+def restore_for_user(store: Store, key: str, *, uid: str | None, as_key: str | None) -> None:
+    """Restore a session, and record that a user wants to keep it. Raises like `Store.restore`."""
+    store.restore(key, uid=uid, as_key=as_key)
+    # Without the record, the session is restored all the same, and a rule may delete it again.
+    with suppress(StenologError):
+        store.set_meta(as_key or key, **{RESTORED_FIELD: timestamp(datetime.now(UTC))})

@@ -449,7 +449,15 @@ DeletedSession = tuple[str, datetime]
 
 @runtime_checkable
 class PurgingStore(Protocol):
-    """A store that can purge selected deleted sessions and finish interrupted purges."""
+    """A store that can delete unchanged sessions, purge selected ones, and finish purges."""
+
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Move a session into the trash, unless it changed since `info` was read.
+
+        The check and the move are one step: no message that was added after `info` was read gets
+        into the trash. Return None, and change nothing, if the session has another uid, newer
+        messages or another change number. Raises NoSuchSession.
+        """
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
         """Purge exactly these deleted sessions of a key.

@@ -399,12 +399,23 @@ class InMemoryStore:
     def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash."""
         with self._session_to_change(key, must_exist=True):
-            session = self._sessions.pop(key)
-            # Use a time after all other deletions, even if the clock was set back.
-            later_times = [e.trashed().deleted + timedelta(microseconds=1) for e in self._trash]
-            session.deleted = max([_now(), *later_times])
-            self._trash.insert(0, session)
-            return session.trashed()
+            return self._move_to_trash(key)
+
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Move a session into the trash, unless it changed since `info` was read."""
+        with self._session_to_change(info.key, must_exist=True) as session:
+            version = session.uid, session.last_seq, session.change_number
+            if version != (info.uid, info.last_seq, info.change):
+                return None
+            return self._move_to_trash(info.key)
+
+    def _move_to_trash(self, key: str) -> TrashedSession:
+        session = self._sessions.pop(key)
+        # Use a time after all other deletions, even if the clock was set back.
+        later_times = [e.trashed().deleted + timedelta(microseconds=1) for e in self._trash]
+        session.deleted = max([_now(), *later_times])
+        self._trash.insert(0, session)
+        return session.trashed()
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""

@@ -9,7 +9,6 @@ import sys
 from binascii import crc32
 from collections.abc import Callable
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ import pytest
 from click.testing import Result
 
 from stenolog.cli import chat_input
-from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import LOG_NAME, apply_rules
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
@@ -548,41 +545,6 @@ def test_purge_dry_run_lists_remaining_forks(steno: Steno, where: str) -> None:
 
 
 FORKS = ("cli:fork", "cli:gone")
-
-
-def test_purge_removes_entries_from_the_retention_log(place: Path, steno: Steno) -> None:
-    with open_store("workspace") as store:
-        for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
-            store.add_message(key, "user", "hello")
-    every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
-    apply_rules("workspace", [every])
-    log = place / "workspace" / LOG_NAME
-    before = log.read_text()
-    assert before.count("telegram:77\t") == 2
-    done = steno("purge", "--scope", "telegram:77", "--yes")
-    assert done.exit_code == 0, done.stderr
-    after = log.read_text()
-    assert "telegram:77\t" not in after
-    assert "telegram:topic:77" not in after
-    assert after.count("telegram:777\t") == 2
-    assert [len(line) for line in after.splitlines()] == [len(one) for one in before.splitlines()]
-    assert steno("purge", "cli:plans", "--yes").exit_code == 0
-    assert "cli:plans" not in log.read_text()
-    assert steno("purge", "telegram:777", "--agent", "ada", "--yes").exit_code == 1
-    assert log.read_text().count("telegram:777\t") == 2
-
-
-def test_unwritable_retention_log_is_reported(place: Path, steno: Steno) -> None:
-    (place / "workspace" / LOG_NAME).symlink_to(place / "elsewhere")
-    done = steno("purge", KEY, "--yes")
-    assert done.exit_code == 0
-    assert "Not deleted: entries in the retention log: " in done.stderr
-    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
-    assert named.exit_code == 1
-    with open_store("sqlite:some.db") as store:
-        store.add_message("cli:default", "user", "hello")
-    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
-    assert "Not deleted: entries about the session in the program's log." in named.stderr
 
 
 def test_purge_removes_messages_from_the_input_history(

@@ -11,7 +11,7 @@ from functools import partial
 
 from stenolog.codec import message_line
 from stenolog.errors import NoSuchSession, SessionExists, StenologError, StoreBusy, StoreUnavailable
-from stenolog.records import Message, TrashedSession
+from stenolog.records import Message, SessionInfo, TrashedSession
 from stenolog.stores import file_names, spans
 from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
@@ -138,6 +138,19 @@ class Lifecycle:
             return trash.trashed_session(log, trash.move_to_trash(log, writer.now()))
 
         return self.change_file(key, move_log, f"deleting {key!r}")
+
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Delete a session, as `PurgingStore.delete_unchanged` describes."""
+
+        def move_unchanged_log(log: Log) -> TrashedSession | None:
+            with log.mutex:
+                current = log.info()
+            version = current.uid, current.last_seq, current.change
+            if version != (info.uid, info.last_seq, info.change):
+                return None
+            return trash.trashed_session(log, trash.move_to_trash(log, writer.now()))
+
+        return self.change_file(info.key, move_unchanged_log, f"deleting {info.key!r}")
 
     def change_file(self, key: str, change: Callable[[Log], T], action: str) -> T:
         """Lock the log of a session, call `change` to rename or replace it, and return the result.

@@ -416,6 +416,16 @@ def _max_lost_messages(damaged_lines: list[bytes]) -> int:
     return max(1, text.count(_CRC_FIELD), text.count(0) // _MIN_LINE_BYTES)
 
 
+def has_void_control_record(buffer: bytes) -> bool:
+    """Return whether a state or a change in a log is marked as void, but may have been stored.
+
+    A writer marks a damaged last line as void, like an interrupted write. A lost message is
+    recorded with its seq, but a lost change leaves no other trace.
+    """
+    _, damaged = read_records(buffer, offset=0)
+    return any(part.is_void and _CONTROL_RECORD.match(part.text) for part in damaged)
+
+
 def lines_with_newlines(text: bytes) -> list[bytes]:
     """Return the lines with their newlines; the last line may lack its newline."""
     return BytesIO(text).readlines()

@@ -27,7 +27,7 @@ from stenolog.stores.disk import lock_until, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log, chunk_starts
-from stenolog.stores.jsonl.scan import lines_with_newlines, read_records
+from stenolog.stores.jsonl.scan import has_void_control_record, lines_with_newlines, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
@@ -272,7 +272,8 @@ def _is_damaged(log: Log) -> bool:
         if live_part.archived_from:
             log.add_archived_messages(live_part, log.read_archives(live_part))
         info = log.info()  # counts the damage that the reads above found
-    return bool(info.damaged or info.lost)
+    content = log.read_bytes(0, log.file_size())
+    return bool(info.damaged or info.lost) or has_void_control_record(content)
 
 
 def location_hash(key: str, deleted: str | None) -> str:

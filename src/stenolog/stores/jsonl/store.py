@@ -346,6 +346,12 @@ class JSONLStore(operations.SessionOperations):
             self._check_write(key)
             return self._lifecycle.delete(key)
 
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Move a session into the trash, unless it changed since `info` was read."""
+        with self._in_use.entry:
+            self._check_write(info.key)
+            return self._lifecycle.delete_unchanged(info)
+
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
         if as_key is not None:

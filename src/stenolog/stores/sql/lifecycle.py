@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import astuple, replace
 
 from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists, StoreBusy
-from stenolog.records import Archive, Message, PurgeResult, Token, TrashedSession
+from stenolog.records import Archive, Message, PurgeResult, SessionInfo, Token, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.arguments import token_bytes, token_text
@@ -99,6 +99,23 @@ def _check_key_is_free(transaction: Transaction, namespace: str, key: str) -> No
 def delete(transaction: Transaction, namespace: str, key: str) -> TrashedSession:
     """Mark a session as deleted. Raises NoSuchSession."""
     session = require_session(transaction, namespace, key, lock=True)
+    return _mark_deleted(transaction, namespace, key, session)
+
+
+def delete_unchanged(
+    transaction: Transaction, namespace: str, key: str, info: SessionInfo
+) -> TrashedSession | None:
+    """Mark a session as deleted; return None if it changed since `info`. Raises NoSuchSession."""
+    session = require_session(transaction, namespace, key, lock=True)
+    version = session.state.uid, session.last_seq, session.state.number
+    if version != (info.uid, info.last_seq, info.change):
+        return None
+    return _mark_deleted(transaction, namespace, key, session)
+
+
+def _mark_deleted(
+    transaction: Transaction, namespace: str, key: str, session: Session
+) -> TrashedSession:
     rows = transaction.run("deletion_times", namespace, transaction.key_parameter(key))
     deleted_at = deletion_time([deleted for (deleted,) in rows])
     transaction.run("delete_session", session.id, deleted_at)

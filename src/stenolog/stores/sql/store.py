@@ -156,6 +156,14 @@ class SQLStore(SessionOperations):
         self._notify(key)
         return trashed
 
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Move a session into the trash, unless it changed since `info` was read."""
+        check_key(info.key)
+        trashed = self._run_write(lifecycle.delete_unchanged, info.key, info)
+        if trashed is not None:
+            self._notify(info.key)
+        return trashed
+
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Restore the last deleted session of this key, or the session with this uid."""
         check_key(key)

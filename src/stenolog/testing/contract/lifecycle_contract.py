@@ -462,6 +462,39 @@ class Purging(ContractPart):
         store.restore("b")
         assert visible_texts(store, "b") == ["1"]
 
+    def test_delete_unchanged_moves_a_session_that_did_not_change(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("the store has no conditional delete")
+        append(store, "a", "1", "2")
+        store.set_meta("a", title="t")
+        info = store.info("a")
+        trashed = store.delete_unchanged(info)
+        assert trashed is not None
+        assert (trashed.key, trashed.uid, trashed.count) == ("a", info.uid, 2)
+        assert store.list_trash() == [trashed]
+        assert_raises(NoSuchSession, store.delete_unchanged, info)
+        store.restore("a")
+        assert visible_texts(store, "a") == ["1", "2"]
+
+    def test_p1_delete_unchanged_keeps_a_session_that_changed(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("the store has no conditional delete")
+        append(store, "a", "1", "2")
+        infos = [store.info("a")]
+        append(store, "a", "3")
+        infos.append(store.info("a"))
+        store.set_meta("a", tags=["keep"])
+        infos.append(store.info("a"))
+        store.hide("a", 1, 1)
+        for info in infos:
+            assert store.delete_unchanged(info) is None
+        assert (visible_texts(store, "a"), store.list_trash()) == (["2", "3"], [])
+        info = store.info("a")
+        first = store.delete("a")
+        append(store, "a", "another session")
+        assert store.delete_unchanged(info) is None
+        assert [entry.uid for entry in store.list_trash()] == [first.uid]
+
     def test_purge_trash_removes_only_the_given_entries(self, store: Store) -> None:
         if not isinstance(store, PurgingStore):
             pytest.skip("the store cannot purge single trash entries")

@@ -116,10 +116,9 @@ CASES = {
         "retention list",
         "retention run",
         "retention list --config keep.toml",
-        "retention run --config keep.toml",
         "retention run --config keep.toml --dry-run",
-        "retention run --config keep.toml --yes",
-        "retention run --config keep.toml --yes --json",
+        "retention run --config keep.toml",
+        "retention run --config keep.toml --json",
     ],
     "search": [
         "search message",
