@@ -479,6 +479,14 @@ class Catalog:
         return leased_keys(self._store, [key for key, _ in rows])
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
+        """Refresh the catalog and return the result of `work`."""
+        try:
+            return self._read_updated(work, progress)
+        except (OSError, ImportError) as error:
+            # The first update imports modules and reads SQL files, which needs free descriptors.
+            raise StoreUnavailable(f"the catalog cannot be updated now: {error}") from error
+
+    def _read_updated(self, work: "CatalogRead[T]", progress: Progress | None) -> T:
         """Refresh the catalog and return the result of `work`.
 
         If the catalog is damaged, rebuild it and try again.

@@ -6,6 +6,7 @@ import resource
 import shutil
 import sqlite3
 import stat
+import subprocess
 import sys
 import threading
 import traceback
@@ -19,11 +20,10 @@ import pytest
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.catalog_database import Transaction
-from stenolog.catalog.catalog_files import FileDatabase, LockFile
+from stenolog.catalog.index import Progress, Refresher
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import CATALOG_NAME, journal_name, lock_name
-from stenolog.stores.disk import Descriptor
+from stenolog.stores.catalog_file import CATALOG_NAME, CatalogFileStore, journal_name, lock_name
 from stenolog.stores.open_store import open_store
 from support.catalog_scan import catalogued, differences, full_scan
 from support.random_operations import fill_three_sessions
@@ -48,7 +48,7 @@ def _delete(folder: Path, _: random.Random) -> None:
 
 
 def _delete_lock(folder: Path, _: random.Random) -> None:
-    (folder / lock_name(CATALOG_NAME)).unlink()
+    (folder / lock_name(CATALOG_NAME)).unlink(missing_ok=True)
 
 
 def _truncate(folder: Path, chance: random.Random) -> None:
@@ -81,10 +81,6 @@ def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
     (folder / journal_name(CATALOG_NAME)).write_bytes(chance.randbytes(3_000))
 
 
-def _mark_nonsense(folder: Path, chance: random.Random) -> None:
-    (folder / lock_name(CATALOG_NAME)).write_bytes(chance.randbytes(30))
-
-
 HARM: list[Harm] = [
     _delete,
     _delete_lock,
@@ -94,7 +90,6 @@ HARM: list[Harm] = [
     _replace_by_nothing,
     _replace_by_another_database,
     _put_a_journal_beside,
-    _mark_nonsense,
 ]
 
 
@@ -182,21 +177,6 @@ def test_catalog_changed_by_another_program_is_rebuilt(logs: Store) -> None:
         _agree(logs, catalog)
 
 
-def test_the_large_page_cache_is_kept_only_during_a_write(logs: Store) -> None:
-    with open_catalog(logs) as catalog:
-        catalog.refresh()
-        database = FileDatabase(_folder(logs) / CATALOG_NAME)
-        sizes = []
-        with database.write_transaction() as transaction:
-            sizes += list(transaction.execute("PRAGMA cache_size"))
-        with database.read_transaction() as transaction:
-            sizes += list(transaction.execute("PRAGMA cache_size"))
-        writer = database._connections["rw"]
-        sizes += writer.execute("PRAGMA cache_size").fetchall()
-        database.close()
-    assert sizes == [(-64 * 1024,), (-2 * 1024,), (-2 * 1024,)]
-
-
 def _write_much(transaction: Transaction) -> None:
     """With so little memory that some of it is in the file before the end."""
     transaction.execute("PRAGMA cache_size = 5")
@@ -225,6 +205,8 @@ def test_unfinished_write_of_a_killed_process_is_rolled_back(logs: Store) -> Non
     _leave_a_journal(logs)
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
+        logs.add_message("cli:default", "user", "allmessages more")
+        _agree(logs, catalog)
         assert catalog.problems == ()
     assert not (_folder(logs) / journal_name(CATALOG_NAME)).exists()
 
@@ -239,48 +221,112 @@ def test_journal_is_not_applied_to_the_next_database(logs: Store) -> None:
         logs.add_message("cli:default", "user", "allmessages more")
 
 
-def test_reader_does_not_touch_the_journal_of_a_replaced_database(
-    logs: Store, monkeypatch: pytest.MonkeyPatch
+# --- damage while it is used -----------------------------------------------------------------
+
+
+def test_older_copy_with_the_same_id_is_noticed_between_refresh_and_read(
+    logs: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_catalog(logs) as reader, open_catalog(logs) as other, ExitStack() as writing:
-        reader.refresh()
-        database = reader._active.database
-        assert isinstance(database, FileDatabase)
-        database._lock.timeout = 0.1
-        untouched = FileDatabase._is_unchanged
-        taken: list[Path] = []
-
-        def taken_away(looking: FileDatabase) -> bool:
-            found = untouched(looking)
-            if looking is database and not taken:
-                taken.append(_folder(logs) / CATALOG_NAME)
-                taken[0].unlink()
-                other.refresh()
-                _write_much(writing.enter_context(other._active.database.write_transaction()))
-                assert (_folder(logs) / journal_name(CATALOG_NAME)).stat().st_size > 4096
-            return found
-
-        monkeypatch.setattr(FileDatabase, "_is_unchanged", taken_away)
-        assert len(reader.list().entries) == 3
-        writing.close()
-        assert len(other.list(agent="bob").entries) == 3
-
-
-def test_busy_catalog_is_retried(logs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[LockFile] = []
-    open_lock = LockFile._open_and_lock
-
-    def busy(lock: LockFile) -> Descriptor:
-        if len(refused) < 3:
-            refused.append(lock)
-            raise BlockingIOError
-        return open_lock(lock)
-
-    monkeypatch.setattr(LockFile, "_open_and_lock", busy)
+    copy = tmp_path / "older"
     with open_catalog(logs) as catalog:
-        _agree(logs, catalog)
+        catalog.refresh()
+        shutil.copy2(_folder(logs) / CATALOG_NAME, copy)
+        refresher = catalog._active
+        refresh = refresher.refresh
+
+        def refresh_and_swap(progress: Progress | None = None) -> int | None:
+            catalog_id = refresh(progress)
+            if copy.exists():
+                copy.replace(_folder(logs) / CATALOG_NAME)
+            return catalog_id
+
+        monkeypatch.setattr(refresher, "refresh", refresh_and_swap)
+        logs.add_message("cli:default", "user", "xylophone")
+        assert catalog.search("xylophone").count == 1
         assert catalog.problems == ()
-    assert len(refused) == 3
+
+
+def test_copy_that_another_process_continued_is_not_taken_for_the_known_file(
+    logs: Store, tmp_path: Path
+) -> None:
+    copy = tmp_path / "older"
+    file = _folder(logs) / CATALOG_NAME
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        shutil.copy2(file, copy)
+        logs.add_message("cli:default", "user", "allmessages known")
+        _agree(logs, catalog)
+        # Another process writes to the older copy as often as this one wrote to the known file.
+        shutil.copy2(copy, file)
+        with open_catalog(logs) as other:
+            _agree(logs, other)
+        logs.hide("cli:default", 1, 1)
+        _agree(logs, catalog)
+
+
+WRECKS = ("truncate", "garbage", "copy", "swap", "overwrite", "delete", "folder", "nothing")
+
+
+def _wreck(file: Path, older: Path, chance: random.Random) -> None:
+    """Do to the file what another program might do."""
+    kind = chance.choice(WRECKS)
+    if kind in ("swap", "overwrite") and not older.exists():
+        kind = "copy"
+    match kind:
+        case "truncate":
+            os.truncate(file, chance.randrange(file.stat().st_size))
+        case "garbage":
+            with file.open("r+b") as opened:
+                opened.seek(chance.randrange(file.stat().st_size))
+                opened.write(chance.randbytes(chance.choice([20, 3_000])))
+        case "copy":
+            shutil.copy2(file, older)
+        case "swap":
+            older.replace(file)
+        case "overwrite":
+            shutil.copy2(older, file)
+        case "delete":
+            file.unlink()
+        case "folder":
+            file.unlink()
+            file.mkdir()
+
+
+@pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/s.db"])
+def test_searches_are_right_while_the_file_is_wrecked_in_use(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(11)
+    with open_store(where.format(tmp_path)) as store, ExitStack() as catalogs:
+        fill_three_sessions(store)
+        assert isinstance(store, CatalogFileStore)
+        file = store.catalog_file()
+        assert file is not None
+        refresh = Refresher.refresh
+
+        def refresh_and_wreck(refresher: Refresher, progress: Progress | None = None) -> int | None:
+            catalog_id = refresh(refresher, progress)
+            if chance.random() < 0.3 and file.is_file():
+                _wreck(file, tmp_path / "older", chance)
+            return catalog_id
+
+        monkeypatch.setattr(Refresher, "refresh", refresh_and_wreck)
+        opened = [catalogs.enter_context(open_catalog(store)) for _ in range(2)]
+        for number in range(120):
+            if file.is_dir():
+                file.rmdir()
+                # The catalogs that went to memory stay there.
+                opened = [catalogs.enter_context(open_catalog(store)) for _ in range(2)]
+            word = f"word{number}"
+            seq = store.add_message(f"k:{number % 7}", "user", f"{word} allmessages")
+            assert opened[number % 2].search(word).count == 1
+            store.hide(f"k:{number % 7}", seq, seq)
+            assert [hit.hidden for hit in opened[chance.randrange(2)].search(word).hits] == [True]
+        monkeypatch.undo()
+        if file.is_dir():
+            file.rmdir()
+        with open_catalog(store) as catalog:
+            _agree(store, catalog)
 
 
 # --- where it is -----------------------------------------------------------------------------
@@ -410,6 +456,34 @@ def test_catalog_moves_to_memory_when_the_disk_becomes_full(logs: Store) -> None
     _in_a_child(look)
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
+
+
+_WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from stenolog import JSONLStore, StoreUnavailable
+from stenolog.catalog import open_catalog
+store = JSONLStore(sys.argv[1])
+store.add_message("k", "user", "hello")
+catalog = open_catalog(store)
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+free = os.open("/", os.O_RDONLY)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+error = None
+try:
+    catalog.refresh()
+except StoreUnavailable as caught:
+    error = caught
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+print(error, catalog.search("hello").count)
+"""
+
+
+def test_p8_first_update_without_free_descriptors_raises_store_unavailable(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _WITHOUT_DESCRIPTORS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "the catalog cannot be" in done.stdout, done.stderr
+    assert done.stdout.endswith(" 1\n")
 
 
 # --- what cannot be read ---------------------------------------------------------------------

@@ -14,13 +14,7 @@ import pytest
 
 from stenolog import JSONLStore
 from stenolog.catalog import Catalog, catalog_files, open_catalog
-from stenolog.catalog.catalog_database import CatalogBusy
-from stenolog.catalog.catalog_files import (
-    ExclusiveLock,
-    ExclusiveUse,
-    FileDatabase,
-    MemoryDatabase,
-)
+from stenolog.catalog.catalog_files import MemoryDatabase
 from stenolog.catalog.index import Refresher
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
@@ -46,12 +40,6 @@ def _in_thread(work: Callable[[], object]) -> list[BaseException]:
     thread.join(SECONDS)
     assert not thread.is_alive(), "it hangs"
     return raised
-
-
-def _be_patient(catalog: Catalog, seconds: float) -> None:
-    database = catalog._active.database
-    if isinstance(database, FileDatabase):
-        database._lock.timeout = seconds
 
 
 def _struck(number: int, store: Store, catalog: Catalog) -> KeyboardInterrupt | None:
@@ -128,59 +116,6 @@ def test_p8_ctrl_c_anywhere_leaks_no_catalog_file(tmp_path: Path, step: int) -> 
             assert _open_files(folder) == [], where
         number += step
     assert number > 100
-
-
-def test_p8_waiting_thread_gives_up_after_its_timeout(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
-        store.add_message("k", "user", "hello")
-        catalog.refresh()
-        database = catalog._active.database
-        _be_patient(catalog, 0.1)
-        with database.read_transaction():
-            [error] = _in_thread(lambda: database.read_transaction().__enter__())
-            assert isinstance(error, CatalogBusy)
-        assert _in_thread(catalog.list) == []
-
-
-def test_unreferenced_use_counts_as_ended() -> None:
-    turns, first, second = ExclusiveLock("it"), ExclusiveUse(), ExclusiveUse()
-    second.thread = first.thread + 1
-    turns.begin(first, timeout=0)
-    with pytest.raises(CatalogBusy):
-        turns.begin(second, timeout=0)
-    del first
-    turns.begin(second, timeout=0)
-    assert turns.is_active(second)
-
-
-def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
-    turns, first, second = ExclusiveLock("it"), ExclusiveUse(), ExclusiveUse()
-    turns.begin(first, timeout=0)
-    turns.begin(second, timeout=0)
-    assert not turns.is_active(first)
-    assert turns.is_active(second)
-
-
-def test_p8_concurrent_forks_leave_the_catalog_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalog_files, "_FORK_TIMEOUT_SECONDS", 0.05)
-    with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
-        store.add_message("k", "user", "hello")
-        catalog.refresh()
-        database = catalog._active.database
-        assert isinstance(database, FileDatabase)
-        # The first fork is under way while the second begins and ends.
-        database.before_fork()
-
-        def fork() -> None:
-            database.before_fork()
-            database.after_fork_in_parent()
-
-        assert _in_thread(fork) == []
-        database.after_fork_in_parent()
-        assert _in_thread(catalog.list) == []
-        assert catalog.problems == ()
 
 
 _CHILD = """
