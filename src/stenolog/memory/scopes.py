@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from stenolog.codec import check_key
+from stenolog.codec import MAX_KEY_BYTES, check_key
 from stenolog.errors import InvalidKey
 
 ScopeKind = Literal["session", "sender"]
@@ -35,8 +35,10 @@ class Scope(Struct, frozen=True, kw_only=True):
         """The unique key of the scope's session in the notes store. Raises InvalidKey."""
         if not self.agent or not self.who:
             raise InvalidKey("a scope needs an agent and a user or chat; neither may be empty")
+        check_key(self.who)
         # Everything after the first colon is `who`, so only the agent needs escaping.
-        key = scope_prefix(self.agent, self.of) + self.who  # guard: note-scope
+        prefix = scope_prefix(self.agent, self.of)
+        key = prefix + _shorten(self.who, MAX_KEY_BYTES - len(prefix.encode()))  # guard: note-scope
         check_key(key)
         return key
 
@@ -70,6 +72,18 @@ def scope_from_key(notes_key: str) -> Scope:
     if scope.key != notes_key:
         raise InvalidKey(f"{notes_key!r} is not the key of a scope")
     return scope
+
+
+def _shorten(who: str, max_bytes: int) -> str:
+    """Return `who`, or if it is too long, its start and a hash of all of it."""
+    encoded = who.encode()
+    if len(encoded) <= max_bytes:
+        return who
+    # Rarely needed, and slow to import.
+    from hashlib import blake2b
+
+    ending = f"~{blake2b(encoded, digest_size=16).hexdigest()}"
+    return encoded[: max(max_bytes - len(ending), 0)].decode(errors="ignore") + ending
 
 
 def scope_prefix(agent: str, kind: ScopeKind) -> str:

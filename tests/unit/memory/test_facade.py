@@ -402,3 +402,12 @@ def test_failed_open_memory_closes_its_stores(tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match="notes"):
         open_memory(tmp_path)
+
+
+def test_session_with_the_longest_key_has_notes_and_recall(tmp_path: Path) -> None:
+    key = "cli:" + "x" * 1020
+    with open_store(tmp_path) as store:
+        store.add_message(key, "user", "hello")
+    with open_memory(tmp_path) as memory:
+        memory.remember("The red boat leaves Porto at nine.", key=key)
+        assert "Porto" in memory.recall("When does the red boat leave?", key=key).block

@@ -44,6 +44,16 @@ def test_key_of_a_simple_scope_is_readable() -> None:
     assert Scope(who="telegram:123").key == "main:telegram:123"
 
 
+def test_longest_session_keys_have_separate_scopes() -> None:
+    keys = ["x" * 1024, "x" * 1023 + "y", "ä" * 510 + "cli"]
+    scope_keys = [Scope(who=key).key for key in keys]
+    assert len({*scope_keys}) == 3
+    for scope_key in scope_keys:
+        assert len(scope_key.encode()) <= 1024
+        assert scope_from_key(scope_key).key == scope_key
+    assert Scope(who="x" * 1019).key == "main:" + "x" * 1019
+
+
 @pytest.mark.parametrize("key", ["", "main", ":x", "main:", "a%:b", "a%3ab:c", "%41:b"])
 def test_invalid_scope_key_is_rejected(key: str) -> None:
     with pytest.raises(InvalidKey):
@@ -77,7 +87,7 @@ def test_parse_scope_name_is_inverse_of_name(scope: Scope) -> None:
 
 
 @pytest.mark.parametrize(
-    "scope", [Scope(who=""), Scope(agent="", who="x"), Scope(who="x" * 1020), Scope(who="\ud800")]
+    "scope", [Scope(who=""), Scope(agent="", who="x"), Scope(who="x" * 1025), Scope(who="\ud800")]
 )
 def test_invalid_scopes_are_rejected(scope: Scope) -> None:
     with pytest.raises(InvalidKey):
