@@ -350,8 +350,8 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     """Number of visible messages."""
     count: int
     """Number of all messages, including hidden and archived ones."""
-    lost: int
-    """Number of messages known to be lost to damage."""
+    lost_spans: tuple[Span, ...] = ()
+    """Ranges of the seqs of messages known to be lost to damage, in order."""
     damaged: int
     """Number of damaged lines found so far."""
     void_bytes: int
@@ -371,6 +371,11 @@ class SessionInfo(Struct, frozen=True, kw_only=True):
     """Ranges of the visible seqs, in order."""
     change: int = 0
     """Number of the newest change to visibility, summary or meta; never decreases for one uid."""
+
+    @property
+    def lost(self) -> int:
+        """Number of messages known to be lost to damage."""
+        return sum(last - first + 1 for first, last in self.lost_spans)
 
 
 class UndoResult(Struct, frozen=True, kw_only=True):

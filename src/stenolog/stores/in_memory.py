@@ -558,7 +558,7 @@ class InMemoryStore:
                 floor=session.floor(),
                 visible=len(visible_seqs),
                 count=len(session.messages),
-                lost=spans.size(session.lost_spans),
+                lost_spans=tuple(session.lost_spans),
                 damaged=0,
                 void_bytes=0,
                 archived=session.archived_upto,

@@ -792,7 +792,7 @@ class Log:
             floor=state.floor,
             visible=spans.size(visible_spans),
             count=end - spans.size(spans.union(states.missing_seqs(state), self._archive_gaps)),
-            lost=spans.size(spans.union(state.lost, self._archive_gaps)),
+            lost_spans=tuple(spans.union(state.lost, self._archive_gaps)),
             damaged=len(self._reported_damage),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
             archived=states.archived_upto(state),

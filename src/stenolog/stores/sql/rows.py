@@ -292,7 +292,7 @@ def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
         floor=state.floor,
         visible=spans.size(visible_spans),
         count=message_count(state, last_seq),
-        lost=spans.size(lost),
+        lost_spans=tuple(lost),
         damaged=spans.size(damaged_seqs),
         void_bytes=0,
         archived=states.archived_upto(state),
