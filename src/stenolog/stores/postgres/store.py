@@ -35,7 +35,7 @@ from stenolog.stores.sql import dialect as sql
 from stenolog.stores.sql.dialect import Row, UniqueConflict
 from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import MissingRows, create_session
+from stenolog.stores.sql.session_rows import MissingRows, create_session, may_be_same_batch
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.state import blank_state
 
@@ -347,7 +347,9 @@ def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, 
     if stored_seq is not None:
         assert once is not None, "only a batch with an idempotency key can be stored already"
         bodies = transaction.run("bodies", session_id, stored_seq, stored_seq + count - 1)
-        if [body.encode() for (body,) in bodies] != list(payloads):
+        if [body.encode() for (body,) in bodies] != list(payloads) and not may_be_same_batch(
+            transaction, session_id, stored_seq, count, payloads
+        ):
             raise OnceConflict(key, once, stored_seq)
         return int(stored_seq)
     if epoch and not is_lease_held:

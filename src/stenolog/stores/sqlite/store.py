@@ -32,7 +32,7 @@ from stenolog.stores.catalog_file import catalog_path, delete_catalogs
 from stenolog.stores.sql.dialect import Row
 from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create_session
+from stenolog.stores.sql.session_rows import create_session, may_be_same_batch
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.sqlite.lease_holders import format_holder, is_held
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
@@ -308,7 +308,9 @@ def _find_stored_seq(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):
         bodies = transaction.execute(SQL["bodies"], (session_id, first_seq, first_seq + count - 1))
-        if [body for (body,) in bodies] != list(payloads):
+        if [body for (body,) in bodies] != list(payloads) and not may_be_same_batch(
+            transaction, session_id, first_seq, count, payloads
+        ):
             raise OnceConflict(key, once, first_seq)
         return int(first_seq)
     return 0

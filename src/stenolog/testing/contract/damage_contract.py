@@ -38,7 +38,9 @@ class DamageContract(ContractPart):
         """
 
     def _make_damaged_store(self, store: Store, record: DamagedRecord) -> Store:
-        append(store, "a", *"12345")
+        append(store, "a", "1")
+        store.add_message("a", "user", "2", once="two")
+        append(store, "a", *"345")
         append(store, "b", "other")
         store.set_meta("a", title="A talk")
         store.set_summary("a", "long " * 2_000)
@@ -205,6 +207,11 @@ class DamageContract(ContractPart):
             assert append(damaged_store, "a", "6") == [6]
             assert visible_texts(damaged_store, "a") == [*"13456"]
         assert "steno doctor" in caplog.text
+
+    def test_p12_damaged_message_is_no_other_content(self, store: Store) -> None:
+        with self._make_damaged_store(store, "message") as damaged_store:
+            # A log loses the idempotency key with the message; a database keeps it.
+            assert damaged_store.add_message("a", "user", "2", once="two") in (2, 6)
 
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "message") as damaged_store:
