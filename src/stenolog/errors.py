@@ -25,6 +25,7 @@ StenologError
 │   └── MaybeStored           unknown: retry with the same `once`
 ├── ModelUnavailable      time or the operator: the model's server does not answer
 └── DamagedStore          a person: the files are not what they should be
+    ├── AnswerUnknown         a stored answer cannot be read, or names no message
     ├── ForeignLog            another program's file; `steno import` reads it
     └── NewerFormat           written by a newer stenolog
 """
@@ -35,6 +36,7 @@ from typing import TypeVar
 from msgspec import Struct, json
 
 __all__ = [
+    "AnswerUnknown",
     "ContextTooSmall",
     "DamagedStore",
     "ForeignLog",
@@ -142,8 +144,8 @@ class OnceConflict(UsageError):
         self.seq = seq
         """Seq of the first message with this idempotency key."""
         super().__init__(
-            f"{key!r}: token {token!r} was used at seq {seq} for other content; "
-            "use a new token for a new message"
+            f"{key!r}: the idempotency key {token!r} was used at seq {seq} for other content; "
+            "use a new idempotency key for a new message"
         )
 
 
@@ -267,6 +269,19 @@ class ModelUnavailable(StenologError):
 
 class DamagedStore(StenologError):
     """Stored data is damaged; `steno doctor` names the damaged files and records."""
+
+
+class AnswerUnknown(DamagedStore):
+    """It is unknown whether, and with what text, a stored message was answered."""
+
+    def __init__(self, key: str, seq: int, reason: str) -> None:
+        self.key = key
+        self.seq = seq
+        """Seq of the message whose answer is unknown."""
+        super().__init__(
+            f"{key!r}: the answer to the message at seq {seq} is unknown: {reason}. "
+            "To have the message answered again, send it as a new message"
+        )
 
 
 class ForeignLog(DamagedStore):

@@ -181,7 +181,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         """
         new_seqs = list(self.new_seqs)  # guard: unseen-by-command
         if self.scheduler.has_waiting_message(self.instance, self.key):
-            new_seqs += turn_state(sessions.get_history(self.key)).unanswered
+            new_seqs += turn_state(sessions.store.get_history(self.key)).unanswered
         return min((self.last_seq, *(seq - 1 for seq in new_seqs)))
 
     # --- the session -------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         model = instance.model_of(key)
         context = instance.context(model)
         tokens = context.tokens
-        history = instance.sessions.get_history(key)
+        history = instance.store.get_history(key)
         texts = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
         recall_result = instance.recall(texts[-1] if texts else "", key, sender=self.sender)
         window = context.window(key, memory=recall_result.block)
@@ -355,7 +355,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
             "system prompt": tokens.text(instance.spec.system),
             "tools": tokens.tools(instance.tool_definitions),
             f"memory ({len(recall_result.found)} recalled)": tokens.text(recall_result.block),
-            "summary": tokens.text(instance.sessions.get_summary(key)),
+            "summary": tokens.text(instance.store.get_summary(key)),
         }
         token_counts["messages"] = max(0, window.tokens - sum(token_counts.values()))
         used_share = min(1.0, window.tokens / window.budget)

@@ -85,7 +85,8 @@ class AgentLoop:
         thread that stores the message. If `prepare` fails, its error is raised and nothing is
         stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
         or a message that can never be stored, StoreUnavailable if too many messages are unsaved.
-        Other errors of the store and of the model's server are in the returned Answer.
+        Other errors of the store and of the model's server are in the returned Answer, for example
+        OnceConflict if the id was used for another message.
         """
         self._scheduler.check_open()
         instance = self._registry.agent(agent)

@@ -21,13 +21,15 @@ from stenolog.agent.session_history import (
 from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
-from stenolog.context.turn_state import turn_state
+from stenolog.context.turn_state import TurnState, turn_state
 from stenolog.errors import (
+    AnswerUnknown,
     ContextTooSmall,
     ModelRefused,
     NoSuchSession,
     StenologError,
     StoreBusy,
+    StoreClosed,
     UnsupportedFormat,
 )
 from stenolog.sessions.session_store import SessionStore
@@ -74,7 +76,12 @@ class Resumer:
         another process holds its lease, if its last message is younger than `idle_for` seconds, or
         if the delay after a failure has not ended.
         """
-        last_seq, age = await self._scheduler.threads.run(_read_last_seq_and_age, instance, key)
+        try:
+            last_seq, age = await self._scheduler.threads.run(_read_last_seq_and_age, instance, key)
+        except StoreClosed:
+            raise
+        except StenologError as error:
+            return Answer(key=key, text=str(error), outcome="failed", error=error)
         age = max(age, self._idle_sessions.idle_seconds(instance.id, key, last_seq))
         if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last_seq):
             return None
@@ -146,8 +153,10 @@ class Resumer:
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
         view = await self._scheduler.threads.run(_hide_late_message_and_read_view, sessions, key)
-        state = turn_state(view.messages)
+        state = turn_state(view.messages, view.info.lost_spans)
         is_started_by_agent = is_own_turn(view.messages, after=fork_seq_of(view.info))
+        if is_started_by_agent:
+            _check_known(key, state)
         if not state.is_unfinished or not is_started_by_agent:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
@@ -167,10 +176,10 @@ class Resumer:
 class ResumeBackoff:
     """Delays before a failed resume is retried, per session.
 
-    After ModelRefused, ContextTooSmall or UnsupportedFormat, the turn is not resumed until a new
-    message arrives. If the lease cannot be acquired, the delay is always 10 seconds. After other
-    errors, for example if the model is unreachable, the delay doubles from 10 seconds up to an
-    hour.
+    After ModelRefused, ContextTooSmall, UnsupportedFormat or AnswerUnknown, the turn is not resumed
+    until a new message arrives. If the lease cannot be acquired, the delay is always 10 seconds.
+    After other errors, for example if the model is unreachable, the delay doubles from 10 seconds
+    up to an hour.
     """
 
     def __init__(self) -> None:
@@ -195,7 +204,7 @@ class ResumeBackoff:
         previous_seq, failure_count, _ = self._failures.pop((agent, key), (last_seq, 0, 0.0))
         failure_count = failure_count + 1 if previous_seq == last_seq and double_delay else 1
         delay = min(FIRST_DELAY_SECONDS * 2 ** min(failure_count - 1, 30), _MAX_DELAY_SECONDS)
-        if isinstance(error, ModelRefused | ContextTooSmall | UnsupportedFormat):
+        if isinstance(error, ModelRefused | ContextTooSmall | UnsupportedFormat | AnswerUnknown):
             delay = float("inf")
         self._failures[agent, key] = (last_seq, failure_count, monotonic() + delay)
         while len(self._failures) > _MAX_REMEMBERED_SESSIONS:
@@ -240,11 +249,11 @@ class ForeignTurnCache:
         agent_and_key, version = (instance.id, entry.key), (entry.uid, entry.updated)
         if self._versions.get(agent_and_key) == version:
             return True
-        sessions = instance.sessions
-        history = sessions.get_history(entry.key, last=_TAIL_MESSAGES)
+        store = instance.store
+        history = store.get_history(entry.key, last=_TAIL_MESSAGES)
         if last_user_message(history) is None:
-            history = sessions.get_history(entry.key)
-        if is_own_turn(history, after=read_fork_seq(sessions, entry.key)):
+            history = store.get_history(entry.key)
+        if is_own_turn(history, after=read_fork_seq(instance.sessions, entry.key)):
             self._versions.pop(agent_and_key, None)
             return False
         self._versions[agent_and_key] = version
@@ -264,11 +273,26 @@ def _find_interrupted(instance: AgentInstance, foreign_turns: ForeignTurnCache) 
     while True:
         page = instance.catalog.list(state="interrupted", limit=500, after=cursor)
         for entry in page.entries:
-            if entry.problem is None and not foreign_turns.includes(instance, entry):
+            if entry.problem is None and not _is_foreign(instance, entry, foreign_turns):
                 keys[entry.key] = None
         cursor = page.after
         if cursor is None:
             return list(keys)
+
+
+def _is_foreign(instance: AgentInstance, entry: Entry, foreign_turns: ForeignTurnCache) -> bool:
+    """Return whether another program started the turn; False if the session cannot be read."""
+    try:
+        return foreign_turns.includes(instance, entry)
+    except StenologError:
+        return False  # resuming the session reports the error
+
+
+def _check_known(key: str, state: TurnState) -> None:
+    """Raise AnswerUnknown if the only messages without an answer may have been answered."""
+    if state.unknown and not state.unanswered:
+        reason = "a later message of the session is lost, see `steno doctor`"
+        raise AnswerUnknown(key, state.unknown[-1], reason)
 
 
 def _find_keys_with_late_message(instance: AgentInstance) -> list[str]:
@@ -294,7 +318,7 @@ def _hide_late_message_and_read_view(sessions: SessionStore, key: str) -> Sessio
 
 def _read_last_seq_and_age(instance: AgentInstance, key: str) -> tuple[int, float]:
     """Return the seq of the last visible message and its age in seconds."""
-    for message in instance.sessions.get_history(key, last=1):
+    for message in instance.store.get_history(key, last=1):
         return message.seq, _seconds_since(message.at)
     return 0, 0.0
 

@@ -15,14 +15,15 @@ from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
 from stenolog.agent.session_history import (
-    find_answer,
     missing_session_error,
     withdraw_message,
 )
+from stenolog.agent.stored_answers import find_answer
 from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
 from stenolog.agent.turn import TRIES_FIELD, CancelReason, Turn, answer_from_log
 from stenolog.agent.turn_events import (
@@ -41,6 +42,7 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
+    OnceConflict,
     SessionDeleted,
     StenologError,
     StoreBusy,
@@ -298,13 +300,17 @@ class TurnScheduler:
         """
         instance, body = session.instance, message.body
         idempotency_key = message.once or new_idempotency_key()
-        seq = await session.unsaved.store_user_message(
-            instance.sessions,
-            body,
-            on_event=message.on_event,
-            once=idempotency_key,
-            append=partial(message.append_and_lease, session, ttl=self._ttl) if is_locked else None,
-        )
+        append = partial(message.append_and_lease, session, ttl=self._ttl) if is_locked else None
+        try:
+            seq = await session.unsaved.store_user_message(
+                instance.sessions,
+                body,
+                on_event=message.on_event,
+                once=idempotency_key,
+                append=append,
+            )
+        except OnceConflict as conflict:
+            return replace(session.failed_answer(conflict), saved=False)
         view = message.view
         is_newly_stored = view is not None and seq is not None and seq > view.upto
         # Another process may have accepted a message with a client's idempotency key, so keep it.
@@ -319,7 +325,10 @@ class TurnScheduler:
             if seq is None:
                 answer = session.unsaved_answer(idempotency_key, "again")
             else:
-                answer = await self._read_answer(session, seq, "again")
+                try:
+                    answer = await self._read_answer(session, seq, "again")
+                except StenologError as error:
+                    return session.failed_answer(error)
             if answer is not None:
                 return answer
         if seq is not None:
@@ -642,10 +651,12 @@ class TurnScheduler:
     async def _read_answer(
         self, session: ActiveSession, seq: int, outcome: Outcome
     ) -> Answer | None:
-        """Return the stored answer to the message at `seq`, as `find_answer` does, or None."""
-        sessions, key = session.instance.sessions, session.key
-        message = await self.threads.run(find_answer, sessions, key, seq)
-        return None if message is None else answer_from_log(key, message, outcome)
+        """Return the stored answer to the message at `seq`; None if it has to be answered.
+
+        Raises the errors of `find_answer`.
+        """
+        found = await self.threads.run(find_answer, session.instance.store, session.key, seq)
+        return answer_from_log(session.key, found, outcome)
 
     # --- after the answer --------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from stenolog.catalog.message_metadata import FIELD, is_received, last_seen_seq, model_of
 from stenolog.codec import encode_message
-from stenolog.context.turn_state import answer_to, turn_state
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession, SessionDeleted, StaleHistory, StenologError
 from stenolog.messages import Body, body_of, calls_of, has_text
 from stenolog.records import Message
@@ -159,7 +159,7 @@ def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
     if last_user_message(last_span_messages) is not None:
         return None
     seen_seq = last_seen_seq(body, newest_message.seq)
-    stored_messages = sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    stored_messages = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
     seen_messages = [message for message in stored_messages if message.seq <= seen_seq]
     user_message = last_user_message(seen_messages)
     if user_message is None or not user_message.hidden:
@@ -174,7 +174,7 @@ def last_user_message(history: Sequence[Message]) -> Message | None:
     return next((message for message in reversed(history) if has_text(message.to_dict())), None)
 
 
-# --- deleted sessions and stored answers ----------------------------------------------------------
+# --- deleted sessions -----------------------------------------------------------------------------
 
 
 def refresh_view(store: Store, key: str, old_view: SessionView | None) -> SessionView:
@@ -214,20 +214,3 @@ def withdraw_message(
             if trash_entry.uid != new_view.uid:
                 return
         store.hide(key, seq, seq)
-
-
-def find_answer(
-    sessions: SessionStore, key: str, seq: int, history: Sequence[Message] | None = None
-) -> Message | None:
-    """Return the answer to the message at this seq, or None.
-
-    If the message is hidden and has no answer, return the message itself. `history`: the visible
-    messages, if the caller has read them. This call blocks.
-    """
-    if history is None:
-        history = sessions.get_history(key, after=seq - 1)
-    visible_messages = [message for message in history if message.seq >= seq]
-    if visible_messages and visible_messages[0].seq == seq:
-        return answer_to(visible_messages, seq)
-    stored_messages = sessions.get_history(key, after=seq - 1, full=True)
-    return answer_to(stored_messages, seq) or next(iter(stored_messages), None)

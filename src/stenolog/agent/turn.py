@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.session_history import (
-    find_answer,
     has_own_last_calls,
     hide_late_message,
     missing_session_error,
     refresh_view,
     withdraw_message,
 )
+from stenolog.agent.stored_answers import StoredAnswer, find_answer
 from stenolog.agent.threads import Threads, wait_shielded
 from stenolog.agent.tools import STOPPED_TEXT, result_for_cut_off_call, tool_message
 from stenolog.agent.turn_events import (
@@ -56,7 +56,7 @@ from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, fork_seq_of
+from stenolog.stores.base import SessionView, find_view, fork_seq_of
 
 INTERRUPTED_MARK: Final = "[interrupted]"
 CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
@@ -107,6 +107,10 @@ class _Request(NamedTuple):
     attempt: Attempt
     once: str
     """Idempotency key of the newest unsaved message in the request."""
+    answers: tuple[int, ...]
+    """Seqs of the stored messages that the model is to answer."""
+    unsaved_keys: tuple[str, ...]
+    """Idempotency keys of the unsaved messages that the model is to answer."""
 
 
 class Turn(Struct, eq=False):
@@ -178,8 +182,8 @@ class Turn(Struct, eq=False):
 
     async def close(self, reason: str) -> Answer:
         """End a turn that will not be resumed: store the answer "[interrupted]" with `reason`."""
-        history: list[Message] = await self.threads.run(self.sessions.get_history, self.key)
-        await self._finish_calls(turn_state(history), repeat=False)
+        view = await self.threads.run(self.sessions.store.view, self.key)
+        await self._finish_calls(turn_state(view.messages, view.info.lost_spans), repeat=False)
         return await self._interrupt(reason, all_answered=True)
 
     async def _answer_messages(self) -> Answer:
@@ -246,20 +250,28 @@ class Turn(Struct, eq=False):
         """
         # If an unsaved message were stored while the log is read, the model would get both copies.
         async with self.unsaved.pause_writes():
-            unsaved, idempotency_key = self.unsaved.bodies, self.unsaved.newest_idempotency_key
             return await self.threads.run_model(
-                self._build_request, unsaved, idempotency_key, check_log=check_log
+                self._build_request,
+                self.unsaved.bodies,
+                self.unsaved.newest_idempotency_key,
+                self.unsaved.question_keys,
+                check_log=check_log,
             )
 
     def _build_request(
-        self, unsaved: Sequence[Mapping[str, Any]], idempotency_key: str, *, check_log: bool
+        self,
+        unsaved: Sequence[Mapping[str, Any]],
+        idempotency_key: str,
+        unsaved_keys: tuple[str, ...],
+        *,
+        check_log: bool,
     ) -> "_Request | TurnState | Answer":
         self._store_usage()
         if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
             hide_late_message(self.sessions, self.view)
         view = self._read_answerable_view(unsaved)
-        state = TurnState() if view is None else turn_state(view.messages)
+        state = _state_of(view)
         self.asked_seqs |= frozenset(state.unanswered)
         if check_log and view is not None:
             answer_or_calls = self._find_answer_or_calls(view, state)
@@ -270,12 +282,14 @@ class Turn(Struct, eq=False):
         recall_result = self._recall(view, unsaved)
         if self.last_recall is not previous_recall and self.instance.memory is not None:
             view = self._read_answerable_view(unsaved)  # it may have changed during the search
+            state = _state_of(view)
         context = self.instance.context(model, self.options)
         attempt = context.start_request(
             self.key, memory=recall_result.block, unsaved=unsaved, view=view
         )
         self.last_request = None if view is None else (view, attempt)
-        return _Request(model, recall_result, attempt, idempotency_key)
+        answers = state.unanswered
+        return _Request(model, recall_result, attempt, idempotency_key, answers, unsaved_keys)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
         """Update and return `self.view`. Raises _HistoryChanged if the user messages are hidden."""
@@ -313,9 +327,12 @@ class Turn(Struct, eq=False):
     ) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
         if self.user_seq:
-            answer = find_answer(self.sessions, self.key, self.user_seq, view.messages)
+            found = find_answer(self.instance.store, self.key, self.user_seq, view)
+            answer = answer_from_log(self.key, found, "elsewhere")
             if answer is not None:
-                return answer_from_log(self.key, answer, "elsewhere")
+                return answer
+            if self.user_seq not in state.unanswered:
+                raise _HistoryChanged  # the message was hidden while later ones were answered
         if not state.waits_for_client and view.messages and not state.is_unfinished:
             return _make_last_answer(self.key, view.messages)
         return state if state.open_calls or state.client_calls else None
@@ -388,7 +405,12 @@ class Turn(Struct, eq=False):
                     model=model.name, tokens=window.tokens, budget=window.budget, recalled=hit_count
                 )
             )
-            self.seen = SeenMessages(upto=window.upto, once=request.once)
+            self.seen = SeenMessages(
+                upto=window.upto,
+                once=request.once,
+                answers=request.answers,
+                unsaved_keys=request.unsaved_keys,
+            )
             start_time = time.monotonic()
             try:
                 await self._stream_answer(model, window.messages)
@@ -534,7 +556,7 @@ class Turn(Struct, eq=False):
     async def _give_up(self, text: str) -> Answer:
         self.on_event(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
-        seen = SeenMessages(upto=self.seen.upto, once=self.seen.once, interrupted="given up")
+        seen = replace(self.seen, interrupted="given up")
         return self._make_answer(text, await self._store_message(body, seen=seen))
 
     async def _interrupt_shielded(self, reason: str) -> Answer:
@@ -551,25 +573,31 @@ class Turn(Struct, eq=False):
         """
         if self.final_seq is not None:
             return self._make_answer(self.final_text, self.final_seq)
-        history: list[Message] = await self.threads.run(self.sessions.get_history, self.key)
-        for message in history[-_MAX_CHECKED_MESSAGES:]:
+        view = await self.threads.run(find_view, self.sessions.store, self.key)
+        for message in () if view is None else view.messages[-_MAX_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
             if self.final_text and message.seq > self.seen.upto and content == self.final_text:
                 return self._make_answer(self.final_text, message.seq)  # the answer is complete
-        state = turn_state(history)
+        state = _state_of(view)
         for call in state.open_calls:
             await self._store_message(tool_message(call.id or "", STOPPED_TEXT))
         partial_text = self.streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
         upto = max(self.seen.upto, self.user_seq)
-        idempotency_key = self.seen.once
+        idempotency_key, unsaved_keys = self.seen.once, self.seen.unsaved_keys
         if all_answered:
             upto = max((upto, *state.unanswered))
             idempotency_key = self.unsaved.newest_idempotency_key or idempotency_key
-        body = {"role": "assistant", "content": text}
-        seq = await self._store_message(
-            body, seen=SeenMessages(upto=upto, once=idempotency_key, interrupted=reason)
+            unsaved_keys = self.unsaved.question_keys
+        seen = SeenMessages(
+            upto=upto,
+            once=idempotency_key,
+            answers=tuple(seq for seq in state.unanswered if seq <= upto),
+            unsaved_keys=unsaved_keys,
+            interrupted=reason,
         )
+        body = {"role": "assistant", "content": text}
+        seq = await self._store_message(body, seen=seen)
         return self._make_answer(text, seq, outcome="interrupted")
 
     def _make_answer(
@@ -657,7 +685,7 @@ class Turn(Struct, eq=False):
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
         """Return whether the visible messages still need the message `body`."""
         if body.get("role") == "tool":
-            calls = turn_state(view.messages).open_calls
+            calls = _state_of(view).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
         return not self._is_question_hidden(view)
 
@@ -665,13 +693,18 @@ class Turn(Struct, eq=False):
         self.threads.event_loop.call_soon_threadsafe(self.on_event, Notice(text=text))
 
 
-def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
-    """Return the Answer for a stored answer, or for a user message that was hidden unanswered."""
-    body = message.to_dict()
-    text = HIDDEN_UNANSWERED_TEXT if outcome == "elsewhere" else ""
-    if body.get("role") == "assistant":
-        text = text_parts_of(body)
-    return Answer(key=key, text=text, outcome=outcome, seq=message.seq)
+def answer_from_log(key: str, found: StoredAnswer, outcome: Outcome) -> Answer | None:
+    """Return the Answer to a message that needs no turn; None if a turn must answer it."""
+    if found.message is None:
+        return None
+    text = HIDDEN_UNANSWERED_TEXT
+    if found.state == "answered":
+        text = text_parts_of(found.message.to_dict())
+    return Answer(key=key, text=text, outcome=outcome, seq=found.message.seq)
+
+
+def _state_of(view: SessionView | None) -> TurnState:
+    return TurnState() if view is None else turn_state(view.messages, view.info.lost_spans)
 
 
 def _make_last_answer(key: str, history: Sequence[Message]) -> Answer:

@@ -187,7 +187,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     The outcome `answered` means that the turn has ended with this text, which is in the log if
     `seq` is set. `calls` means that the client has to run tools first. `interrupted` means that the
     answer was stopped, and its text so far is kept. `failed` means that the user's message stays
-    unanswered, and the text tells the reason. `again` means that the message was answered before.
+    unanswered, and the text tells the reason. With the error OnceConflict, the message was not
+    stored, because its id belongs to another message; with AnswerUnknown, the message was sent
+    before, and its answer may be damaged. `again` means that the message was answered before.
     `elsewhere` means that another process, or another turn of this process, answered the message.
     `command` means that the message was a command.
     """

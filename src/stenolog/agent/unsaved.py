@@ -52,6 +52,10 @@ class SeenMessages(Struct, frozen=True, kw_only=True):
 
     upto: int
     once: str = ""
+    answers: tuple[int, ...] = ()
+    """Seqs of the stored user messages that the model had to answer."""
+    unsaved_keys: tuple[str, ...] = ()
+    """Idempotency keys of the unsaved user messages that the model had to answer."""
     interrupted: str = ""
     """Reason why the answer was cut off; empty for a complete answer."""
 
@@ -102,6 +106,11 @@ class UnsavedMessages:
     def newest_idempotency_key(self) -> str:
         """Idempotency key of the newest unsaved message; empty if all messages are stored."""
         return self._queue[-1].once if self._queue else ""
+
+    @property
+    def question_keys(self) -> tuple[str, ...]:
+        """Idempotency keys of the unsaved user messages, oldest first."""
+        return tuple(message.once for message in self._queue if not message.belongs_to_turn)
 
     def seq_of(self, once: str) -> int | None:
         """Return the seq of the message with this idempotency key if a retry stored it, or None."""
@@ -284,7 +293,17 @@ class UnsavedMessages:
     ) -> int | None:
         body, seen = message.body, message.seen
         if seen is not None:
-            body = mark_seen(body, seen=self._last_seen_seq(seen), interrupted=seen.interrupted)
+            upto = self._last_seen_seq(seen)
+            unsaved_seqs = (self._stored_seqs.get(once) for once in seen.unsaved_keys)
+            answers = {*seen.answers, *(seq for seq in unsaved_seqs if seq is not None)}
+            if calls_of(body):
+                answers = set()  # only the answer after the tool results answers the messages
+            body = mark_seen(
+                body,
+                seen=upto,
+                answers=sorted(seq for seq in answers if seq <= upto),
+                interrupted=seen.interrupted,
+            )
         if append is None:
             append = partial(sessions.add_full_message, self._key)
         seq: int | None = await self._run(append, body, once=message.once)

@@ -2,8 +2,10 @@
 
 `seen` is the seq of the newest message that an answer takes into account. A message that arrives
 while an answer is being written precedes the answer in the log, but is not answered by it. Answers
-of other programs have no `seen`: they count as having seen all messages before them. `interrupted`
-is the reason why an answer is incomplete.
+of other programs have no `seen`: they count as having seen all messages before them. `answers`
+lists the seqs of the user messages that an answer answers, so that a message that is sent again
+gets exactly its answer (`agent/stored_answers.py`). `interrupted` is the reason why an answer is
+incomplete.
 
 In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.
 
@@ -55,10 +57,25 @@ _MAX_PLAUSIBLE_NUMBER: Final = 1e15
 
 
 def mark_seen(
-    message: Mapping[str, Any], *, seen: int | None, interrupted: str = ""
+    message: Mapping[str, Any],
+    *,
+    seen: int | None,
+    answers: Sequence[int] = (),
+    interrupted: str = "",
 ) -> dict[str, Any]:
-    """Return the message with `seen` and `interrupted`. `seen`: None means all earlier messages."""
-    return _add_metadata(message, seen=seen, interrupted=interrupted or None)
+    """Return the message with `seen`, `answers` and `interrupted`.
+
+    `seen`: None means all earlier messages.
+    """
+    return _add_metadata(
+        message, seen=seen, answers=list(answers) or None, interrupted=interrupted or None
+    )
+
+
+def answered_seqs(message: Mapping[str, Any]) -> list[int] | None:
+    """Return the seqs of the user messages that an answer answers; None if it does not say."""
+    seqs = _metadata(message).get("answers")
+    return [seq for seq in seqs if isinstance(seq, int)] if isinstance(seqs, list) else None
 
 
 def last_seen_seq(message: Mapping[str, Any], seq: int) -> int:

@@ -28,6 +28,7 @@ from stenolog.channels.channel import Destination, IncomingMessage
 from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.delivery import Delivery
 from stenolog.errors import (
+    AnswerUnknown,
     ContextTooSmall,
     ModelRefused,
     ModelUnavailable,
@@ -238,6 +239,7 @@ _SILENT_ANSWERS: Final = (CLOSING_TEXT, TAKEN_OVER_TEXT)
 """Answers that are not sent to the user, because the resumed turn's answer is delivered later."""
 _NOT_SAVED_TEXT: Final = "This is not saved yet, because storage is not available right now."
 _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
+    AnswerUnknown: "the earlier answer to this message is damaged, so please write it again",
     ContextTooSmall: "the conversation is too long for the model",
     ModelRefused: "the model did not accept the request",
     ModelUnavailable: "the model cannot be reached right now",
@@ -376,6 +378,8 @@ class Inbox:
         async with nullcontext() if is_stop else lock:
             earlier_answer = await self._pass_to_agent(instance, base_key, message, task)
         answer = earlier_answer or await task.wait_for_answer()
+        if isinstance(answer.error, OnceConflict):
+            raise answer.error
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
         if task.save_error:

@@ -5,15 +5,15 @@ tool calls. A finished answer answers every user message that its model had seen
 (`catalog/message_metadata.py`). Messages after the last finished answer are an unfinished turn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import client_call_ids, last_seen_seq
+from stenolog.catalog.message_metadata import answered_seqs, client_call_ids, last_seen_seq
 from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair_calls
-from stenolog.records import Message
+from stenolog.records import Message, Span
 
 
 class TurnRange(Struct, frozen=True):
@@ -76,6 +76,8 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
     unanswered: tuple[int, ...] = ()
     """Seqs of the user messages that no finished answer has seen."""
+    unknown: tuple[int, ...] = ()
+    """Seqs of further such messages; a lost message after each of them may be its answer."""
     open_calls: tuple[ToolCall, ...] = ()
     """Tool calls of the unfinished turn that have no result and do not wait for the client."""
     has_calls: bool = False
@@ -92,12 +94,16 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a turn must be resumed or closed."""
-        return not self.waits_for_client and (bool(self.unanswered) or self.has_calls)
+        """Whether a turn must be resumed or closed.
+
+        A turn whose messages may have been answered must not be resumed.
+        """
+        has_open_turn = self.has_calls and not self.unknown
+        return not self.waits_for_client and (bool(self.unanswered) or has_open_turn)
 
 
-def turn_state(history: Sequence[Message]) -> TurnState:
-    """Return the state of a session with these visible messages."""
+def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnState:
+    """Return the state of a session with these visible messages and these lost messages."""
     newest_messages: list[tuple[Message, dict[str, Any]]] = []
     finished_index, seen_seq = None, 0
     for message in reversed(history):
@@ -129,12 +135,15 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         if call.id in client_call_ids(unfinished_bodies[index])
     ]
     client_calls = [(index, call) for index, call in calls_for_client if index > last_user_index]
+    without_answer = [
+        message.seq
+        for message, body in reversed(newest_messages)
+        if message.seq > seen_seq and has_text(body)
+    ]
+    last_lost = max((last for _, last in lost), default=0)  # guard: lost-answer-is-unknown
     return TurnState(
-        unanswered=tuple(
-            message.seq
-            for message, body in reversed(newest_messages)
-            if message.seq > seen_seq and has_text(body)
-        ),
+        unanswered=tuple(seq for seq in without_answer if seq > last_lost),
+        unknown=tuple(seq for seq in without_answer if seq < last_lost),
         open_calls=tuple(
             call for index, call in calls_without_result if (index, call) not in client_calls
         ),
@@ -146,11 +155,10 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     )
 
 
-def answer_to(history: Sequence[Message], seq: int) -> Message | None:
-    """Return the finished answer that has seen the message at `seq`, or None."""
+def answer_to(history: Iterable[Message], seq: int) -> Message | None:
+    """Return the first of these messages that names the message at `seq` as answered, or None."""
     for message in history:
-        if message.seq > seq:
-            body = message.to_dict()
-            if is_finished_answer(body) and last_seen_seq(body, message.seq) >= seq:
-                return message
+        is_later = message.seq > seq
+        if is_later and seq in (answered_seqs(message.to_dict()) or ()):  # guard: answer-by-mark
+            return message
     return None

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -469,14 +470,19 @@ async def _stream_chunks(
         if turn_task.done():
             break
         await buffer.wait(turn_task)
-    answer = turn_task.result()
+    answer, answer_text = turn_task.result(), ""
+    if answer.outcome != "failed" and not buffer.text:
+        try:
+            answer_text = await _answer_text(gateway, chat, answer)
+        except StenologError as read_error:
+            answer = replace(answer, outcome="failed", text=str(read_error))
     if answer.outcome == "failed":
         text = without_secrets(answer.text, gateway.settings)
         error = {"message": text, "type": "server_error", "code": "not_answered"}
         yield _chunk_event({"error": error})
         return
-    if not buffer.text and (text := await _answer_text(gateway, chat, answer)):
-        yield _chunk_event(make_chunk(chat, {"content": text}))
+    if answer_text:
+        yield _chunk_event(make_chunk(chat, {"content": answer_text}))
     if answer.calls:
         calls = [{"index": index, **call} for index, call in enumerate(answer.calls)]
         yield _chunk_event(make_chunk(chat, {"tool_calls": calls}))

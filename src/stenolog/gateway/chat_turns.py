@@ -16,6 +16,8 @@ from msgspec import Struct
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import replace_history
+from stenolog.agent.stored_answers import find_answer
+from stenolog.agent.turn import answer_from_log
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -27,7 +29,7 @@ from stenolog.agent.turn_events import (
     UsageReported,
 )
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
-from stenolog.context.turn_state import answer_to, turn_state
+from stenolog.context.turn_state import turn_state
 from stenolog.context.window import build_window
 from stenolog.errors import NoSuchSession, OnceConflict, SessionDeleted, StenologError, UsageError
 from stenolog.gateway.history_matching import Match, answer_text_at, match_history
@@ -224,7 +226,10 @@ def text_for_client(sessions: SessionStore, answer: Answer) -> str:
     """Return the text of an answer for a client that has not received the text in pieces."""
     if answer.seq is None:
         return answer.text
-    return answer_text_at(sessions.get_history(answer.key), answer.seq) or answer.text
+    history = sessions.store.get_history(answer.key)
+    if all(message.seq != answer.seq for message in history):
+        history = sessions.store.get_history(answer.key, full=True)
+    return answer_text_at(history, answer.seq) or answer.text
 
 
 def _is_one_new_prompt(view: SessionView | None, match: Match) -> bool:
@@ -247,14 +252,18 @@ def _match_request(
     if view is None:
         return Match(kept_count=0, new_messages=_without_known_results((), request.messages))
     visible = view.messages
-    request_seq = _find_request_seq(sessions, request, view) if request.once else None
+    request_seq = None
+    if request.once:
+        request_seq = _find_request_seq(sessions, request, view)
+    elif request.is_retry and view.info.visible < view.info.count:
+        request_seq = _find_hidden_retried_seq(sessions, request, view)
     if request_seq is not None:
-        answer = answer_to(sessions.get_history(key, after=request_seq - 1, full=True), request_seq)
-        if answer is not None:
-            return Answer(key=key, text="", outcome="again", seq=answer.seq)
+        answer = answer_from_log(key, find_answer(sessions.store, key, request_seq, view), "again")
+        if answer is not None and (request.once or not _was_received(view, answer.seq)):
+            return answer
 
     def read_hidden() -> list[Message]:
-        return [message for message in sessions.get_history(key, full=True) if message.hidden]
+        return [m for m in sessions.store.get_history(key, full=True) if m.hidden]
 
     match = match_history(
         visible, request.messages, read_hidden=read_hidden if view.info.floor else None
@@ -350,8 +359,13 @@ def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool
     prompt = next((message for message in view.messages if message.seq == match.question_seq), None)
     if prompt is None or prompt.seq <= fork_seq_of(view.info):
         return False
-    was_received = view.info.meta.get(_RESPONSE_FIELD) == match.answer_seq
+    was_received = _was_received(view, match.answer_seq)
     return request_of(prompt.to_dict()) == (request.once, request.digest) and not was_received
+
+
+def _was_received(view: SessionView, answer_seq: int | None) -> bool:
+    """Return whether an HTTP client has received this answer completely."""
+    return bool(view.info.meta.get(_RESPONSE_FIELD) == answer_seq)
 
 
 def store_receipt(sessions: SessionStore, key: str, seq: int) -> None:
@@ -395,7 +409,7 @@ def _find_request_seq(
     """
     fork_seq = fork_seq_of(view.info)
     requests = [row for row in _read_requests(view) if row[0] == request.once]
-    for message in sessions.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
+    for message in sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
         request_mark = request_of(message.to_dict())
         if request_mark is not None and request_mark[0] == request.once and message.seq > fork_seq:
             requests.append((request.once, message.seq, request_mark[1]))
@@ -406,6 +420,17 @@ def _find_request_seq(
     if digest and digest != request.digest:  # guard: idempotency-key-other-body
         raise OnceConflict(view.key, request.once, seq)
     return seq
+
+
+def _find_hidden_retried_seq(
+    sessions: SessionStore, request: ChatTurnRequest, view: SessionView
+) -> int | None:
+    """Return the seq of the newest user message if it is hidden and of the retried request."""
+    stored = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    prompt = next((message for message in reversed(stored) if has_text(message.to_dict())), None)
+    if prompt is None or not prompt.hidden or prompt.seq <= fork_seq_of(view.info):
+        return None
+    return prompt.seq if request_of(prompt.to_dict()) == ("", request.digest) else None
 
 
 def _read_requests(view: SessionView) -> list[tuple[str, int, str]]:

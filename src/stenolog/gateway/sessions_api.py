@@ -23,7 +23,14 @@ from stenolog.catalog.entries import Hits, Page, Sort, State
 from stenolog.catalog.searchable_text import state_from, tags_from, title_from
 from stenolog.codec import MAX_KEY_BYTES, MAX_TOKEN_BYTES, encode_object
 from stenolog.context.summarize import SummaryReport
-from stenolog.errors import ModelUnavailable, StenologError, StoreClosed, StoreUnavailable
+from stenolog.errors import (
+    AnswerUnknown,
+    ModelUnavailable,
+    OnceConflict,
+    StenologError,
+    StoreClosed,
+    StoreUnavailable,
+)
 from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint, endpoint
 from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, EmptyBody, Seq
@@ -354,6 +361,7 @@ def _read_details(agent: AgentInstance, key: str) -> SessionDetails:
         "title": _read_title(agent, info),
         "tags": tags_from(info.meta),
         "state": _read_state(agent.store, info.key),
+        "lost": info.lost,
         "meta": Raw(encode_object(dict(info.meta))),
     }
     return msgspec.convert({**msgspec.structs.asdict(info), **other_fields}, SessionDetails)
@@ -403,6 +411,8 @@ async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResp
     )
     inbound = InboundMessage(key=key, content=call.body.content, id=call.body.id)
     answer = await call.gateway.loop.handle(inbound, agent=call.agent.id, view=view)
+    if isinstance(answer.error, OnceConflict | AnswerUnknown):
+        raise answer.error
     if answer.outcome == "failed":
         storage_text = "the message is stored" if answer.saved else "the message is not stored yet"
         # The status is 503 if a retry may help, and 502 if the model failed.

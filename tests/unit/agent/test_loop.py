@@ -232,8 +232,11 @@ def test_reused_id_with_other_content_is_rejected(store: str, tmp_path: Path) ->
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["One.", "Two."]) as loop:
             await say(loop, "Count.", id="update-1")
-            with pytest.raises(OnceConflict):
-                await say(loop, "Something else.", id="update-1")
+            refused = await say(loop, "Something else.", id="update-1")
+            assert (refused.outcome, refused.saved) == ("failed", False)
+            assert isinstance(refused.error, OnceConflict)
+            assert "idempotency key 'update-1' was used" in refused.text
+            assert roles(loop) == ["user", "assistant"]
             assert (await say(loop, "Go on.")).text == "Two."
 
     asyncio.run(main())

@@ -18,6 +18,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import read_last_seq
 from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
+from stenolog.catalog.message_metadata import mark_seen
 from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.chat_model import Delta
@@ -512,7 +513,8 @@ def test_message_answered_by_another_process_is_not_answered_again(
             waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
             await until(lambda: bool(heard.of(Notice)))
             # Both happen between two polls: the waiting call finds the session free.
-            lease.store.add_message(KEY, "assistant", "From elsewhere.")
+            other_answer = {"role": "assistant", "content": "From elsewhere."}
+            lease.store.add_full_message(KEY, mark_seen(other_answer, seen=3, answers=[3]))
             lease.release()
             answer = await waiting
             assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")

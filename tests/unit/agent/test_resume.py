@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF_TEXT, INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage
-from stenolog.catalog.message_metadata import mark_model, mark_received
+from stenolog.catalog.message_metadata import mark_model, mark_received, mark_seen
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import (
@@ -224,7 +224,8 @@ def test_message_waits_for_the_answer_of_another_process(store: str, tmp_path: P
             with other.store.lease(KEY, ttl=60) as turn:
                 waiting = asyncio.create_task(say(loop, "Hello?"))
                 await until(lambda: len(bodies(loop)) == 3)
-                turn.store.add_message(KEY, "assistant", "From elsewhere.")
+                theirs = {"role": "assistant", "content": "From elsewhere."}
+                turn.store.add_full_message(KEY, mark_seen(theirs, seen=3, answers=[3]))
                 answer = await waiting
             assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")
         await other.close()

@@ -86,7 +86,7 @@ def test_answer_of_a_killed_process_is_delivered_after_a_newer_answer(
             await until(server, lambda: server.texts(ALICE) == ["First."])
             # Another process stores an answer and ends before it sends the answer.
             question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
-            answer = {"role": "assistant", "content": "The answer."}
+            answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [3]}}
             _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
             server.say("two")
             await until(
@@ -122,7 +122,7 @@ def test_answers_older_than_a_day_are_not_delivered(
     def old(store: Store) -> None:
         long_ago = datetime.now(UTC) - timedelta(days=1, minutes=minutes)
         question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
-        answer = {"role": "assistant", "content": "The answer."}
+        answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [1]}}
         store.add_messages(KEY, [question, answer], at=[long_ago, long_ago])
 
     _change(tmp_path, old)
@@ -137,7 +137,7 @@ def test_origin_without_a_mark_is_accepted_if_the_allow_list_has_it(
 ) -> None:
     origin = {"channel": "telegram", "chat": chat}
     question = {"role": "user", "content": "q", "stenolog": {"origin": origin}}
-    answer = {"role": "assistant", "content": "The answer."}
+    answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [1]}}
     _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
 
     async def scenario() -> None:

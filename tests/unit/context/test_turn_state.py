@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stenolog.context.turn_state import answer_to, turn_state
-from stenolog.records import Message
+from stenolog.records import Message, Span
 from stenolog.stores.in_memory import InMemoryStore
 
 USER = {"role": "user", "content": "?"}
@@ -22,6 +22,10 @@ def _stored(said: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _seen(upto: int) -> dict[str, Any]:
     return {**ANSWER, "stenolog": {"seen": upto}}
+
+
+def _answering(*seqs: int) -> dict[str, Any]:
+    return {**ANSWER, "stenolog": {"seen": max(seqs), "answers": list(seqs)}}
 
 
 def _calls(*ids: str) -> dict[str, Any]:
@@ -67,6 +71,23 @@ def test_turn_state_of_histories(
     assert found.is_unfinished == unfinished
 
 
-def test_answer_to_returns_the_first_answer_that_saw_the_message() -> None:
-    history = _stored([USER, USER, _seen(1), _seen(2), USER, _calls("a"), _result("a")])
-    assert [getattr(answer_to(history, seq), "seq", None) for seq in (1, 2, 5)] == [3, 4, None]
+@pytest.mark.parametrize(
+    ("lost", "unanswered", "unknown", "unfinished"),
+    [
+        ([], (3,), (), True),
+        ([(1, 1)], (3,), (), True),
+        ([(4, 4)], (), (3,), False),
+        ([(6, 6)], (), (3,), False),
+    ],
+)
+def test_answer_of_a_message_before_a_lost_message_is_unknown(
+    lost: list[Span], unanswered: tuple[int, ...], unknown: tuple[int, ...], unfinished: bool
+) -> None:
+    found = turn_state(_stored([USER, _seen(1), USER, _calls("a"), _result("a")]), lost)
+    assert (found.unanswered, found.unknown) == (unanswered, unknown)
+    assert found.is_unfinished == unfinished
+
+
+def test_answer_to_returns_only_an_answer_that_names_the_message() -> None:
+    history = _stored([USER, USER, _answering(1), ANSWER, _seen(2), _answering(2), _answering(2)])
+    assert [getattr(answer_to(history, seq), "seq", None) for seq in (1, 2, 5)] == [3, 6, None]

@@ -1,0 +1,368 @@
+"""The contract of "answered once".
+
+A message that is sent again gets its own stored answer, whatever happened to that answer since. It
+is never answered a second time because an answer is hidden, archived, damaged or unreadable, and it
+never gets the answer to another message.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.instance import AgentInstance, AgentRegistry
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.spec import AgentSpec
+from stenolog.agent.tools import tool
+from stenolog.agent.turn import HIDDEN_UNANSWERED_TEXT
+from stenolog.agent.turn_events import Answer, InboundMessage
+from stenolog.catalog.message_metadata import mark_received
+from stenolog.errors import AnswerUnknown, StenologError, StoreUnavailable
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
+from support.agents import called
+from support.damage import damage_message
+from support.gateway.chat_turns import new_place
+
+KEY = "telegram:1"
+FORK = "telegram:1:fork"
+PIN, EVEREST = "What is my PIN?", "How tall is Everest?"
+SPEC = AgentSpec(consolidation=False, memory=False)
+DURABLE_ENGINES = ("jsonl", "sqlite", "postgres")
+
+
+class Asked:
+    """A model that records the questions, and answers `to QUESTION`."""
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+        del tools
+        self.questions.append(messages[-1]["content"])
+        return f"to {messages[-1]['content']}"
+
+
+class Place:
+    """A store with two answered messages, and the agent on it."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.asked = Asked()
+        self._memory = InMemoryStore()
+
+    def open(self) -> Store:
+        """Open the store; a store in memory lives as long as this object."""
+        return self._memory if self.where == "memory:" else open_store(self.where)
+
+    @asynccontextmanager
+    async def loop(self) -> Any:
+        """Yield an agent loop on the store."""
+        agent = AgentInstance(
+            SPEC, model=ScriptedModel(self.asked), sessions=JSONLBackend(self.open())
+        )
+        loop = AgentLoop(AgentRegistry([agent]))
+        try:
+            yield loop
+        finally:
+            if self.where != "memory:":
+                await loop.close()
+
+    def change(self, change: Callable[[Store], object]) -> None:
+        """Change the stored session while no agent runs."""
+        store = self.open()
+        change(store)
+        if self.where != "memory:":
+            store.close()
+
+    async def redeliver(self, text: str = PIN, id: str = "u1", key: str = KEY) -> Answer:
+        """Send a message again in a new process."""
+        async with self.loop() as loop:
+            answer: Answer = await loop.handle(InboundMessage(key=key, content=text, id=id))
+            return answer
+
+    async def resume(self) -> list[Answer]:
+        """Resume in a new process."""
+        async with self.loop() as loop:
+            answers: list[Answer] = await loop.resume()
+            return answers
+
+
+@pytest.fixture(params=["memory", *DURABLE_ENGINES])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A store on each engine, with two messages and their answers."""
+    with new_place(request.param, tmp_path, request) as where:
+        place = Place(where)
+
+        async def talk() -> None:
+            async with place.loop() as loop:
+                for text, id in ((PIN, "u1"), (EVEREST, "u2")):
+                    await loop.handle(InboundMessage(key=KEY, content=text, id=id))
+                await loop.wait_until_idle()
+
+        asyncio.run(talk())
+        place.asked.questions.clear()
+        yield place
+
+
+durable = pytest.mark.parametrize("place", DURABLE_ENGINES, indirect=True)
+
+
+def _hide(store: Store) -> None:
+    store.truncate_history(KEY, 2)
+
+
+def _summarize(store: Store) -> None:
+    store.checkpoint(KEY, summary="They talked.", upto=2)
+
+
+def _archive(store: Store) -> None:
+    store.truncate_history(KEY, 2)
+    store.compact(KEY)
+
+
+def _hide_answer(store: Store) -> None:
+    store.hide(KEY, 2, 2)
+
+
+def _keep(store: Store) -> None:
+    del store
+
+
+@pytest.mark.parametrize("change", [_keep, _hide, _summarize, _archive, _hide_answer])
+def test_message_sent_again_gets_its_own_answer(
+    place: Place, change: Callable[[Store], None]
+) -> None:
+    place.change(change)
+    again = asyncio.run(place.redeliver())
+    assert (again.outcome, again.text, again.seq) == ("again", f"to {PIN}", 2)
+    if change is not _hide_answer:  # without its visible answer, a visible message waits for one
+        assert asyncio.run(place.resume()) == []
+        assert place.asked.questions == []
+
+
+@pytest.mark.parametrize("change", [_keep, _hide, _archive])
+def test_message_sent_again_after_a_fork_gets_its_own_answer(
+    place: Place, change: Callable[[Store], None]
+) -> None:
+    place.change(change)
+    place.change(lambda store: store.fork(KEY, FORK))
+    assert asyncio.run(place.resume()) == []
+    again = asyncio.run(place.redeliver())
+    assert (again.outcome, again.text) == ("again", f"to {PIN}")
+    assert place.asked.questions == []
+    # A fork has no ids, so the same id is a new message there.
+    in_fork = asyncio.run(place.redeliver("Other.", key=FORK))
+    assert (in_fork.outcome, in_fork.text) == ("answered", "to Other.")
+    again = asyncio.run(place.redeliver("Other.", key=FORK))
+    assert (again.outcome, again.text) == ("again", "to Other.")
+
+
+@pytest.mark.parametrize("before", [2, 3, 5])
+def test_purged_message_is_a_new_message_if_it_is_sent_again(place: Place, before: int) -> None:
+    place.change(lambda store: store.purge(KEY, before=before))
+    again = asyncio.run(place.redeliver())
+    assert (again.outcome, again.text, again.seq) == ("answered", f"to {PIN}", 6)
+    assert asyncio.run(place.resume()) == []
+
+
+@durable
+@pytest.mark.parametrize("change", [_keep, _hide, _archive])
+def test_damaged_answer_is_not_replaced_by_another_answer_or_a_second_one(
+    place: Place, change: Callable[[Store], None]
+) -> None:
+    place.change(change)
+    damage_message(place.where, KEY, 2)
+    for _ in range(2):
+        again = asyncio.run(place.redeliver())
+        assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+        assert "message at seq 1 is unknown: message" in again.text
+    assert asyncio.run(place.resume()) == []
+    other = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (other.outcome, other.text) == ("again", f"to {EVEREST}")
+    assert place.asked.questions == []
+
+
+@durable
+def test_message_whose_answer_is_damaged_is_not_resumed(place: Place) -> None:
+    damage_message(place.where, KEY, 4)
+    [resumed] = asyncio.run(place.resume())
+    assert (resumed.outcome, type(resumed.error)) == ("failed", AnswerUnknown)
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+    assert place.asked.questions == []
+    # The session goes on, and its next answer answers only the next message.
+    assert asyncio.run(place.redeliver("And K2?", "u3")).text == "to And K2?"
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+    assert asyncio.run(place.resume()) == []
+
+
+@durable
+@pytest.mark.parametrize("change", [_keep, _hide, _archive])
+def test_damaged_question_gets_its_own_answer(
+    place: Place, change: Callable[[Store], None]
+) -> None:
+    place.change(change)
+    damage_message(place.where, KEY, 1)
+    again = asyncio.run(place.redeliver())
+    if again.outcome == "answered":  # the id was lost with the message
+        assert (again.text, again.seq) == (f"to {PIN}", 6)
+    else:
+        assert (again.outcome, again.text, again.seq) == ("again", f"to {PIN}", 2)
+
+
+@pytest.mark.parametrize("place", ["jsonl"], indirect=True)
+@pytest.mark.parametrize("loss", ["deleted", "directory", "link"])
+def test_missing_archive_is_not_a_missing_answer(place: Place, loss: str, tmp_path: Path) -> None:
+    place.change(_archive)
+    [archive] = (tmp_path / "sessions" / "archive").rglob("*.gz")
+    moved = archive.rename(tmp_path / "moved")
+    if loss == "directory":
+        archive.mkdir()
+    elif loss == "link":
+        archive.symlink_to(moved)
+    again = asyncio.run(place.redeliver())
+    assert again.outcome == "failed"
+    assert isinstance(again.error, StenologError)
+    assert place.asked.questions == []
+
+
+def test_unreadable_store_is_not_an_empty_session(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.change(_hide)
+
+    async def main() -> None:
+        async with place.loop() as loop:
+            store: Any = loop.registry.agent().store
+            read = store.get_history
+
+            def fail(key: str, **named: Any) -> Any:
+                if named.get("full"):
+                    raise StoreUnavailable("the network is down for a moment")
+                return read(key, **named)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "get_history", fail)
+                again = await loop.handle(InboundMessage(key=KEY, content=PIN, id="u1"))
+                assert (again.outcome, type(again.error)) == ("failed", StoreUnavailable)
+            again = await loop.handle(InboundMessage(key=KEY, content=PIN, id="u1"))
+            assert (again.outcome, again.text) == ("again", f"to {PIN}")
+
+    asyncio.run(main())
+    assert place.asked.questions == []
+
+
+def test_answer_without_a_mark_answers_no_message(place: Place) -> None:
+    question = mark_received({"role": "user", "content": "Whose?"}, sender=KEY)
+
+    def add(store: Store) -> None:
+        store.add_full_message(KEY, question, once="u3")
+        store.add_message(KEY, "assistant", "An answer of another program.")
+
+    place.change(add)
+    again = asyncio.run(place.redeliver("Whose?", "u3"))
+    assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+    assert "the answer at seq 6 does not say which messages it answers" in again.text
+    assert place.asked.questions == []
+
+
+@pytest.mark.parametrize("shows_again", [False, True], ids=["hidden", "shown again"])
+def test_message_hidden_before_its_answer_gets_no_later_answer(
+    place: Place, shows_again: bool
+) -> None:
+    question = mark_received({"role": "user", "content": "Lost?"}, sender=KEY)
+    place.change(lambda store: store.add_full_message(KEY, question, once="u3"))
+    place.change(lambda store: store.hide(KEY, 5, 5))
+    assert asyncio.run(place.redeliver("Later.", "u4")).text == "to Later."
+    if shows_again:
+        place.change(lambda store: store.undo(KEY))
+    again = asyncio.run(place.redeliver("Lost?", "u3"))
+    assert again.text == HIDDEN_UNANSWERED_TEXT
+    assert place.asked.questions == ["Later."]
+
+
+def test_answer_to_two_messages_is_the_answer_to_each(place: Place) -> None:
+    for id in ("u3", "u4"):
+        question = mark_received({"role": "user", "content": id}, sender=KEY)
+        place.change(lambda store, q=question, id=id: store.add_full_message(KEY, q, once=id))  # type: ignore[misc]
+    [resumed] = asyncio.run(place.resume())
+    place.change(_hide)
+    for id in ("u3", "u4"):
+        again = asyncio.run(place.redeliver(id, id))
+        assert (again.outcome, again.text, again.seq) == ("again", resumed.text, resumed.seq)
+
+
+def test_retried_answer_is_the_visible_one(place: Place) -> None:
+    asyncio.run(place.redeliver("/retry", ""))
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, again.seq) == ("again", 5)
+    place.change(lambda store: store.clear(KEY))
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, again.seq) == ("again", 5)
+    place.change(lambda store: store.undo(KEY))
+    place.change(lambda store: store.undo(KEY, answered=(5, 5)))
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, again.seq) == ("again", 4)
+
+
+class _Flaky(InMemoryStore):
+    """A store whose next reads fail."""
+
+    failing = 0
+
+    def get_history(self, key: str, **named: Any) -> Any:
+        self._fail_if_due()
+        return super().get_history(key, **named)
+
+    def view(self, key: str, last: int | None = None) -> Any:
+        self._fail_if_due()
+        return super().view(key, last)
+
+    def _fail_if_due(self) -> None:
+        if _Flaky.failing:  # also in the copy of the store that writes with a lease
+            _Flaky.failing -= 1
+            raise StoreUnavailable("the network is down for a moment")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_stopped_turn_ends_only_with_the_results_of_its_tools(failing: int) -> None:
+    async def main() -> None:
+        store, started = _Flaky(), asyncio.Event()
+
+        @tool
+        async def slow() -> str:
+            """Wait."""
+            started.set()
+            await asyncio.sleep(60)
+            return "done"
+
+        agent = AgentInstance(
+            SPEC,
+            model=ScriptedModel([called("slow"), "It is done."]),
+            sessions=JSONLBackend(store),
+            tools=[slow],
+        )
+        loop = AgentLoop(AgentRegistry([agent]))
+        task = asyncio.create_task(loop.handle(InboundMessage(key=KEY, content="Run it.", id="u1")))
+        await asyncio.wait_for(started.wait(), 30)
+        _Flaky.failing = failing
+        await loop.stop(KEY)
+        answer = await task
+        roles = [message.role for message in InMemoryStore.get_history(store, KEY)]
+        if failing:
+            assert (answer.outcome, type(answer.error)) == ("failed", StoreUnavailable)
+            assert roles == ["user", "assistant"]  # the call stays open, and the turn unfinished
+        else:
+            assert (answer.outcome, answer.saved) == ("interrupted", True)
+            assert roles == ["user", "assistant", "tool", "assistant"]
+        await loop.close()
+
+    asyncio.run(main())
