@@ -20,6 +20,10 @@ _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLE_PATHS: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
 _CONNECTION_STRING: Final = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
+_OTHER_ADDRESS: Final = re.compile(
+    r"(?:jsonl|sqlite|memory|postgres|postgresql):|[A-Za-z][\w+.-]*://"
+)
+_URL_ADVICE: Final = "write it as a URL: postgresql://USER@HOST/DATABASE"
 
 Engine = Literal["jsonl", "sqlite", "memory", "postgresql"]
 
@@ -104,6 +108,8 @@ def parse_address(where: str | os.PathLike[str]) -> Address:
             path = _require_plain_path(scheme, file)
             return Address(engine="sqlite", path=path, parameters=parameters)
         case "postgresql" | "postgres":
+            if not rest.startswith("//"):
+                raise UsageError(f"'{scheme}:' needs a server; {_URL_ADVICE}")
             return Address(engine="postgresql", path=where)
     path = _expand_user(where)
     if not os.path.lexists(path):
@@ -115,10 +121,7 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
     """Raise UsageError if the caller most likely did not mean a new folder by this address."""
     if _CONNECTION_STRING.search(where):
         # The error does not quote the address, because the address may contain a password.
-        raise UsageError(
-            "this is a connection string of libpq; write it as a URL: "
-            "postgresql://USER@HOST/DATABASE"
-        )
+        raise UsageError(f"this is a connection string of libpq; {_URL_ADVICE}")
     if scheme and _looks_like_scheme(scheme, rest):
         # Without this error, a misspelt engine would become a folder, and sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
@@ -141,7 +144,7 @@ def _looks_like_scheme(scheme: str, rest: str) -> bool:
 def _require_plain_path(scheme: str, path: str) -> str:
     """Return the path after a scheme, with `~` expanded.
 
-    Raises UsageError if the path is empty, is `:memory:` or starts with `//`.
+    Raises UsageError if the path is empty, is `:memory:`, starts with `//` or is another address.
     """
     if path == ":memory:":
         raise UsageError("'sqlite:' needs a file; 'memory:' keeps sessions only in this process")
@@ -154,6 +157,9 @@ def _require_plain_path(scheme: str, path: str) -> str:
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{relative_path} from here, "
             f"or {scheme}:/{relative_path} from the root"
         )
+    if _OTHER_ADDRESS.match(path) or _CONNECTION_STRING.search(path):
+        # The error does not quote the path, because it may contain a password.
+        raise UsageError(f"{scheme}:PATH takes a plain path, not another address")
     return _expand_user(path)
 
 

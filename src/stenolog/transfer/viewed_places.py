@@ -59,10 +59,13 @@ def find_usual_places(workspace: str) -> list[ViewedPlace]:
 
 def recognize_place(where: str) -> ViewedPlace:
     """Return the place at a path or URL. Raises UsageError if no place is recognized."""
-    if "://" in where or where.startswith(("sqlite:", "jsonl:")):
+    # A path without these characters is no address. An address that is wrong may have a password.
+    if ":" in where or "=" in where:
         address = parse_address(where)
         if address.engine == "postgresql":
             return ViewedPlace(program=STENOLOG, where=where)
+        if address.engine == "memory":
+            raise UsageError("'memory:' is empty; give a folder, a file or a database")
         where = os.fspath(address.path)
     path = Path(where).expanduser().absolute()
     if not path.exists():

@@ -20,17 +20,21 @@ PLACES = (
     f"host=127.0.0.1 port=1 password={SECRET}",
     f"password = '{SECRET}' host=h:1",
     f"postgresql:host=127.0.0.1 password={SECRET}",
+    f"postgresql:/u:{SECRET}@h/db",
+    f"sqlite:postgresql://u:{SECRET}@h/db",
 )
 
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
-    "command", [("list",), ("show", "a"), ("doctor",), ("stats",)], ids=lambda words: words[0]
+    "command",
+    [("list",), ("show", "a"), ("doctor",), ("stats",), ("view",), ("hook",)],
+    ids=lambda words: words[0],
 )
 def test_p11_no_command_prints_a_password(
     steno: Steno, command: tuple[str, ...], where: str
 ) -> None:
-    arguments = [*command, where] if command[0] == "doctor" else [*command, "-w", where]
+    arguments = [*command, where] if command[0] in ("doctor", "view") else [*command, "-w", where]
     result = steno(*arguments)
     assert result.exit_code != 0
     assert SECRET not in result.output

@@ -13,6 +13,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.transfer.open_sessions import open_sessions
+from stenolog.transfer.viewed_places import recognize_place
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,8 @@ def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
         ("file:./workspace", "unknown engine 'file:'"),
         ("ftp://host/x", "unknown engine 'ftp:'; use jsonl:, sqlite:, postgresql: or memory:"),
         ("memory:x", "'memory:' takes no name"),
+        ("jsonl:sqlite:a.db", "jsonl:PATH takes a plain path, not another address"),
+        ("postgresql:host/db", "write it as a URL: postgresql://USER@HOST/DATABASE"),
         ("sqlite::memory:", "'memory:' keeps sessions only in this process"),
     ],
 )
@@ -67,6 +70,26 @@ def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str)
     with pytest.raises(UsageError) as raised:
         parse_address(where)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "sqlite:postgresql://me:Xsecret@host/db",
+        "jsonl:postgres://me:Xsecret@host/db",
+        "sqlite:sqlite:postgresql://me:Xsecret@host/db",
+        "postgresql:/me:Xsecret@host/db",
+        "postgres:me:Xsecret@host/db",
+        "sqlite:host=h password=Xsecret",
+        "host=h password=Xsecret",
+        "mysql://me:Xsecret@host/db",
+    ],
+)
+def test_error_about_an_odd_address_has_no_password(where: str) -> None:
+    for opener in (open_store, open_sessions, recognize_place):
+        with pytest.raises(UsageError) as raised:
+            opener(where)
+        assert "Xsecret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("where", ["sqllite:a.db", "file:./workspace", "postgres://h/x?schema="])

@@ -107,6 +107,10 @@ def test_places_are_recognized(tmp_path: Path) -> None:
     assert recognize_place("postgresql://host/db").where == "postgresql://host/db"
     with pytest.raises(UsageError, match="no file or folder"):
         recognize_place(str(tmp_path / "nothing"))
+    with pytest.raises(UsageError, match="no file or folder"):
+        recognize_place(str(tmp_path / "nothing.db"))
+    with pytest.raises(UsageError, match="'memory:' is empty"):
+        recognize_place("memory:")
     (tmp_path / "notes.txt").write_text("hello\n")
     with pytest.raises(UsageError, match="neither"):
         recognize_place(str(tmp_path / "notes.txt"))
