@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from types import UnionType
 from typing import Literal, get_args, get_origin
 
 import pytest
 
 import stenolog
+import stenolog.agent
+from stenolog.agent import turn_events
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
@@ -54,6 +57,15 @@ def test_name_is_the_same_object_in_every_module() -> None:
         for name in import_module(module).__all__:
             documented = import_module(_import_path(name))
             assert getattr(documented, name) is getattr(import_module(module), name), name
+
+
+def test_every_event_of_a_turn_is_public_and_documented() -> None:
+    events = get_args(turn_events.Event)
+    page = PAGE.with_name("agent.md").read_text()
+    assert events
+    for event in events:
+        assert getattr(stenolog.agent, event.__name__) is event
+        assert f"`{event.__name__}`" in page, event.__name__
 
 
 def test_error_for_a_missing_name_gives_its_module() -> None:
@@ -106,6 +118,8 @@ def _page() -> Iterator[str]:
 
 def _summary(thing: object) -> str:
     """Return the first sentence of a docstring, or the possible values of a type alias."""
+    if isinstance(thing, UnionType):
+        return ", ".join(f"`{one.__name__}`" for one in get_args(thing))
     if get_origin(thing) is Literal:
         return ", ".join(f"`{value!r}`" for value in get_args(thing))
     paragraph = (inspect.getdoc(thing) or "").partition("\n\n")[0]
@@ -127,7 +141,7 @@ def _describe_package() -> Iterator[str]:
         thing = getattr(import_module(_import_path(name)), name)
         if isinstance(thing, type):
             yield from _describe_class(name, thing)
-        elif get_origin(thing) is Literal:
+        elif get_origin(thing) is Literal or isinstance(thing, UnionType):
             yield f"{name}: {_summary(thing)}"
         elif callable(thing):
             yield f"{name}{_signature(thing)}"

@@ -15,8 +15,20 @@ if TYPE_CHECKING:
     from stenolog.agent.tools import ToolContext as ToolContext
     from stenolog.agent.tools import tool as tool
     from stenolog.agent.turn_events import Answer as Answer
+    from stenolog.agent.turn_events import Event as Event
     from stenolog.agent.turn_events import InboundMessage as InboundMessage
+    from stenolog.agent.turn_events import MessageStored as MessageStored
+    from stenolog.agent.turn_events import ModelCalled as ModelCalled
+    from stenolog.agent.turn_events import Notice as Notice
+    from stenolog.agent.turn_events import SaveFailed as SaveFailed
+    from stenolog.agent.turn_events import SaveRecovered as SaveRecovered
+    from stenolog.agent.turn_events import SummaryCreated as SummaryCreated
+    from stenolog.agent.turn_events import TextDelta as TextDelta
+    from stenolog.agent.turn_events import ThinkingDelta as ThinkingDelta
+    from stenolog.agent.turn_events import ToolFinished as ToolFinished
+    from stenolog.agent.turn_events import ToolStarted as ToolStarted
     from stenolog.agent.turn_events import TurnOptions as TurnOptions
+    from stenolog.agent.turn_events import UsageReported as UsageReported
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -26,6 +38,10 @@ else:
             "stenolog.agent.scheduler": "CloseReport",
             "stenolog.agent.spec": "AgentSpec Route",
             "stenolog.agent.tools": "Tool ToolContext tool",
-            "stenolog.agent.turn_events": "Answer InboundMessage TurnOptions",
+            "stenolog.agent.turn_events": (
+                "Answer Event InboundMessage MessageStored ModelCalled Notice "
+                "SaveFailed SaveRecovered SummaryCreated TextDelta ThinkingDelta ToolFinished "
+                "ToolStarted TurnOptions UsageReported"
+            ),
         },
     )

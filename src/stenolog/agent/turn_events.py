@@ -171,6 +171,7 @@ Event = (
     | SaveRecovered
     | Notice
 )
+"""An event of a turn, in the order in which it happened."""
 EventHandler = Callable[[Event], None]
 """Callback for events, called in the event loop.
 
