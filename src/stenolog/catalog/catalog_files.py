@@ -244,7 +244,9 @@ class FileDatabase:
                     self._open_for_writing()[0].close()
             else:
                 time.sleep(_POLL_SECONDS)
-        raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
+        raise CatalogUnusable(
+            f"{self._path} was changed by another program, or its writers keep dying"
+        )
 
     def _try_begin(self, connection: Connection) -> _Content | None:
         """Start a transaction; return None if a writer left changes that must be rolled back."""

@@ -87,12 +87,17 @@ def test_invalid_index_is_reported_and_not_changed(place: Path, steno: Steno, wh
     assert "index" not in _kinds(list_notes(where))
     names = {"workspace": "workspace/sessions/catalog.db"}
     index = place / names.get(where, "some.db-sessions.catalog")
-    damaged = index.read_bytes()[:-100] + b"\x00" * 100
-    index.write_bytes(damaged + b"x")
-    assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
-    [note] = [note for note in list_notes(where) if note.kind == "index"]
-    assert "was changed by another program" in note.meaning
-    assert index.read_bytes() == damaged + b"x", "nothing is written"
+    intact = index.read_bytes()
+    for content, reason in (
+        (intact[:-100] + bytes(100), "malformed database schema"),
+        (intact + b"x", "was changed by another program"),
+    ):
+        index.write_bytes(content)
+        assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
+        [note] = [note for note in list_notes(where) if note.kind == "index"]
+        assert "The search index cannot be used" in note.meaning
+        assert reason in note.meaning
+        assert index.read_bytes() == content, "nothing is written"
     assert steno("list", "-w", where).exit_code == 0
     assert "index" not in _kinds(list_notes(where))
 
