@@ -263,7 +263,7 @@ class FileDatabase:
     def _check_not_replaced(self, connection: Connection, content: _Content) -> None:
         """Raise CatalogDamaged if the file is an older copy of a file that was seen before.
 
-        The caller has started a transaction, so the content cannot get newer during the check.
+        The caller has a transaction or the lock, so the content cannot get newer during the check.
         """
         assert connection.identity is not None, "the connection is to a file"
         last = self._last_seen
@@ -292,6 +292,7 @@ class FileDatabase:
             if not self._is_intact(connection, content):
                 doubt = self._doubt(identity, "was changed by another program")
                 raise doubt  # noqa: TRY301
+            self._check_not_replaced(connection, content)
         except BaseException:
             connection.close()
             raise

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.index import Progress, Refresher
+from stenolog.catalog.indexing import CatalogWriter
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CATALOG_NAME, CatalogFileStore, journal_name, lock_name
@@ -244,6 +245,32 @@ def test_older_copy_with_the_same_id_is_noticed_between_refresh_and_read(
         logs.add_message("cli:default", "user", "xylophone")
         assert catalog.search("xylophone").count == 1
         assert catalog.problems == ()
+
+
+def test_older_copy_with_the_same_id_is_noticed_between_two_writes(
+    logs: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "older"
+    file = _folder(logs) / CATALOG_NAME
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        shutil.copy2(file, copy)
+        flush, written_keys = CatalogWriter.flush, set[str]()
+
+        def swap_and_flush(writer: CatalogWriter) -> None:
+            keys = {step.key for step in writer._steps}
+            if written_keys and keys - written_keys and copy.exists():
+                copy.replace(file)
+            written_keys.update(keys)
+            flush(writer)
+
+        monkeypatch.setattr(CatalogWriter, "flush", swap_and_flush)
+        monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
+        for key in logs.list_sessions()[:2]:
+            logs.add_message(key, "user", "xylophone")
+        assert catalog.search("xylophone").count == 2
+        assert not copy.exists()
+        _agree(logs, catalog)
 
 
 def test_copy_that_another_process_continued_is_not_taken_for_the_known_file(
