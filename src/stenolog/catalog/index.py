@@ -539,6 +539,10 @@ class Catalog:
                 # A catalog in memory would be built from the same unreachable server.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed_refresher.database, MemoryDatabase):
+                if isinstance(reason, CatalogBusy):
+                    # No other process has it: it was copied from a file that contradicts itself.
+                    failed_refresher.database.rebuild()
+                    return
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
             memory = MemoryDatabase(failed_refresher.database)
             failed_refresher.database.close()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import sqlite3
@@ -289,6 +290,26 @@ def test_copy_that_another_process_continued_is_not_taken_for_the_known_file(
             _agree(logs, other)
         logs.hide("cli:default", 1, 1)
         _agree(logs, catalog)
+
+
+def test_damage_that_sqlite_does_not_notice_is_not_copied_into_memory(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        for key in ("cli:one", "cli:two"):
+            store.add_message(key, "user", "hello")
+        with open_catalog(store) as catalog:
+            catalog.refresh()
+        file = _folder(store) / CATALOG_NAME
+        content, modified = file.read_bytes(), file.stat().st_mtime_ns
+        store.add_message("cli:two", "user", "xylophone")
+    # The key is in the table and in its indexes, which then contradict each other.
+    places = [place.start() for place in re.finditer(b"cli:two", content)]
+    assert len(places) > 2
+    for place in places:
+        file.write_bytes(content[:place] + b"cli:tws" + content[place + 7 :])
+        os.utime(file, ns=(modified, modified))
+        with open_store(tmp_path, read_only=True) as store, open_catalog(store) as catalog:
+            assert catalog.search("xylophone").count == 1
+            assert [entry.key for entry in catalog.list().entries] == ["cli:two", "cli:one"]
 
 
 WRECKS = ("truncate", "garbage", "copy", "swap", "overwrite", "delete", "folder", "nothing")
