@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any, Final, NoReturn, Self
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from stenolog.catalog.background_catalog import SessionHead
 from stenolog.catalog.catalog_database import to_microseconds
 from stenolog.catalog.message_metadata import identity_of
-from stenolog.catalog.searchable_text import source_from
+from stenolog.catalog.searchable_text import source_from, state_from
 from stenolog.errors import NoSuchSession, ReadOnly, StenologError, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, TrashedSession
 from stenolog.stores.base import ChangeMarkerStore, SessionView, Store, find_info, leased_keys
@@ -48,6 +48,8 @@ MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
 """Maximum total size, in bytes, of the files whose sessions are kept in memory."""
 LIST_SECONDS: Final = 2.0
 """Seconds for which a listing of the folders is used before the folders are searched again."""
+RUNNING_SECONDS: Final = 300.0
+"""Seconds after the last write to a transcript for which an open turn counts as running."""
 _POLL_SECONDS: Final = 1.0
 """Seconds between two checks for new messages."""
 _HEAD_BYTES: Final = 64 * 1024
@@ -173,6 +175,17 @@ class TranscriptStore(ReadOnlyStore):
         for file in sorted(files, key=lambda file: -file.modified):
             with suppress(OSError):
                 yield read_head(file)
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return the keys of sessions that their program is probably writing now.
+
+        Their last turn is open, and their file has just been written. The time of a file with
+        several conversations does not tell which of them was written.
+        """
+        all_files, start = self._find_files(), time_ns() - int(RUNNING_SECONDS * 1e9)
+        files = [all_files[key][1] for key in keys if key in all_files]
+        new_keys = [f.key for f in files if f.modified > start and not f.conversation_id]
+        return {key for key in new_keys if state_from(self.get_history(key), whole=True) != "idle"}
 
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
@@ -478,7 +491,7 @@ class CombinedStore(ReadOnlyStore):
         return []
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the keys of sessions that any process leases now."""
+        """Return the keys of sessions that any process leases, or another program writes, now."""
         all_leased: set[str] = set()
         for place in self._places:
             inner_keys = self._inner_keys(keys, place)

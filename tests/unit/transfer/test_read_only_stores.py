@@ -1,7 +1,9 @@
 """Transcripts and several places as read-only stores: read in place, never written."""
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -53,6 +55,42 @@ def test_sessions_of_all_programs_are_listed_and_read(store: TranscriptStore) ->
     assert info.meta["title"] == "Add a tide table to the harbour page"
     assert info.updated.isoformat() == "2026-11-16T11:50:08.648000+00:00"
     assert len(store.view(KEY).messages) == 7
+
+
+def test_session_that_its_program_is_writing_is_running_not_interrupted(
+    store: TranscriptStore, places: Path
+) -> None:
+    file = places / "projects" / NAME
+    lines = file.read_text().splitlines(keepends=True)
+    last_prompt = max(n for n, line in enumerate(lines) if '"type":"user"' in line)
+    with CombinedStore([StorePlace(store=store, prefix="p/")]) as combined:
+        with open_catalog(combined) as catalog:
+
+            def state() -> str:
+                entry = catalog.entry(f"p/{KEY}")
+                assert entry is not None
+                [listed] = catalog.list(prefix=f"p/{KEY}", state=entry.state).entries
+                return listed.state
+
+            now = time.time()
+            os.utime(file, (now, now))
+            assert state() == "idle"
+            file.write_text("".join(lines[: last_prompt + 1]))
+            assert state() == "running"
+            old = now - read_only_stores.RUNNING_SECONDS - 1
+            os.utime(file, (old, old))
+            assert state() == "interrupted"
+
+
+def test_new_export_of_a_chat_is_not_running(tmp_path: Path) -> None:
+    """An export is no program that writes; its conversations share one file."""
+    message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["hello"]}}
+    node = {"id": "r", "parent": None, "message": message | {"create_time": 1}}
+    chat = {"conversation_id": "c", "title": "t", "current_node": "r", "mapping": {"r": node}}
+    (tmp_path / "conversations.json").write_text(json.dumps([chat]))
+    with TranscriptStore([(PROGRAMS["chatgpt"](), tmp_path)]) as store:
+        assert store.list_sessions() == ["chatgpt:c"]
+        assert store.leased(["chatgpt:c"]) == set()
 
 
 def test_the_catalog_finds_words_in_transcripts(store: TranscriptStore) -> None:
