@@ -1,6 +1,7 @@
 """Another program wrecks the file of the catalog while it is in use; no search may be wrong.
 
-`tests/unit/catalog/test_catalog_files.py` has the moments that this suite has found.
+`tests/unit/catalog/test_catalog_files.py` has the moments that this suite has found. Nothing is
+written here with the old modification time: docs/decisions/0017 says that this is not noticed.
 """
 
 import os
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 _ROUNDS = 2_000
 _PREPARED = 2_000
 """Number of messages at the start. The moments are longer if the file is large."""
-_WRECKS = ("truncate", "garbage", "copy", "copy", "swap", "overwrite", "delete")
+_WRECKS = ("truncate", "garbage", "copy", "copy", "swap", "delete")
 
 
 def _wreck(file: Path, older: Path, kind: str, chance: random.Random) -> None:
@@ -39,8 +40,6 @@ def _wreck(file: Path, older: Path, kind: str, chance: random.Random) -> None:
                 shutil.copy2(file, older)
             case "swap":
                 older.replace(file)
-            case "overwrite":
-                shutil.copy2(older, file)
             case "delete":
                 file.unlink()
 

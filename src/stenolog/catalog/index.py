@@ -539,8 +539,8 @@ class Catalog:
                 # A catalog in memory would be built from the same unreachable server.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed_refresher.database, MemoryDatabase):
-                if isinstance(reason, CatalogBusy):
-                    # No other process has it: it was copied from a file that contradicts itself.
+                if isinstance(reason, CatalogBusy | CatalogDamaged):
+                    # No other process has it: it was copied from a damaged file.
                     failed_refresher.database.rebuild()
                     return
                 raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason

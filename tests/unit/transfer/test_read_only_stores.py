@@ -63,23 +63,23 @@ def test_session_that_its_program_is_writing_is_running_not_interrupted(
     file = places / "projects" / NAME
     lines = file.read_text().splitlines(keepends=True)
     last_prompt = max(n for n, line in enumerate(lines) if '"type":"user"' in line)
-    with CombinedStore([StorePlace(store=store, prefix="p/")]) as combined:
-        with open_catalog(combined) as catalog:
+    places_store = CombinedStore([StorePlace(store=store, prefix="p/")])
+    with places_store as combined, open_catalog(combined) as catalog:
 
-            def state() -> str:
-                entry = catalog.entry(f"p/{KEY}")
-                assert entry is not None
-                [listed] = catalog.list(prefix=f"p/{KEY}", state=entry.state).entries
-                return listed.state
+        def state() -> str:
+            entry = catalog.entry(f"p/{KEY}")
+            assert entry is not None
+            [listed] = catalog.list(prefix=f"p/{KEY}", state=entry.state).entries
+            return listed.state
 
-            now = time.time()
-            os.utime(file, (now, now))
-            assert state() == "idle"
-            file.write_text("".join(lines[: last_prompt + 1]))
-            assert state() == "running"
-            old = now - read_only_stores.RUNNING_SECONDS - 1
-            os.utime(file, (old, old))
-            assert state() == "interrupted"
+        now = time.time()
+        os.utime(file, (now, now))
+        assert state() == "idle"
+        file.write_text("".join(lines[: last_prompt + 1]))
+        assert state() == "running"
+        old = now - read_only_stores.RUNNING_SECONDS - 1
+        os.utime(file, (old, old))
+        assert state() == "interrupted"
 
 
 def test_new_export_of_a_chat_is_not_running(tmp_path: Path) -> None:
