@@ -21,7 +21,7 @@ from stenolog.stores.open_store import open_store
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
-_ROUNDS = 2_000
+_ROUNDS = 1_000
 _PREPARED = 2_000
 """Number of messages at the start. The moments are longer if the file is large."""
 _WRECKS = ("truncate", "garbage", "copy", "copy", "swap", "delete")
