@@ -162,7 +162,8 @@ class Steno(click.Group):
             _discard_output()
             ctx.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
-            # An OSError without a file name comes from writing the output.
+            if error.filename is None:  # it comes from writing the output
+                _discard_output()
             text = f"{error.filename or 'Cannot write the output'}: {error.strerror or error}"
             raise click.ClickException(sentence(text)) from error
         ctx.exit(exit_code or 0)

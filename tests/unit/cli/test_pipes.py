@@ -81,8 +81,12 @@ def test_error_of_a_file_is_not_reported_as_an_error_of_the_output(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     command = [sys.executable, "-m", "stenolog", *arguments]
+    # Unbuffered output has nothing left to write when Python ends.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
+        ended = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, env=environment
+        )
     assert ended.returncode == 1
     assert ended.stderr.decode().removeprefix("Error: ").replace(f"{tmp_path}/", "") == (
         f"{message}\n"
