@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from stenolog.catalog.indexing import SessionReader
 from stenolog.cli.show import MessageRenderer, message_fields, print_message
 from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
-from stenolog.errors import ContextTooSmall
+from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.gateway.viewer import message_views as viewer
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.session_outline import Outline
@@ -136,7 +136,9 @@ def _export(_store: Store, info: SessionInfo, history: list[Message]) -> None:
     forms: tuple[ExportFormat, ...] = ("jsonl", "openai", "markdown", "html")
     for form in forms:
         for wanted in (False, True):
-            assert b"".join(export_pieces(form, info, history, SharingRedactor(enabled=wanted)))
+            # Only the format openai may refuse a message that it cannot hold.
+            with suppress(UsageError) if form == "openai" else nullcontext():
+                assert b"".join(export_pieces(form, info, history, SharingRedactor(enabled=wanted)))
 
 
 _Use = Callable[[Store, SessionInfo, list[Message]], None]

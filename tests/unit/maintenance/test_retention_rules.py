@@ -74,7 +74,6 @@ def _info(key: str, **fields: Any) -> SessionInfo:
         "floor": 2,
         "visible": 1,
         "count": 2,
-        "lost": 0,
         "damaged": 0,
         "void_bytes": 0,
         "archived": 0,
@@ -161,7 +160,7 @@ def test_running_and_unreadable_sessions_are_left_alone() -> None:
 
 def test_damaged_sessions_are_archived_but_not_deleted() -> None:
     entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
-    infos = {"a": _info("a", lost=1)}
+    infos = {"a": _info("a", lost_spans=((1, 1),))}
     delete = Rule(name="r", action="delete", older_than=DAY)
     assert _keys(entries, delete, infos=infos) == []
     assert _keys(entries, delete, infos={"a": _info("a", damaged=1)}) == []
@@ -365,7 +364,7 @@ def test_session_found_damaged_is_not_deleted(where: str, monkeypatch: pytest.Mo
         step = RetentionStep(
             action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
         )
-        monkeypatch.setattr(store, "info", lambda _: replace(info, lost=1))
+        monkeypatch.setattr(store, "info", lambda _: replace(info, lost_spans=((1, 1),)))
         assert execute_step(store, step)[0] == "skipped"
         assert store.list_trash() == []
 
