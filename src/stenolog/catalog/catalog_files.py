@@ -337,7 +337,7 @@ class FileDatabase:
         try:
             connection = connect_file(self._path, mode, timeout=self.timeout)
         except sqlite3.Error as error:
-            raise convert_error(error, str(self._path)) from error
+            raise self._convert_error(error, identity) from error
         connection.identity = identity
         connection.process = os.getpid()
         return connection
@@ -382,20 +382,26 @@ class FileDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            catalog_error = convert_error(error, str(self._path))
-            if self._closed:
-                raise CatalogUnusable(f"{self._path} is closed") from error
-            if file_identity(self._path) != connection.identity:
-                # The file was removed during the call, which may have caused the error.
-                raise CatalogDamaged(str(catalog_error)) from error
-            if isinstance(catalog_error, CatalogDamaged):
-                self._doubtful_file = connection.identity
-            raise catalog_error from error
+            raise self._convert_error(error, connection.identity) from error
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         except (ValueError, msgspec.MsgspecError) as error:
             # Only this class writes to the catalog, so data that cannot be decoded is damaged.
             raise self._doubt(connection.identity, f"contains invalid data: {error}") from error
+
+    def _convert_error(
+        self, error: sqlite3.Error, identity: Identity | None
+    ) -> CatalogDamaged | CatalogUnusable:
+        """Convert an SQLite error during the use of the file with this identity."""
+        catalog_error = convert_error(error, str(self._path))
+        if self._closed:
+            return CatalogUnusable(f"{self._path} is closed")
+        if file_identity(self._path) != identity:
+            # The file was removed during the call, which may have caused the error.
+            return CatalogDamaged(str(catalog_error))
+        if isinstance(catalog_error, CatalogDamaged):
+            self._doubtful_file = identity
+        return catalog_error
 
     # --- the lock ----------------------------------------------------------------------------
 

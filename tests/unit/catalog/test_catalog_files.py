@@ -15,11 +15,12 @@ from binascii import crc32
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, open_catalog, steps
+from stenolog.catalog import Catalog, catalog_files, open_catalog, steps
 from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.index import Progress, Refresher
 from stenolog.catalog.indexing import CatalogWriter
@@ -246,6 +247,29 @@ def test_older_copy_with_the_same_id_is_noticed_between_refresh_and_read(
         logs.add_message("cli:default", "user", "xylophone")
         assert catalog.search("xylophone").count == 1
         assert catalog.problems == ()
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_file_removed_before_it_is_opened_is_built_again(
+    logs: Store, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = catalog_files.connect_file
+    removed: list[str] = []
+
+    def remove_and_connect(path: Path, opened: str, *, timeout: float) -> Any:
+        if opened == mode and path.name == CATALOG_NAME and not removed:
+            removed.append(mode)
+            path.unlink()
+        return connect(path, opened, timeout=timeout)
+
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        logs.add_message("cli:default", "user", "xylophone")
+        monkeypatch.setattr(catalog_files, "connect_file", remove_and_connect)
+        with open_catalog(logs) as other:
+            assert other.search("xylophone").count == 1
+            assert (removed, other.problems) == ([mode], ())
+        _agree(logs, catalog)
 
 
 def test_older_copy_with_the_same_id_is_noticed_between_two_writes(
