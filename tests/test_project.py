@@ -176,14 +176,15 @@ class A:
     of two lines.\"\"\"
 
     limit = 1
-    \"\"\"Counts, as it may be any expression.\"\"\"
+    \"\"\"The documentation of a field.\"\"\"
 
     def f(self) -> str:
         return \"\"\"a text
 
         of three lines\"\"\"
 """
-    assert size.count_code_lines(source) == 7
+    assert size.count_code_lines(source) == 6
+    assert size.count_statements(source) == 5
 
 
 def test_size_above_a_limit_is_reported(tmp_path: Path) -> None:
@@ -191,14 +192,15 @@ def test_size_above_a_limit_is_reported(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("a = 1\n" * (3 if "new" in name else 1))
+    (tmp_path / "one" / "queries.sql").write_text("-- All sessions.\nSELECT 1;\n\nSELECT 2;\n")
     modules = list(size.read_modules(tmp_path))
-    assert size.total(modules) == size.Size(code_lines=6, modules=4, repeated_names=1)
-    assert list(size.find_problems(modules, {"code_lines": 6, "modules": 4})) == []
-    limits = {"code_lines": 2, "modules": 3, "repeated_names": 0, "new": {"code_lines": 2}}
+    assert size.total(modules) == size.Size(6, 6, modules=4, repeated_names=1, sql_lines=2)
+    assert list(size.find_problems(modules, {"statements": 6, "modules": 4})) == []
+    limits = {"statements": 2, "modules": 3, "repeated_names": 0, "new": {"statements": 2}}
     assert list(size.find_problems(modules, limits)) == [
-        "src: 3 code lines; the limit in [tool.stenolog.size] is 2",
+        "src: 3 statements; the limit in [tool.stenolog.size] is 2",
         "src: 1 repeated names; the limit in [tool.stenolog.size] is 0",
-        "new: 3 code lines; the limit in [tool.stenolog.size.new] is 2",
+        "new: 3 statements; the limit in [tool.stenolog.size.new] is 2",
     ]
 
 
