@@ -252,7 +252,7 @@ def test_ten_processes_can_open_an_empty_database_concurrently(
         ]
         until(openers, lambda opener: opener.count("ready") == 1)
         with psycopg.connect(postgres_url) as first:
-            first.execute("select pg_advisory_xact_lock(%s)", (schema._MIGRATION_LOCK,))
+            first.execute("select pg_advisory_xact_lock(%s)", (schema._TABLES_LOCK,))
             for opener in openers:
                 opener.go()
             # Some of them wait in line, and then all start at the same moment.

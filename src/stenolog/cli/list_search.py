@@ -560,7 +560,7 @@ def _open_workspace_catalog(
         store = stack.enter_context(location.open())
         is_catalog_stored = True
         if parse_address(place.where).engine == "postgresql":
-            writable_store = _open_for_indexing(store, place)
+            writable_store = _open_for_indexing(place)
             is_catalog_stored = writable_store is not None
             if writable_store is not None:
                 stack.close()
@@ -573,17 +573,11 @@ def _open_workspace_catalog(
             print_notice(*(one_line(f"{problem}.") for problem in catalog.problems))
 
 
-def _open_for_indexing(store: Store, place: SessionsLocation) -> Store | None:
+def _open_for_indexing(place: SessionsLocation) -> Store | None:
     """Open a PostgreSQL database for writing, so that the catalog in it can be updated.
 
-    Return None if the database cannot be opened. Also return None if its tables are of an older
-    version: opening would migrate them, and older programs could no longer use the database.
+    Return None if the database cannot be opened.
     """
-    # This import is only needed for PostgreSQL.
-    from stenolog.stores.postgres import PostgresStore
-
-    if isinstance(store, PostgresStore) and store.database.is_outdated:
-        return None
     try:
         return open_store(place.where, namespace=place.namespace)
     except StoreUnavailable:

@@ -6,14 +6,12 @@ import stat
 import time
 from pathlib import Path
 
-import apsw
 import pytest
 
 from stenolog.catalog import open_catalog
 from stenolog.errors import DamagedStore, StoreBusy
 from stenolog.stores.open_store import open_store
 from stenolog.stores.sqlite import SQLiteStore, lease_holders
-from stenolog.stores.sqlite.database_file import migrations
 from support.catalog_scan import catalogued, differences, full_scan
 from support.random_operations import fill_three_sessions
 
@@ -279,101 +277,3 @@ def test_p4_purge_reports_an_undeletable_catalog_and_is_finished_later(
         assert _catalogs(tmp_path) == ["s.db-sessions.catalog"]
         assert store.finish_purge("").not_reached == ()
         assert _catalogs(tmp_path) == []
-
-
-# --- older databases -------------------------------------------------------------------------
-
-
-def _with_old_catalog(file: Path, *more: str) -> None:
-    """Give a database the schema 5, with a catalog among its tables."""
-    prefix = f"catalog_{b'sessions'.hex()}_"
-    tables = ("about", "session", "tag", "message", "said", "block", "calibration")
-    connection = apsw.Connection(str(file))
-    for table in tables:
-        connection.execute(f"CREATE TABLE {prefix}{table} (text)")
-    connection.execute(f"CREATE VIRTUAL TABLE {prefix}words USING fts5 (parts, content = '')")
-    trigger = "CREATE TRIGGER {0}purged AFTER INSERT ON purge BEGIN DELETE FROM {0}session; END"
-    for statement in ("INSERT INTO {0}words (rowid, parts) VALUES (1, 'walrus')", trigger, *more):
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute(statement.format(prefix))
-    connection.execute("PRAGMA user_version = 5")
-    connection.close()
-
-
-def _old_names(file: Path) -> list[str]:
-    connection = apsw.Connection(str(file))
-    try:
-        return [
-            name
-            for (name,) in connection.execute("SELECT name FROM sqlite_schema")
-            if name.startswith("catalog_")
-        ]
-    finally:
-        connection.close()
-
-
-def test_p13_the_catalog_inside_an_older_database_is_dropped(where: str, tmp_path: Path) -> None:
-    with open_store(where) as store:
-        fill_three_sessions(store)
-    _with_old_catalog(tmp_path / "s.db")
-    with open_store(where) as store, open_catalog(store) as catalog:
-        assert _old_names(tmp_path / "s.db") == []
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        assert store.purge("cli:default").not_reached == ()
-
-
-def test_p4_older_version_cannot_purge_while_the_old_catalog_is_half_dropped(
-    where: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "s.db"
-    with open_store(where) as store:
-        fill_three_sessions(store)
-    _with_old_catalog(file)
-    connection = apsw.Connection(str(file))
-    statements = [text for (text,) in connection.execute(migrations()[5])]
-    connection.execute(statements[0])
-    names = _old_names(file)
-    assert any(name.endswith("_purged") for name in names)
-    connection.close()
-    open_store(where).close()
-    assert _old_names(file) == []
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "DROP TABLE {0}words_config",
-        "DROP TABLE {0}words_data",
-        "",
-    ],
-)
-def test_p3_damaged_old_catalog_does_not_prevent_opening(
-    where: str, tmp_path: Path, harm: str
-) -> None:
-    with open_store(where) as store:
-        fill_three_sessions(store)
-    file = tmp_path / "s.db"
-    _with_old_catalog(file, *filter(None, [harm]))
-    if not harm:
-        connection = apsw.Connection(str(file))
-        root = "SELECT rootpage FROM sqlite_schema WHERE name GLOB 'catalog_*_said'"
-        [(page,)] = connection.execute(root)
-        size = connection.pragma("page_size")
-        connection.close()
-        with file.open("r+b") as opened:
-            opened.seek((page - 1) * size)
-            opened.write(b"\xff" * size)
-    with open_store(where) as store, open_catalog(store) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        store.add_message("cli:default", "user", "allmessages more")
-    assert not any(name.endswith("_purged") for name in _old_names(tmp_path / "s.db"))
-
-
-def test_older_database_opened_read_only_gets_no_catalog_file(where: str, tmp_path: Path) -> None:
-    with open_store(where) as store:
-        fill_three_sessions(store)
-    _with_old_catalog(tmp_path / "s.db")
-    with open_store(where, read_only=True) as store, open_catalog(store, keep=True) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-    assert _catalogs(tmp_path) == []
-    assert _old_names(tmp_path / "s.db")

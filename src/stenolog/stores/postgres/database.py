@@ -58,10 +58,9 @@ class Database:
         """Number of stores that have this database open."""
         self._create_pool()
         try:
-            self.is_outdated = self.run_read(
+            self.run_read(
                 lambda transaction: schema.prepare_tables(transaction.connection, settings)
             )
-            """Whether the tables have an older schema, which a read-only store does not migrate."""
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""Creates and migrates the tables with the files in schema/, and loads queries.sql."""
+"""Creates the tables with schema.sql, checks their fingerprint, and loads queries.sql."""
 
 from functools import cache
 from pathlib import Path
@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.snapshots import EmptyStore
-from stenolog.stores.sql.dialect import named_statements, numbered_scripts
+from stenolog.stores.sql.dialect import named_statements, schema_fingerprint
 
 if TYPE_CHECKING:
-    import psycopg
-
     from stenolog.stores.postgres.connections import Connection, Settings
 
 _FOLDER: Final = Path(__file__).parent
@@ -29,8 +27,8 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-_MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
-"""Key of the advisory lock for migrations: `stenolog` in ASCII."""
+_TABLES_LOCK: Final = 0x7374656E6F6C6F67
+"""Key of the advisory lock for creating the tables: `stenolog` in ASCII."""
 # Read the system catalogs: to_regclass may miss tables created since the transaction began.
 _TABLES_QUERY: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
@@ -45,67 +43,48 @@ _HAS_SCHEMA_QUERY: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname
 
 
 @cache
-def migrations() -> tuple[str, ...]:
-    """Return the migration scripts in order. The last script makes the newest version."""
-    return tuple(numbered_scripts(_FOLDER / "schema").values())
+def _schema() -> str:
+    return (_FOLDER / "schema.sql").read_text(encoding="utf-8")
 
 
-def newest_version() -> int:
-    """Return the newest version of the tables that this code knows."""
-    return len(migrations())
+@cache
+def fingerprint() -> int:
+    """Return the number that identifies these tables, stored in `about` and in each session row."""
+    return schema_fingerprint(_schema())
 
 
-def prepare_tables(connection: "Connection", settings: "Settings") -> bool:
-    """Create or migrate the tables.
+def prepare_tables(connection: "Connection", settings: "Settings") -> None:
+    """Create the tables if they do not exist.
 
-    Return True if the tables have an older version, which a read-only store does not migrate. The
-    call waits while another process changes the tables. Raises NewerFormat, DamagedStore,
-    EmptyStore.
+    The call waits while another process creates them. Raises NewerFormat, DamagedStore, EmptyStore.
     """
-    version = table_version(connection, settings.schema)
-    if version is not None and version == newest_version():
-        return False
+    if has_tables(connection, settings.schema):
+        return
     if settings.read_only:
-        if version is None:
-            raise EmptyStore(
-                f"there are no sessions of stenolog in this database yet (schema "
-                f"{settings.schema!r}); check the name. The first write creates the tables"
-            )
-        return True
+        raise EmptyStore(
+            f"there are no sessions of stenolog in this database yet (schema "
+            f"{settings.schema!r}); check the name. The first write creates the tables"
+        )
     with connection.maintenance(), connection.transaction():
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-        version = table_version(connection, settings.schema)
-        if version == newest_version():
-            return False
-        if version is None and not list(connection.execute(_HAS_SCHEMA_QUERY, (settings.schema,))):
+        connection.execute("SELECT pg_advisory_xact_lock($1)", (_TABLES_LOCK,))
+        if has_tables(connection, settings.schema):
+            return
+        if not list(connection.execute(_HAS_SCHEMA_QUERY, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quote_name(settings.schema)}".encode())
-        if version is not None:
-            # Lock the table: a session that another process creates now would not be migrated.
-            connection.execute(f"LOCK TABLE {quote_name(settings.schema)}.session".encode())
-        for script in migrations()[version or 0 :]:
-            connection.execute(script.replace("{schema}", quote_name(settings.schema)).encode())
-        set_version(connection, settings.schema, newest_version())
-    return False
+        connection.execute(_schema().replace("{schema}", quote_name(settings.schema)).encode())
+        about = f"{quote_name(settings.schema)}.about"
+        insertion = f"INSERT INTO {about} (version) VALUES ($1)"  # noqa: S608 - quoted
+        connection.execute(insertion.encode(), (fingerprint(),))
 
 
-def set_version(connection: "psycopg.Connection[Any]", schema: str, version: int) -> None:
-    """Set the version of the tables and of each session, so that an older stenolog rejects both."""
-    for table, column in (("about", "version"), ("session", "format")):
-        statement = f"UPDATE {quote_name(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
-        connection.execute(statement.encode(), (version,))
-
-
-def table_version(connection: "Connection", schema: str) -> int | None:
-    """Return the version of the tables; None if the tables do not exist.
-
-    Raises NewerFormat, ForeignLog, DamagedStore.
-    """
+def has_tables(connection: "Connection", schema: str) -> bool:
+    """Return whether the tables exist. Raises NewerFormat, ForeignLog, DamagedStore."""
     version_table = f"{quote_name(schema)}.about"
     kinds: dict[str, str] = dict(list(connection.execute(_TABLES_QUERY, (schema,))))
     if not kinds:
-        return None
+        return False
     if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
         raise ForeignLog(
             f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
@@ -115,14 +94,14 @@ def table_version(connection: "Connection", schema: str) -> int | None:
     )
     if len(rows) != 1:
         raise DamagedStore(f"{version_table} has {len(rows)} rows instead of one")
-    return check_version(int(rows[0][0]))
+    check_fingerprint(int(rows[0][0]))
+    return True
 
 
-def check_version(version: int) -> int:
-    """Return `version` if this code knows this version of the tables. Raises NewerFormat."""
-    if version > newest_version():
+def check_fingerprint(found: int) -> None:
+    """Raise NewerFormat if the database has other tables than this code creates."""
+    if found != fingerprint():
         raise NewerFormat(
-            f"the tables have version {version}, but this stenolog supports up to "
-            f"{newest_version()}: upgrade stenolog"
+            f"the tables were made by another version of stenolog: they are {found:08x}, but this "
+            f"version has {fingerprint():08x}; use the version that made them"
         )
-    return version

@@ -179,8 +179,8 @@ class Transaction:
 
     @property
     def table_version(self) -> int:
-        """Newest version of the tables that this code knows. Every session row has a version."""
-        return schema.newest_version()
+        """Fingerprint of the tables, which every session row has, too."""
+        return schema.fingerprint()
 
     def key_parameter(self, key: str) -> bytes:
         """Return the key as bytes, because a text column cannot contain a zero byte."""
@@ -193,12 +193,12 @@ class Transaction:
     def check_format(self) -> None:
         """Raise NewerFormat if a newer stenolog has changed the tables."""
         [(version,)] = self.run("format")
-        schema.check_version(version)
+        schema.check_fingerprint(version)
 
     def check_row_format(self, version: int | None) -> None:
         """Raise NewerFormat if this code does not know the version of a row."""
         if version is not None:
-            schema.check_version(version)
+            schema.check_fingerprint(version)
 
     # --- messages ----------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 Each engine has a file `queries.sql`. Both files define statements with the same names, parameters
 and result columns. The protocols in this module declare the operations that need more than one
-named statement. `named_statements` and `numbered_scripts` load the SQL files of an engine.
+named statement. `named_statements` reads the statements of an engine.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
+from zlib import crc32
 
 from stenolog.errors import NotStored, StenologError, StoreUnavailable
 from stenolog.records import Message, Span, State
@@ -157,11 +157,11 @@ def named_statements(text: str) -> dict[str, list[str]]:
     }
 
 
-def numbered_scripts(folder: Path, *, first: int = 1) -> dict[int, str]:
-    """Return the scripts in a folder by the number in their file names; `first` is the lowest."""
-    scripts = {
-        int(path.name.partition("_")[0]): path.read_text(encoding="utf-8")
-        for path in sorted(folder.glob("*.sql"))
-    }
-    assert list(scripts) == list(range(first, first + len(scripts))), "a script number is missing"
-    return scripts
+def schema_fingerprint(script: str) -> int:
+    """Return a positive number that identifies these tables; comments and white space are ignored.
+
+    The first release will have a number of its own for each schema. Until then, a database of
+    another development version must not be mistaken for a current one.
+    """
+    statements = "".join(line.partition("--")[0] for line in script.splitlines())
+    return crc32("".join(statements.split()).encode()) & 0x7FFF_FFFF

@@ -24,13 +24,9 @@ from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite.database_file import (
     DatabasePath,
-    check_version,
-    create_compatibility_views,
+    check_schema,
     create_file,
-    drop_catalog,
     empty_database,
-    migrate,
-    newest_version,
     read_header,
     rename_orphaned_log,
     run_script,
@@ -85,7 +81,7 @@ class WriteConnection:
         self._next_checkpoint_pages = _CHECKPOINT_PAGES
 
     def prepare_database(self, deadline: float) -> None:
-        """Create the database if the file does not exist, or migrate an older database."""
+        """Create the database if the file does not exist."""
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
@@ -93,13 +89,7 @@ class WriteConnection:
                 # Delete the catalogs of a removed database, because they quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
                 create_file(self._file, empty_database())
-            connection = self.enter(deadline)
-            version = connection.pragma("user_version")
-            if version < newest_version():
-                drop_catalog(connection, version)
-                connection.execute("BEGIN IMMEDIATE")
-                migrate(connection, version)
-                connection.execute("COMMIT")
+            self.enter(deadline)
         finally:
             self.leave()
 
@@ -116,9 +106,9 @@ class WriteConnection:
         self.commit_attempted = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
-        # Another process may have migrated the schema since this connection's last commit.
+        # A newer program may have changed the tables since this connection's last commit.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
-            read_version(connection, self._file)
+            check_tables(connection, self._file)
         return Transaction(connection)
 
     def commit(self) -> None:
@@ -190,7 +180,7 @@ class WriteConnection:
             level = SYNCHRONOUS_LEVELS[self._settings.synchronous]
             run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
             run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
-            read_version(connection, self._file)
+            check_tables(connection, self._file)
             # A killed writer may have left unsynced transactions in the write-ahead log, and the
             # next connection that opens the log treats these transactions as committed. So sync
             # the log before any read.
@@ -254,12 +244,11 @@ def close_quietly(connection: apsw.Connection) -> None:
         connection.close()
 
 
-def read_version(connection: apsw.Connection, file: Path) -> int:
-    """Return the version of the schema. Raises NewerFormat."""
+def check_tables(connection: apsw.Connection, file: Path) -> None:
+    """Raise NewerFormat if the database has other tables than this code creates."""
     # `connection.pragma` takes twice as long, and every read calls this function.
-    [(version,)] = connection.execute("PRAGMA user_version")
-    check_version(version, file)
-    return int(version)
+    [(found,)] = connection.execute("PRAGMA user_version")
+    check_schema(found, file)
 
 
 # --- read connections ------------------------------------------------------------------------
@@ -276,7 +265,6 @@ class ReadConnection:
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self._file = file
-        self._version = newest_version()
         self._opened_state: _FileState | None = None
         """Inode, size and mtime of a file opened as immutable; None if SQLite notices changes."""
         if settings.read_only:
@@ -313,15 +301,9 @@ class ReadConnection:
 
     def begin(self) -> Transaction:
         """Begin a read transaction. Raises NewerFormat, apsw.Error."""
-        connection = self.connection
-        connection.execute("BEGIN")
-        while (version := read_version(connection, self._file)) != self._version:
-            # The schema is older, or was migrated since the connection was opened.
-            connection.execute("ROLLBACK")
-            create_compatibility_views(connection, version)
-            self._version = version
-            connection.execute("BEGIN")
-        return Transaction(connection)
+        self.connection.execute("BEGIN")
+        check_tables(self.connection, self._file)
+        return Transaction(self.connection)
 
     def is_current(self) -> bool:
         """Return whether the connection sees all stored data. Raises OSError."""

@@ -30,7 +30,7 @@ from stenolog.stores.disk import create_private_folder, write_problem
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
-from stenolog.stores.sqlite.database_file import known_bugs, newest_version
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
@@ -325,13 +325,6 @@ class Database:
         """Run `work`, which only reads, on a consistent snapshot."""
         with self.read_transaction() as transaction:
             return work(transaction)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the tables have an older schema, which only a writable store migrates."""
-        with self.read_transaction() as transaction:
-            [(version,)] = transaction.execute("PRAGMA user_version")
-            return bool(version < newest_version())
 
     # --- close and fork ----------------------------------------------------------------------
 

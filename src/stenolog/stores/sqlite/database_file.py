@@ -1,17 +1,15 @@
-"""The database file: its path, its header, its tables and their migrations, its file modes.
+"""The database file: its path, its header, its tables, its file modes.
 
 This module reads the header only through SQLite's file layer, because closing another descriptor
 of the file would release the POSIX locks that SQLite holds in this process.
 
-schema.sql creates the tables, and the files in schema/ migrate older tables. A read-only connection
-migrates nothing. Instead, the files in older/ with the same numbers define temporary views that
-show older tables in the newest form. Only the read-only connection sees the views.
+schema.sql creates the tables. The header has the fingerprint of the schema, so that a database with
+other tables is refused.
 """
 
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,7 @@ from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavaila
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import find_catalogs
 from stenolog.stores.disk import network_filesystem, open_descriptor, replace_file
-from stenolog.stores.sql.dialect import numbered_scripts
+from stenolog.stores.sql.dialect import schema_fingerprint
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # the bytes "STNO"
@@ -37,9 +35,6 @@ _FOLDER: Final = Path(__file__).parent
 _WAL_FORMAT: Final = b"\2\2"
 _FORMAT_BYTES: Final = slice(18, 20)
 """Position of two bytes in the file header. Both bytes are 2 if the file has a write-ahead log."""
-_CATALOG_FILE_VERSION: Final = 6
-"""Schema version that moved the catalog to a file; its migration returns DROP statements."""
-_LIST_VIEWS_SQL: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 
 def resolve_path(file: str | os.PathLike[str]) -> Path:
@@ -67,15 +62,15 @@ def check_header(header: bytes, file: Path) -> None:
             f"{file} was not written by stenolog and was not changed; name another file, and run "
             "`steno import` if that program kept sessions there"
         )
-    check_version(int.from_bytes(header[60:64], "big"), file)
+    check_schema(int.from_bytes(header[60:64], "big"), file)
 
 
-def check_version(version: int, file: Path) -> None:
-    """Raise NewerFormat if this code does not know the schema version."""
-    if version > newest_version():
+def check_schema(found: int, file: Path) -> None:
+    """Raise NewerFormat if the database has other tables than this code creates."""
+    if found != fingerprint():
         raise NewerFormat(
-            f"{file} has schema {version}, written by a newer stenolog; this one supports up to "
-            f"{newest_version()}: upgrade stenolog"
+            f"{file} was written by another version of stenolog: its tables are {found:08x}, but "
+            f"this version has {fingerprint():08x}; use the version that wrote it"
         )
 
 
@@ -159,26 +154,18 @@ class DatabasePath:
             )
 
 
-# --- tables and migrations -------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------
 
 
 @cache
-def migrations() -> Sequence[str]:
-    """Return the migration scripts in order. The last script makes the newest schema version."""
-    return list(numbered_scripts(_FOLDER / "schema").values())
+def _schema() -> str:
+    return (_FOLDER / "schema.sql").read_text(encoding="utf-8")
 
 
 @cache
-def view_scripts() -> Mapping[int, str]:
-    """Return the scripts with the views for older tables, by schema version (2 or higher)."""
-    scripts = numbered_scripts(_FOLDER / "older", first=2)
-    assert max(scripts) == newest_version(), "a script number is missing"
-    return scripts
-
-
-def newest_version() -> int:
-    """Return the newest schema version that this code knows."""
-    return len(migrations())
+def fingerprint() -> int:
+    """Return the number that the header of a database with these tables has."""
+    return schema_fingerprint(_schema())
 
 
 @cache
@@ -190,51 +177,16 @@ def empty_database() -> bytes:
     """
     connection = apsw.Connection(":memory:")
     try:
-        run_script(connection, (_FOLDER / "schema.sql").read_text(encoding="utf-8"))
-        run_script(connection, f"PRAGMA user_version = {newest_version()}")
+        # Only an empty database accepts this option, which later frees pages in small steps.
+        run_script(connection, "PRAGMA auto_vacuum = INCREMENTAL")
+        run_script(connection, _schema())
+        run_script(connection, f"PRAGMA user_version = {fingerprint()}")
         run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
         database_image = bytearray(connection.serialize("main"))
     finally:
         connection.close()
     database_image[_FORMAT_BYTES] = _WAL_FORMAT
     return bytes(database_image)
-
-
-def migrate(connection: apsw.Connection, version: int) -> None:
-    """Migrate tables of this older schema version inside the open transaction."""
-    for script in migrations()[version:]:  # guard: sqlite-migrations
-        run_script(connection, script)
-    run_script(connection, f"PRAGMA user_version = {newest_version()}")
-
-
-def drop_catalog(connection: apsw.Connection, version: int) -> None:
-    """Drop the catalog tables of an older database, each in its own transaction.
-
-    A damaged table stays, and does not prevent opening the store or dropping the other tables.
-    """
-    if version >= _CATALOG_FILE_VERSION:
-        return
-    for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE_VERSION - 1])):
-        try:
-            run_script(connection, statement)
-        except (apsw.CorruptError, apsw.SQLError) as error:
-            log_reports.warning(
-                "the old catalog is damaged; part of it was not removed: %s: %s", statement, error
-            )
-
-
-def create_compatibility_views(connection: apsw.Connection, version: int) -> None:
-    """Create temporary views that show older tables in the newest schema.
-
-    No transaction may be open. The file itself does not change, because an older program may still
-    use it.
-    """
-    run_script(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
-    for (view,) in list(connection.execute(_LIST_VIEWS_SQL)):
-        run_script(connection, f"DROP VIEW temp.{view}")
-    for view_version in range(version + 1, newest_version() + 1):
-        run_script(connection, view_scripts()[view_version])
-    run_script(connection, "PRAGMA query_only = 1")
 
 
 def run_script(connection: apsw.Connection, script: str) -> None:

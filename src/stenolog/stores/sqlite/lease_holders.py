@@ -151,7 +151,7 @@ class _LeaseHolder(Struct, frozen=True):
     store_name: str
     """Name of the store in the holder's process (`StoreLeases.name`)."""
     monotonic_expiry: float | None
-    """Expiry by the monotonic clock of the machine; None in rows of older versions."""
+    """Expiry by the monotonic clock of the machine; None if the row is damaged."""
 
 
 def _parse_holder(holder_text: bytes) -> _LeaseHolder | None:
@@ -161,7 +161,7 @@ def _parse_holder(holder_text: bytes) -> _LeaseHolder | None:
         return None
     store_name, _, expiry_text = store_text.partition("@")
     try:
-        return _LeaseHolder(holder_process, store_name, float(expiry_text) if expiry_text else None)
+        return _LeaseHolder(holder_process, store_name, float(expiry_text))
     except ValueError:
         return _LeaseHolder(holder_process, store_name, None)
 

@@ -1,4 +1,4 @@
--- The schema of a new database. It equals the result of all numbered files. A test compares both.
+-- The tables of a database. A change of the tables changes their fingerprint in the header.
 
 -- One row per session, including deleted ones. It is small, because every append rewrites it; long
 -- values are in `state`. Keys are compared by their bytes. `version` grows with every change.
@@ -29,15 +29,15 @@ CREATE TABLE state (
 
 -- The caller's message, byte for byte. The table has a rowid, because without one a message of 1,500
 -- bytes takes three times its size. The rowid has a name, because VACUUM would change unnamed ones.
--- `crc` is the checksum of seq and body (transactions.py); NULL for a message that is older than this
--- column.
+-- SQLite does not notice a byte that changed on the disk: `crc` is the checksum of seq and body
+-- (transactions.py).
 CREATE TABLE message (
     id      INTEGER PRIMARY KEY,
     session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
     seq     INTEGER NOT NULL,
     at      TEXT    NOT NULL,
     body    BLOB    NOT NULL,
-    crc     INTEGER,
+    crc     INTEGER NOT NULL,
     UNIQUE (session, seq)
 ) STRICT;
 
@@ -77,7 +77,7 @@ CREATE TABLE lease (
     holder    TEXT NOT NULL,
     since     TEXT NOT NULL,
     expires   REAL NOT NULL,
-    process   TEXT NOT NULL DEFAULT '',
+    process   TEXT NOT NULL,
     UNIQUE (namespace, key)
 ) STRICT;
 

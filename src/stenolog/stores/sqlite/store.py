@@ -90,14 +90,8 @@ class SQLiteStore(SQLStore):
         self.database: Database = Database(file, settings)
         """The open database file."""
 
-    def catalog_file(self) -> Path | None:
-        """Return the path of the catalog; None if the tables have an older version.
-
-        Programs of an older version do not know the catalog file, and their purges would not delete
-        it.
-        """
-        if self.database.is_outdated:
-            return None
+    def catalog_file(self) -> Path:
+        """Return the path of the catalog."""
         return catalog_path(self.database.file, self._namespace)
 
     def __repr__(self) -> str:

@@ -123,7 +123,7 @@ class Transaction:
         for seq, at, body, crc in readable_rows(
             self.execute(_RAW_MESSAGES, (session_id, first, last))
         ):
-            if crc is None or crc == checksum(body, seq):
+            if crc == checksum(body, seq):
                 yield seq, at, body
 
     def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
@@ -176,7 +176,7 @@ class Transaction:
 def readable_rows(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
     """Yield the message rows with the right types and a valid time. Times in `rows` are bytes."""
     for seq, at, body, crc in rows:
-        if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
+        if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int):
             with suppress(ValueError, AttributeError):
                 parse_time(at)
                 yield seq, at.decode(), body, crc
@@ -186,7 +186,7 @@ def _make_messages(rows: Iterable[Row]) -> list[Message]:
     return [  # guard: sqlite-row-crc
         Message(seq, at, Raw(body))
         for seq, at, body, crc in rows
-        if (crc is None or crc == checksum(body, seq)) and parse_iso(at).tzinfo is not None
+        if crc == checksum(body, seq) and parse_iso(at).tzinfo is not None
     ]
 
 
@@ -200,13 +200,13 @@ def _make_messages_with_hidden(rows: Iterable[Row], state: State) -> list[Messag
             hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
         )
         for seq, at, body, crc in rows
-        if (crc is None or crc == checksum(body, seq)) and parse_iso(at).tzinfo is not None
+        if crc == checksum(body, seq) and parse_iso(at).tzinfo is not None
     ]
 
 
 def _is_intact(row: Row) -> bool:
     for seq, _, body, crc in readable_rows([row]):
-        if crc is None or crc == checksum(body, seq):
+        if crc == checksum(body, seq):
             with suppress(ValueError):
                 return isinstance(decode_object(body), dict)
     return False

@@ -9,7 +9,6 @@ from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
 from stenolog.stores.sqlite import connections, file_check
-from stenolog.stores.sqlite.database_file import run_script
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 
@@ -167,17 +166,6 @@ def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
             rows = list(transaction.execute("SELECT seq, body, crc FROM message"))
     assert len(rows) == 10
     assert all(crc == checksum(body, seq) for seq, body, crc in rows)
-
-
-def test_p13_messages_without_crc_are_read(file: Path) -> None:
-    with SQLiteStore(file) as store:
-        store.add_message("a", "user", "old")
-    connection = apsw.Connection(str(file))
-    run_script(connection, "UPDATE message SET crc = NULL")
-    connection.close()
-    with SQLiteStore(file) as store:
-        assert _texts(store) == ["old"]
-    assert file_check.examine(file).findings == ()
 
 
 def test_p3_every_flipped_bit_is_detected() -> None:

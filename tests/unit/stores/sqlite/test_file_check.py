@@ -8,7 +8,7 @@ import pytest
 
 from stenolog import SQLiteStore, StoreUnavailable
 from stenolog.stores.sqlite import file_check
-from stenolog.stores.sqlite.database_file import newest_version, run_script
+from stenolog.stores.sqlite.database_file import fingerprint, run_script
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 
@@ -71,7 +71,7 @@ def test_unreadable_state_is_reported(used: Path) -> None:
 
 def test_stray_rows_are_reported(used: Path) -> None:
     _spoil(used, "PRAGMA foreign_keys = OFF; INSERT INTO token VALUES (99, x'00', 1, 1)")
-    _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB), NULL)")
+    _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB), 1)")
     assert [one.kind for one in file_check.examine(used).findings] == ["stray row", "stray row"]
 
 
@@ -106,7 +106,7 @@ def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> Non
     theirs = tmp_path / "theirs.db"
     shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
     assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]
-    _spoil(used, f"PRAGMA user_version = {newest_version() + 1}")
+    _spoil(used, f"PRAGMA user_version = {fingerprint() + 1}")
     assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]
     with pytest.raises(StoreUnavailable):
         file_check.examine(tmp_path / "nothing.db")

@@ -24,7 +24,7 @@ from stenolog import (
     open_store,
 )
 from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
-from stenolog.stores.sqlite.database_file import newest_version, run_script
+from stenolog.stores.sqlite.database_file import fingerprint, run_script
 from support import needs
 from support.crash.disks import tiny_tmpfs
 
@@ -181,22 +181,22 @@ def test_leftovers_of_a_killed_creator_do_not_prevent_opening(file: Path) -> Non
 # --- P13 -------------------------------------------------------------------------------------
 
 
-def test_p13_newer_schema_is_rejected_with_its_number(file: Path) -> None:
+def test_p13_database_with_other_tables_is_rejected_with_its_fingerprint(file: Path) -> None:
     SQLiteStore(file).close()
     with _connection(file) as connection:
-        run_script(connection, f"PRAGMA user_version = {newest_version() + 1}")
+        run_script(connection, f"PRAGMA user_version = {fingerprint() + 1}")
     before = file.read_bytes()
     for read_only in (False, True):
-        with pytest.raises(NewerFormat, match=f"schema {newest_version() + 1}"):
+        with pytest.raises(NewerFormat, match=f"tables are {fingerprint() + 1:08x}"):
             SQLiteStore(file, read_only=read_only)
     assert file.read_bytes() == before
 
 
-def test_p13_running_process_rejects_a_newer_schema(file: Path) -> None:
+def test_p13_running_process_rejects_other_tables(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
         with _connection(file) as connection:
-            run_script(connection, f"PRAGMA user_version = {newest_version() + 1}")
+            run_script(connection, f"PRAGMA user_version = {fingerprint() + 1}")
         for call in (
             lambda: store.add_message(KEY, "user", "again"),
             lambda: store.set_summary(KEY, "text"),

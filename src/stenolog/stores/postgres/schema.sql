@@ -1,6 +1,6 @@
 -- Sessions, their messages and related rows. {schema} is the name of the schema.
 
--- One row: the number of the last script that was run.
+-- One row: the fingerprint of these tables.
 CREATE TABLE {schema}.about (
     version int8 NOT NULL
 );
@@ -100,5 +100,3 @@ CREATE TABLE {schema}.mark (
 CREATE VIEW {schema}.sessions AS
 SELECT namespace, encode(key, 'escape') AS key, last_seq AS messages, bytes, created, updated, deleted
 FROM {schema}.session;
-
-INSERT INTO {schema}.about (version) VALUES (1);

@@ -1,2 +1,0 @@
--- No view: the tables of the old catalog are not read any more.
-SELECT NULL;
