@@ -210,9 +210,9 @@ def check_once(token: str | None) -> None:
     if token is None:
         return
     if not isinstance(token, str) or not token:
-        raise UsageError("a once token is non-empty text")
+        raise UsageError("an idempotency key is non-empty text")
     if len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
-        raise UsageError(f"a once token has at most {MAX_TOKEN_BYTES} bytes of UTF-8")
+        raise UsageError(f"an idempotency key has at most {MAX_TOKEN_BYTES} bytes of UTF-8")
     _check_text(token, "once")
 
 

@@ -25,12 +25,10 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.conversion import spec_of, specs_of
 from stenolog.settings.fields import (
     ANY_NAME,
-    RENAMED_FIELDS,
     Field,
     all_fields,
     commented_file,
     describe_type,
-    find_field,
     to_toml,
 )
 from stenolog.settings.file import config_path, join_path, start_lines
@@ -260,22 +258,6 @@ retries = 101
         "the command line: agent.tool_timeout: must be a number greater than 0 and up to "
         "86,400, not 0",
     ]
-
-
-def test_an_old_settings_key_is_an_error_that_names_the_new_key(file: Path) -> None:
-    words = "gateway.patience: renamed to gateway.shutdown_timeout; use the new name"
-    environment = {"STENO_GATEWAY__PATIENCE": "5"}
-    flags = {"gateway.patience": 5}
-    found = _refused(file, "[gateway]\npatience = 5\n", environment=environment, flags=flags)
-    sources = ("FILE:2", "STENO_GATEWAY__PATIENCE", "the command line")
-    assert found == [f"{source}: {words}" for source in sources]
-
-
-def test_every_renamed_key_maps_to_an_existing_setting() -> None:
-    assert [find_field(new) is not None for new in RENAMED_FIELDS.values()] == [True] * len(
-        RENAMED_FIELDS
-    )
-    assert [find_field(old) for old in RENAMED_FIELDS] == [None] * len(RENAMED_FIELDS)
 
 
 @pytest.mark.parametrize(

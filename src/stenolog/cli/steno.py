@@ -66,8 +66,6 @@ _COMMANDS_BY_MODULE: Final = {
 }
 COMMANDS: Final = {name: module for module, names in _COMMANDS_BY_MODULE.items() for name in names}
 """Module of each command."""
-_COMMAND_ALIASES: Final = {"compact": "summarize"}
-"""Current names of commands by their old names, which still work."""
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
@@ -114,11 +112,10 @@ class Steno(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
         del ctx
-        name = _COMMAND_ALIASES.get(cmd_name, cmd_name)
-        if name not in COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"stenolog.cli.{COMMANDS[name]}")
-        command: click.Command = getattr(module, f"{name}_command")
+        module = import_module(f"stenolog.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def resolve_command(
@@ -126,7 +123,7 @@ class Steno(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command. The UsageError for an unknown name suggests a similar name."""
         name = args[0]
-        if name not in COMMANDS and name not in _COMMAND_ALIASES and not ctx.resilient_parsing:
+        if name not in COMMANDS and not ctx.resilient_parsing:
             # This import is only needed for an unknown command.
             from difflib import get_close_matches
 

@@ -168,8 +168,7 @@ class ConsolidationProgress:
         if usage:
             fields |= updated_side_usage(self._read_meta(uid), uid, usage)
             usage.clear()
-        # Remove the field `session`, which earlier versions wrote.
-        self._store.set_meta(self._prefix + uid, session=None, **fields)
+        self._store.set_meta(self._prefix + uid, **fields)
 
 
 def _positive_or_zero(stored: Any) -> int:

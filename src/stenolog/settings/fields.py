@@ -32,10 +32,6 @@ FIELD_ALIASES: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
 """Path of a setting, by the path that other programs use for the same setting."""
-RENAMED_FIELDS: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
-    {("gateway", "patience"): ("gateway", "shutdown_timeout")}
-)
-"""New paths of renamed fields. The error for an old path names the new path."""
 
 _IGNORED_PATHS: Final = (("keys",), ("agent", "routes"))
 """Paths of fields in the value classes that are not settings."""
@@ -96,8 +92,6 @@ def fields_of_table(path: KeyPath) -> list[Field]:
 def unknown_setting_text(path: KeyPath) -> str:
     """Return the error text for an unknown path, with the closest name or all known names."""
     *parents, name = path
-    if renamed_path := RENAMED_FIELDS.get(path):
-        return f"renamed to {join_path(renamed_path)}; use the new name"
     table = field_path(path)[:-1]
     if len(table) == 1 and table[0] in NAMED_TABLES:
         fields = [field.path[-1] for field in fields_of_table(path)]

@@ -62,15 +62,7 @@ def test_help_lists_every_command_on_one_screen(steno: Steno) -> None:
         assert commands.count(f"  {name} ") == 1, name
 
 
-def test_old_command_name_works_and_is_not_listed(steno: Steno) -> None:
-    assert steno("compact", "--help").stdout.startswith(
-        "Usage: steno compact [OPTIONS] KEY\n\n  Sum"
-    )
-    assert "compact" not in main.list_commands(click.Context(main))
-    assert " compact" not in steno("--help").stdout
-
-
-@pytest.mark.parametrize("words", [(), ("list",), ("memory", "list"), ("compact",)])
+@pytest.mark.parametrize("words", [(), ("list",), ("memory", "list")])
 def test_help_command_prints_the_help_of_a_command(steno: Steno, words: tuple[str, ...]) -> None:
     result = steno("help", *words)
     assert (result.exit_code, result.stdout) == (0, steno(*words, "--help").stdout)

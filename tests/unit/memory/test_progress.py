@@ -75,7 +75,6 @@ def test_progress_mark_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_progress_mark_does_not_contain_the_session_key(store: Store) -> None:
-    store.set_meta(":mark:main:u1", session="telegram:1", seq=2)
     progress = ConsolidationProgress(store, agent="main")
 
     progress.record_failure("u2", attempts=1, retry_at=LATER)

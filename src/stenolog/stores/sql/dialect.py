@@ -18,7 +18,7 @@ from stenolog.stores.log_reports import DamageReports
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
-RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
+RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same idempotency key"
 
 
 def to_not_stored(error: StenologError) -> StenologError:
