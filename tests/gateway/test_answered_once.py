@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.spec import AgentSpec
+from stenolog.errors import ModelUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -17,6 +18,9 @@ from support.gateway.served_gateway import Served
 
 KEY = "work"
 PIN, EVEREST = "What is my PIN?", "How tall is Everest?"
+ASK_CLOCK = "What time is it?"
+CLOCK_CALL = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {}}}
 SPEC = AgentSpec(memory=False, consolidation=False, tools=False)
 
 
@@ -26,10 +30,17 @@ class Gateway:
     def __init__(self, where: str) -> None:
         self.where = where
         self.asked: list[str] = []
+        self.failures = 0
+        """Number of the next questions to the model that fail."""
 
-    def _answer(self, messages: Sequence[Mapping[str, Any]], tools: object) -> str:
+    def _answer(self, messages: Sequence[Mapping[str, Any]], tools: object) -> Any:
         del tools
         self.asked.append(messages[-1]["content"])
+        if self.failures:
+            self.failures -= 1
+            raise ModelUnavailable("the model's server is down")
+        if messages[-1]["content"] == ASK_CLOCK:
+            return {"tool_calls": [CLOCK_CALL]}
         return f"to {messages[-1]['content']}"
 
     def post(
@@ -40,7 +51,17 @@ class Gateway:
         stream: bool = False,
         change: Callable[[Store], object] | None = None,
     ) -> Any:
-        """Send a request; `change`: change the session first, in the running gateway."""
+        """Send one message; `change`: change the session first, in the running gateway."""
+        body = {"messages": [_user(text)], "stream": stream}
+        return self.send(body, headers, change)
+
+    def send(
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        change: Callable[[Store], object] | None = None,
+    ) -> Any:
+        """Send a request."""
         with ExitStack() as stack:
             served = stack.enter_context(
                 Served(self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS)
@@ -48,7 +69,6 @@ class Gateway:
             client = stack.enter_context(served.client())
             if change is not None:
                 change(served.loop.registry.agent().store)
-            body = {"messages": [{"role": "user", "content": text}], "stream": stream}
             response = client.post(
                 "/v1/chat/completions", json=body, headers={"X-Session-Key": KEY, **headers}
             )
@@ -71,6 +91,10 @@ def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gateway]
             assert gateway.text(response) == f"to {text}"
         gateway.asked.clear()
         yield gateway
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def _key(number: int) -> dict[str, str]:
@@ -167,3 +191,60 @@ def test_message_sent_again_gets_its_answer_or_an_error(gateway: Gateway) -> Non
     damage_message(gateway.where, KEY, 6)
     unknown = send(PIN, "other")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (500, "answer_unknown")
+
+
+@CHANGES
+@pytest.mark.parametrize("sends_all", [False, True], ids=["one message", "whole history"])
+def test_retry_of_a_tool_result_gets_its_own_answer(
+    gateway: Gateway, change: Callable[[Store], None], sends_all: bool
+) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [CLOCK_CALL]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+    answer = {"role": "assistant", "content": "to noon"}
+    history: list[dict[str, Any]] = []
+    for text in (PIN, EVEREST):
+        history += [_user(text), {"role": "assistant", "content": f"to {text}"}]
+
+    def send(*new: dict[str, Any], number: int, change: Any = None) -> Any:
+        messages = [*history, *new] if sends_all else new[-1:]
+        body = {"messages": messages, "tools": [CLOCK]}
+        return gateway.send(body, _key(number), change)
+
+    called = send(_user(ASK_CLOCK), number=3).json()["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+    asked = [_user(ASK_CLOCK), call, result]
+    assert gateway.text(send(*asked, number=4)) == "to noon"
+    assert gateway.text(send(*asked, answer, _user("And K2?"), number=5)) == "to And K2?"
+    gateway.asked.clear()
+    before: list[int] = []
+
+    def change_and_count(store: Store) -> None:
+        change(store)
+        before.append(store.info(KEY).visible)
+
+    assert gateway.text(send(*asked, number=4, change=change_and_count)) == "to noon"
+    assert gateway.asked == []
+    with open_store(gateway.where) as store:
+        assert [store.info(KEY).visible] == before
+
+
+def test_same_history_again_is_an_error_if_its_answer_is_damaged(gateway: Gateway) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    damage_message(gateway.where, KEY, 4)
+    response = gateway.send({"messages": history}, {})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "answer_unknown")
+    assert gateway.asked == []
+
+
+def test_retry_of_a_failed_second_answer_does_not_get_the_rejected_one(gateway: Gateway) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    gateway.failures = 3  # the model is asked three times before the request fails
+    while gateway.failures:
+        assert gateway.send({"messages": history}, _key(3)).status_code == 503
+    gateway.asked.clear()
+    for _ in range(2):
+        answered = gateway.send({"messages": history}, _key(3))
+        assert gateway.text(answered) == f"to {EVEREST}"
+    assert gateway.asked == [EVEREST]
+    with open_store(gateway.where) as store:
+        assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]

@@ -18,7 +18,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import answered_seqs
+from stenolog.catalog.message_metadata import answered_seqs, last_seen_seq
 from stenolog.context.turn_state import answer_to, is_finished_answer
 from stenolog.errors import AnswerUnknown
 from stenolog.records import Message, Span
@@ -36,26 +36,31 @@ class StoredAnswer(Struct, frozen=True):
     """The answer; for `hidden`, the hidden question."""
 
 
-def find_answer(store: Store, key: str, seq: int, view: SessionView | None = None) -> StoredAnswer:
+def find_answer(
+    store: Store, key: str, seq: int, view: SessionView | None = None, *, after: int = 0
+) -> StoredAnswer:
     """Return the stored answer to the message at `seq`. Blocks.
 
-    `view`: a view with all visible messages, if the caller has read it. Raises AnswerUnknown,
+    `view`: a view with all visible messages, if the caller has read it. `after`: answers up to this
+    seq do not count, because the message was asked again after them. Raises AnswerUnknown,
     NoSuchSession, and the errors of the store.
     """
+    after = max(after, seq)  # guard: rejected-answer
     if view is None:
         view = store.view(key, last=1)
     else:
         visible = [message for message in view.messages if message.seq >= seq]
-        answer = answer_to(visible, seq)
+        answer = answer_to((message for message in visible if message.seq > after), seq)
         if answer is not None:
             return StoredAnswer("answered", answer)
         if len(visible) == _end_of(view) - seq + 1:  # no message from the question on is missing
             _check_marks(key, visible, seq)
             return StoredAnswer("unanswered")
     stored = store.get_history(key, after=seq - 1, full=True)
+    later = [message for message in stored if message.seq > after]
     # After /retry, the hidden first answer precedes the visible one.
-    answer = answer_to((message for message in stored if not message.hidden), seq)
-    answer = answer or answer_to(reversed(stored), seq)
+    answer = answer_to((message for message in later if not message.hidden), seq)
+    answer = answer or answer_to(reversed(later), seq)
     if answer is not None:
         return StoredAnswer("answered", answer)
     lost = _find_lost(store, view, stored, seq)
@@ -72,7 +77,8 @@ def _check_marks(key: str, history: Iterable[Message], seq: int) -> None:
     for message in history:
         if message.seq > seq:
             body = message.to_dict()
-            if is_finished_answer(body) and answered_seqs(body) is None:
+            has_seen = last_seen_seq(body, message.seq) >= seq
+            if is_finished_answer(body) and has_seen and answered_seqs(body) is None:
                 reason = f"the answer at seq {message.seq} does not say which messages it answers"
                 raise AnswerUnknown(key, seq, reason)
 

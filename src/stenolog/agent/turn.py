@@ -18,6 +18,7 @@ from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.session_history import (
     has_own_last_calls,
     hide_late_message,
+    last_user_message,
     missing_session_error,
     refresh_view,
     withdraw_message,
@@ -54,7 +55,6 @@ from stenolog.errors import (
 from stenolog.memory.recall import RecallResult
 from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
-from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, find_view, fork_seq_of
 
@@ -288,7 +288,7 @@ class Turn(Struct, eq=False):
             self.key, memory=recall_result.block, unsaved=unsaved, view=view
         )
         self.last_request = None if view is None else (view, attempt)
-        answers = state.unanswered
+        answers = state.questions
         return _Request(model, recall_result, attempt, idempotency_key, answers, unsaved_keys)
 
     def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
@@ -326,15 +326,20 @@ class Turn(Struct, eq=False):
         self, view: SessionView, state: TurnState
     ) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
-        if self.user_seq:
-            found = find_answer(self.instance.store, self.key, self.user_seq, view)
+        is_pending = state.waits_for_client or state.is_unfinished
+        question_seq = self.user_seq
+        if not question_seq and not is_pending:
+            question = last_user_message(view.messages)
+            question_seq = 0 if question is None else question.seq
+        if question_seq:
+            found = find_answer(self.instance.store, self.key, question_seq, view)
             answer = answer_from_log(self.key, found, "elsewhere")
             if answer is not None:
                 return answer
-            if self.user_seq not in state.unanswered:
+            if question_seq not in state.unanswered:
                 raise _HistoryChanged  # the message was hidden while later ones were answered
-        if not state.waits_for_client and view.messages and not state.is_unfinished:
-            return _make_last_answer(self.key, view.messages)
+        elif not is_pending:
+            return self._make_answer("", None, outcome="elsewhere")
         return state if state.open_calls or state.client_calls else None
 
     def _find_model(self, view: SessionView | None) -> ChatModel:
@@ -584,6 +589,8 @@ class Turn(Struct, eq=False):
         partial_text = self.streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
         upto = max(self.seen.upto, self.user_seq)
+        if not upto:  # stopped before the first request
+            upto = max(self.asked_seqs, default=0)
         idempotency_key, unsaved_keys = self.seen.once, self.seen.unsaved_keys
         if all_answered:
             upto = max((upto, *state.unanswered))
@@ -592,7 +599,7 @@ class Turn(Struct, eq=False):
         seen = SeenMessages(
             upto=upto,
             once=idempotency_key,
-            answers=tuple(seq for seq in state.unanswered if seq <= upto),
+            answers=tuple(seq for seq in state.questions if seq <= upto),
             unsaved_keys=unsaved_keys,
             interrupted=reason,
         )
@@ -705,17 +712,6 @@ def answer_from_log(key: str, found: StoredAnswer, outcome: Outcome) -> Answer |
 
 def _state_of(view: SessionView | None) -> TurnState:
     return TurnState() if view is None else turn_state(view.messages, view.info.lost_spans)
-
-
-def _make_last_answer(key: str, history: Sequence[Message]) -> Answer:
-    """Return the last answer in the log."""
-    last_message = next(
-        (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
-        history[-1],
-    )
-    body = last_message.to_dict()
-    text = text_parts_of(body) if body.get("role") == "assistant" else ""
-    return Answer(key=key, text=text, outcome="elsewhere", seq=last_message.seq)
 
 
 def _user_text(body: Mapping[str, Any]) -> str:

@@ -296,12 +296,12 @@ class UnsavedMessages:
             upto = self._last_seen_seq(seen)
             unsaved_seqs = (self._stored_seqs.get(once) for once in seen.unsaved_keys)
             answers = {*seen.answers, *(seq for seq in unsaved_seqs if seq is not None)}
-            if calls_of(body):
-                answers = set()  # only the answer after the tool results answers the messages
+            answered = sorted(seq for seq in answers if seq <= upto)
+            # Only the answer after the tool results answers the messages.
             body = mark_seen(
                 body,
                 seen=upto,
-                answers=sorted(seq for seq in answers if seq <= upto),
+                answers=None if calls_of(body) else answered,
                 interrupted=seen.interrupted,
             )
         if append is None:

@@ -3,9 +3,9 @@
 `seen` is the seq of the newest message that an answer takes into account. A message that arrives
 while an answer is being written precedes the answer in the log, but is not answered by it. Answers
 of other programs have no `seen`: they count as having seen all messages before them. `answers`
-lists the seqs of the user messages that an answer answers, so that a message that is sent again
-gets exactly its answer (`agent/stored_answers.py`). `interrupted` is the reason why an answer is
-incomplete.
+lists the seqs of the messages that an answer answers: messages of users, and results of tools that
+a client has run. So a message that is sent again gets exactly its answer
+(`agent/stored_answers.py`). `interrupted` is the reason why an answer is incomplete.
 
 In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.
 
@@ -60,20 +60,19 @@ def mark_seen(
     message: Mapping[str, Any],
     *,
     seen: int | None,
-    answers: Sequence[int] = (),
+    answers: Sequence[int] | None = None,
     interrupted: str = "",
 ) -> dict[str, Any]:
     """Return the message with `seen`, `answers` and `interrupted`.
 
-    `seen`: None means all earlier messages.
+    `seen`: None means all earlier messages. `answers`: None for a message that is not an answer.
     """
-    return _add_metadata(
-        message, seen=seen, answers=list(answers) or None, interrupted=interrupted or None
-    )
+    answered = None if answers is None else list(answers)
+    return _add_metadata(message, seen=seen, answers=answered, interrupted=interrupted or None)
 
 
 def answered_seqs(message: Mapping[str, Any]) -> list[int] | None:
-    """Return the seqs of the user messages that an answer answers; None if it does not say."""
+    """Return the seqs of the messages that an answer answers; None if it does not say."""
     seqs = _metadata(message).get("answers")
     return [seq for seq in seqs if isinstance(seq, int)] if isinstance(seqs, list) else None
 

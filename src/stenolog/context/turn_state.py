@@ -82,10 +82,17 @@ class TurnState(Struct, frozen=True, kw_only=True):
     """Tool calls of the unfinished turn that have no result and do not wait for the client."""
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
+    client_results: tuple[int, ...] = ()
+    """Seqs of the results that the client has stored in the unfinished turn."""
     client_calls: tuple[ToolCall, ...] = ()
     """Calls without a result that the client must run; none after a new user message."""
     abandoned: frozenset[str] = frozenset()
     """Ids of those open calls that the client should have run before the newest user message."""
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """Seqs of the messages that the next answer answers."""
+        return tuple(sorted((*self.unanswered, *self.client_results)))
 
     @property
     def waits_for_client(self) -> bool:
@@ -116,7 +123,8 @@ def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnSta
             seen_seq = max(seen_seq, last_seen_seq(body, message.seq))
         newest_messages.append((message, body))
     # A result comes after its call, so only the messages of the unfinished turn matter.
-    unfinished_bodies = [body for _, body in newest_messages[:finished_index]][::-1]
+    unfinished_messages = newest_messages[:finished_index][::-1]
+    unfinished_bodies = [body for _, body in unfinished_messages]
     results_by_call = pair_calls(unfinished_bodies)
     calls = [(index, calls_of(body)) for index, body in enumerate(unfinished_bodies)]
     calls_without_result = [
@@ -135,6 +143,11 @@ def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnSta
         if call.id in client_call_ids(unfinished_bodies[index])
     ]
     client_calls = [(index, call) for index, call in calls_for_client if index > last_user_index]
+    client_results = {
+        unfinished_messages[result_index][0].seq
+        for (index, call_index), (result_index, _) in results_by_call.items()
+        if calls[index][1][call_index].id in client_call_ids(unfinished_bodies[index])
+    }
     without_answer = [
         message.seq
         for message, body in reversed(newest_messages)
@@ -152,6 +165,7 @@ def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnSta
             call.id for index, call in calls_for_client if call.id and index <= last_user_index
         ),
         has_calls=any(message_calls for _, message_calls in calls),
+        client_results=tuple(sorted(client_results)),  # guard: answered-tool-result
     )
 
 

@@ -252,13 +252,14 @@ def _match_request(
     if view is None:
         return Match(kept_count=0, new_messages=_without_known_results((), request.messages))
     visible = view.messages
-    request_seq = None
+    request_seq, last_seq = None, 0
     if request.once:
-        request_seq = _find_request_seq(sessions, request, view)
+        request_seq, last_seq = _find_request(sessions, request, view)
     elif request.is_retry and view.info.visible < view.info.count:
         request_seq = _find_hidden_retried_seq(sessions, request, view)
     if request_seq is not None:
-        answer = answer_from_log(key, find_answer(sessions.store, key, request_seq, view), "again")
+        found = find_answer(sessions.store, key, request_seq, view, after=last_seq)
+        answer = answer_from_log(key, found, "again")
         if answer is not None and (request.once or not _was_received(view, answer.seq)):
             return answer
 
@@ -400,26 +401,27 @@ def _replace_last_messages(
     return None
 
 
-def _find_request_seq(
+def _find_request(
     sessions: SessionStore, request: ChatTurnRequest, view: SessionView
-) -> int | None:
-    """Return the seq of the last message of the request with this idempotency key, or None.
+) -> tuple[int | None, int]:
+    """Return where the request with this idempotency key is stored.
 
-    Raises OnceConflict if the request with this key had other messages.
+    The first number is the seq of its last message; None if the request is new. The second is the
+    last seq of the session when the request was stored: later than its last message if the request
+    replaced an answer. Raises OnceConflict if the request with this key had other messages.
     """
     fork_seq = fork_seq_of(view.info)
-    requests = [row for row in _read_requests(view) if row[0] == request.once]
+    requests = [row[1:] for row in _read_requests(view) if row[0] == request.once]
     for message in sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
         request_mark = request_of(message.to_dict())
         if request_mark is not None and request_mark[0] == request.once and message.seq > fork_seq:
-            requests.append((request.once, message.seq, request_mark[1]))
+            requests.append((message.seq, request_mark[1], message.seq))
     if not requests:
-        return None
-    _, seq, digest = requests[0]
-    # Older versions stored no digest, so an empty digest matches every request.
-    if digest and digest != request.digest:  # guard: idempotency-key-other-body
+        return None, 0
+    seq, digest, last_seq = requests[0]
+    if digest != request.digest:  # guard: idempotency-key-other-body
         raise OnceConflict(view.key, request.once, seq)
-    return seq
+    return seq, last_seq
 
 
 def _find_hidden_retried_seq(
@@ -433,14 +435,16 @@ def _find_hidden_retried_seq(
     return prompt.seq if request_of(prompt.to_dict()) == ("", request.digest) else None
 
 
-def _read_requests(view: SessionView) -> list[tuple[str, int, str]]:
-    """Return idempotency key, seq and digest of each request in the session's meta."""
+def _read_requests(view: SessionView) -> list[tuple[str, int, str, int]]:
+    """Return the rows of the requests in the session's meta.
+
+    A row has the idempotency key, the seq of the last message, the digest, and the last seq of the
+    session when the request was stored.
+    """
     field_value = view.info.meta.get(_REQUESTS_FIELD)
     rows = field_value if isinstance(field_value, list) else []
     return [
-        (fields[0], fields[1], fields[2] if len(fields) > 2 else "")
-        for fields in rows
-        if isinstance(fields, list) and len(fields) in (2, 3)
+        (row[0], row[1], row[2], row[3]) for row in rows if isinstance(row, list) and len(row) == 4
     ]
 
 
@@ -448,6 +452,7 @@ def _remember_request(sessions: SessionStore, key: str, request: ChatTurnRequest
     view = find_view(sessions.store, key, last=1)
     if view is not None and view.messages:
         other_rows = [row for row in _read_requests(view) if row[0] != request.once]
-        rows = [*other_rows, (request.once, view.messages[0].seq, request.digest)]
+        row = (request.once, view.messages[0].seq, request.digest, view.info.last_seq)
+        rows = [*other_rows, row]
         newest_rows = [list(row) for row in rows[-_MAX_STORED_REQUESTS:]]
         sessions.store.set_meta(key, **{_REQUESTS_FIELD: newest_rows})

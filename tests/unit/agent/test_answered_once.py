@@ -6,6 +6,7 @@ never gets the answer to another message.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from stenolog.agent.tools import tool
 from stenolog.agent.turn import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.errors import AnswerUnknown, StenologError, StoreUnavailable
+from stenolog.errors import AnswerUnknown, ModelUnavailable, StenologError, StoreUnavailable
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -363,6 +364,37 @@ def test_stopped_turn_ends_only_with_the_results_of_its_tools(failing: int) -> N
         else:
             assert (answer.outcome, answer.saved) == ("interrupted", True)
             assert roles == ["user", "assistant", "tool", "assistant"]
+        await loop.close()
+
+    asyncio.run(main())
+
+
+def test_turn_stopped_before_its_request_answers_the_message_that_it_had_read() -> None:
+    async def main() -> None:
+        store = InMemoryStore()
+        model = ScriptedModel([ModelUnavailable("down"), "to the next"])
+        agent = AgentInstance(SPEC, model=model, sessions=JSONLBackend(store))
+        loop = AgentLoop(AgentRegistry([agent]))
+        message = InboundMessage(key=KEY, content=PIN, id="u1")
+        assert (await loop.handle(message)).outcome == "failed"
+        started, stopped, recall = threading.Event(), threading.Event(), agent.recall
+
+        def recall_slowly(*arguments: Any, **options: Any) -> Any:
+            started.set()
+            stopped.wait(30)
+            return recall(*arguments, **options)
+
+        agent.recall = recall_slowly  # type: ignore[method-assign]
+        resumed = asyncio.create_task(loop.resume(KEY))
+        await asyncio.to_thread(started.wait, 30)
+        assert await loop.stop(KEY)
+        stopped.set()
+        assert [answer.outcome for answer in await resumed] == ["interrupted"]
+        agent.recall = recall  # type: ignore[method-assign]
+        again = await loop.handle(message)
+        assert (again.outcome, again.text) == ("again", "[interrupted]")
+        later = await loop.handle(InboundMessage(key=KEY, content="Next?", id="u2"))
+        assert later.text == "to the next"
         await loop.close()
 
     asyncio.run(main())

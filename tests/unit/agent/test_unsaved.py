@@ -63,7 +63,7 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
         stored = [message.to_dict() for message in store.get_history(KEY)]
         assert [body["content"] for body in stored] == ["?", "!"]
         # The seq of the question that the answer has seen is known by then.
-        assert stored[1]["stenolog"] == {"seen": 1}
+        assert stored[1]["stenolog"] == {"seen": 1, "answers": []}
         assert hand.seq_of("1") == 1
 
     asyncio.run(main())
