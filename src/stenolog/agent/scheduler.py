@@ -40,6 +40,7 @@ from stenolog.agent.turn_events import (
 from stenolog.agent.unsaved import UnsavedMessages, new_idempotency_key
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
+    DamagedStore,
     LeaseLost,
     NoSuchSession,
     OnceConflict,
@@ -309,8 +310,8 @@ class TurnScheduler:
                 once=idempotency_key,
                 append=append,
             )
-        except OnceConflict as conflict:
-            return replace(session.failed_answer(conflict), saved=False)
+        except (OnceConflict, DamagedStore) as refusal:
+            return replace(session.failed_answer(refusal), saved=False)
         view = message.view
         is_newly_stored = view is not None and seq is not None and seq > view.upto
         # Another process may have accepted a message with a client's idempotency key, so keep it.

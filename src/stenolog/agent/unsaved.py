@@ -21,6 +21,7 @@ from stenolog.catalog.message_metadata import mark_seen, without_marks
 from stenolog.codec import check_key, check_once, encode_message
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
+    DamagedStore,
     LeaseLost,
     NoSuchSession,
     OnceConflict,
@@ -338,6 +339,8 @@ def _retry_write(
     except Exception as error:
         if isinstance(error, UsageError) and not isinstance(error, ReadOnly | StoreClosed):
             raise
+        if isinstance(error, DamagedStore):
+            raise  # the message may be stored, and cannot be compared
         return None  # the SessionStore has logged the first error; the write is retried later
 
 

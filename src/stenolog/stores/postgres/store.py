@@ -32,10 +32,10 @@ from stenolog.stores.arguments import (
 )
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql import dialect as sql
-from stenolog.stores.sql.dialect import Row, UniqueConflict
+from stenolog.stores.sql.dialect import Row, UniqueConflict, damaged_repeat_error
 from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import MissingRows, create_session, may_be_same_batch
+from stenolog.stores.sql.session_rows import MissingRows, create_session
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.state import blank_state
 
@@ -347,10 +347,17 @@ def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, 
     if stored_seq is not None:
         assert once is not None, "only a batch with an idempotency key can be stored already"
         bodies = transaction.run("bodies", session_id, stored_seq, stored_seq + count - 1)
-        if [body.encode() for (body,) in bodies] != list(payloads) and not may_be_same_batch(
-            transaction, session_id, stored_seq, count, payloads
-        ):
-            raise OnceConflict(key, once, stored_seq)
+        if [body.encode() for (body,) in bodies] != list(payloads):
+            last_seq = stored_seq + count - 1
+            intact = transaction.intact_messages(session_id, stored_seq, last_seq)
+            stored = {seq: body for seq, _, body in intact}
+            if len(payloads) != count:
+                raise OnceConflict(key, once, stored_seq)
+            for seq, payload in enumerate(payloads, stored_seq):
+                if seq not in stored:
+                    raise damaged_repeat_error(key, once, seq)
+                if stored[seq] != payload:
+                    raise OnceConflict(key, once, stored_seq)
         return int(stored_seq)
     if epoch and not is_lease_held:
         raise LeaseLost(key, epoch)

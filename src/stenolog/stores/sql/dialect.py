@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar
 from zlib import crc32
 
-from stenolog.errors import NotStored, StenologError, StoreUnavailable
+from stenolog.errors import DamagedStore, NotStored, StenologError, StoreUnavailable
 from stenolog.records import Message, Span, State
 from stenolog.stores.log_reports import DamageReports
 
@@ -155,6 +155,14 @@ def named_statements(text: str) -> dict[str, list[str]]:
         for names, statements in zip(sections[::2], sections[1::2], strict=True)
         for name in names.split(", ")
     }
+
+
+def damaged_repeat_error(key: str, once: str, seq: int) -> DamagedStore:
+    """Return the error for a known idempotency key whose stored message cannot be compared."""
+    return DamagedStore(
+        f"{key!r}: message {seq}, stored with the idempotency key {once!r}, is damaged, so it is "
+        "unknown whether this is the same message; see `steno doctor`, or use a new idempotency key"
+    )
 
 
 def schema_fingerprint(script: str) -> int:

@@ -278,17 +278,6 @@ class OpenSQLSession:
         return complete_undo_step(self._transaction, self._session, step)
 
 
-def may_be_same_batch(
-    transaction: Transaction, session_id: int, first: int, count: int, payloads: Sequence[bytes]
-) -> bool:
-    """Return whether no intact message of a stored batch differs from these messages.
-
-    A damaged message cannot be compared, but its idempotency key still says that it was stored.
-    """
-    intact = transaction.intact_messages(session_id, first, first + count - 1)
-    return len(payloads) == count and all(body == payloads[seq - first] for seq, _, body in intact)
-
-
 def apply_operation(
     transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:

@@ -29,10 +29,10 @@ from stenolog.stores.arguments import (
     token_bytes,
 )
 from stenolog.stores.catalog_file import catalog_path, delete_catalogs
-from stenolog.stores.sql.dialect import Row
+from stenolog.stores.sql.dialect import Row, damaged_repeat_error
 from stenolog.stores.sql.leases import holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create_session, may_be_same_batch
+from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.sqlite.lease_holders import format_holder, is_held
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
@@ -302,9 +302,20 @@ def _find_stored_seq(
         SQL["find_token"], (namespace, key, token_bytes(once))
     ):
         bodies = transaction.execute(SQL["bodies"], (session_id, first_seq, first_seq + count - 1))
-        if [body for (body,) in bodies] != list(payloads) and not may_be_same_batch(
-            transaction, session_id, first_seq, count, payloads
-        ):
-            raise OnceConflict(key, once, first_seq)
+        if [body for (body,) in bodies] != list(payloads):
+            rows = transaction.execute(
+                SQL["raw_messages"], (session_id, first_seq, first_seq + count - 1)
+            )
+            sums = {seq: (body, crc) for seq, _, body, crc in rows}
+            if len(payloads) != count:
+                raise OnceConflict(key, once, first_seq)
+            for seq, payload in enumerate(payloads, first_seq):
+                body, crc = sums.get(seq, (None, None))
+                # The checksum also identifies a message whose text is damaged.
+                if crc == checksum(payload, seq):  # guard: damaged-message-is-compared
+                    continue
+                if isinstance(body, bytes) and crc == checksum(body, seq):
+                    raise OnceConflict(key, once, first_seq)
+                raise damaged_repeat_error(key, once, seq)
         return int(first_seq)
     return 0

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo
+from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo, OnceConflict
 from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import SnapshotStore
@@ -208,10 +208,22 @@ class DamageContract(ContractPart):
             assert visible_texts(damaged_store, "a") == [*"13456"]
         assert "steno doctor" in caplog.text
 
-    def test_p12_damaged_message_is_no_other_content(self, store: Store) -> None:
+    def test_p12_damaged_message_is_never_taken_for_another(self, store: Store) -> None:
         with self._make_damaged_store(store, "message") as damaged_store:
-            # A log loses the idempotency key with the message; a database keeps it.
-            assert damaged_store.add_message("a", "user", "2", once="two") in (2, 6)
+            results: list[object] = []
+            for content in ("2", "other"):
+                try:
+                    results.append(damaged_store.add_message("a", "user", content, once="two"))
+                except (DamagedStore, OnceConflict) as error:
+                    results.append(type(error))
+            # A log loses the idempotency key with the message. A database keeps the key; with a
+            # checksum, it also knows what the message was.
+            assert results in (
+                [6, OnceConflict],
+                [2, OnceConflict],
+                [2, DamagedStore],
+                [DamagedStore, DamagedStore],
+            )
 
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "message") as damaged_store:
