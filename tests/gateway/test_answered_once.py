@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.spec import AgentSpec
+from stenolog.agent.tools import tool
 from stenolog.errors import ModelUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -21,7 +22,14 @@ PIN, EVEREST = "What is my PIN?", "How tall is Everest?"
 ASK_CLOCK = "What time is it?"
 CLOCK_CALL = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {}}}
-SPEC = AgentSpec(memory=False, consolidation=False, tools=False)
+LOOK_CALL = {"id": "l1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+SPEC = AgentSpec(memory=False, consolidation=False, tools=True)
+
+
+@tool
+async def look() -> str:
+    """Look it up."""
+    return "seen"
 
 
 class Gateway:
@@ -30,15 +38,18 @@ class Gateway:
     def __init__(self, where: str) -> None:
         self.where = where
         self.asked: list[str] = []
-        self.failures = 0
-        """Number of the next questions to the model that fail."""
+        self.scripted: list[Any] = []
+        """Next answers of the model, before those that follow from the question."""
+        self.is_down = False
+        """Whether the server of the model is down."""
 
     def _answer(self, messages: Sequence[Mapping[str, Any]], tools: object) -> Any:
         del tools
         self.asked.append(messages[-1]["content"])
-        if self.failures:
-            self.failures -= 1
+        if self.is_down:
             raise ModelUnavailable("the model's server is down")
+        if self.scripted:
+            return self.scripted.pop(0)
         if messages[-1]["content"] == ASK_CLOCK:
             return {"tool_calls": [CLOCK_CALL]}
         return f"to {messages[-1]['content']}"
@@ -64,7 +75,7 @@ class Gateway:
         """Send a request."""
         with ExitStack() as stack:
             served = stack.enter_context(
-                Served(self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS)
+                Served(self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS, tools=[look])
             )
             client = stack.enter_context(served.client())
             if change is not None:
@@ -116,6 +127,10 @@ def _summarize(store: Store) -> None:
 def _archive(store: Store) -> None:
     store.clear(KEY)
     store.compact(KEY)
+
+
+def _damage(store: Store) -> None:
+    del store  # the test damages the file of the closed store
 
 
 CHANGES = pytest.mark.parametrize("change", [_keep, _truncate, _summarize, _archive])
@@ -238,9 +253,10 @@ def test_same_history_again_is_an_error_if_its_answer_is_damaged(gateway: Gatewa
 
 def test_retry_of_a_failed_second_answer_does_not_get_the_rejected_one(gateway: Gateway) -> None:
     history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
-    gateway.failures = 3  # the model is asked three times before the request fails
-    while gateway.failures:
+    gateway.is_down = True
+    for _ in range(2):
         assert gateway.send({"messages": history}, _key(3)).status_code == 503
+    gateway.is_down = False
     gateway.asked.clear()
     for _ in range(2):
         answered = gateway.send({"messages": history}, _key(3))
@@ -248,3 +264,49 @@ def test_retry_of_a_failed_second_answer_does_not_get_the_rejected_one(gateway: 
     assert gateway.asked == [EVEREST]
     with open_store(gateway.where) as store:
         assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]
+
+
+def test_repeated_request_gets_the_same_tool_calls_again(gateway: Gateway) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    history += [{"role": "assistant", "content": f"to {EVEREST}"}, _user(ASK_CLOCK)]
+    body = {"messages": history, "tools": [CLOCK]}
+    answers = [gateway.send(body, _key(3)).json()["choices"][0] for _ in range(3)]
+    assert answers[0]["message"]["tool_calls"][0]["id"] == "c1"
+    assert answers == [answers[0]] * 3
+    assert gateway.asked == [ASK_CLOCK]
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_marked_retry_of_a_client_with_a_part_of_the_history_gets_its_answer(
+    gateway: Gateway, kept: int
+) -> None:
+    sent = [{"role": "assistant", "content": f"to {EVEREST}"}, _user("And K2?")]
+    sent = [_user(EVEREST), *sent][-kept - 1 :]
+    body = {"messages": sent}
+    assert gateway.text(gateway.send(body, {"x-stainless-retry-count": "0"})) == "to And K2?"
+
+    def lose_receipt(store: Store) -> None:
+        store.set_meta(KEY, last_response=None)
+
+    again = gateway.send(body, {"x-stainless-retry-count": "1"}, lose_receipt)
+    assert gateway.text(again) == "to And K2?"
+    assert gateway.asked == ["And K2?"]
+    with open_store(gateway.where) as store:
+        assert store.info(KEY).visible == 6
+
+
+@pytest.mark.parametrize("change", [_keep, _truncate, _damage])
+def test_retry_gets_all_texts_of_a_turn_or_an_error(
+    gateway: Gateway, change: Callable[[Store], None]
+) -> None:
+    parts: list[Any] = [{"content": "It is 8848 m.", "tool_calls": [LOOK_CALL]}, "Sure."]
+    gateway.scripted = list(parts)
+    first = gateway.text(gateway.post("How high?", _key(3)))
+    assert first == "It is 8848 m.\n\nSure."
+    if change is _damage:
+        damage_message(gateway.where, KEY, 6)
+        unknown = gateway.post("How high?", _key(3))
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (500, "answer_unknown")
+    else:
+        assert gateway.text(gateway.post("How high?", _key(3), change=change)) == first
+    assert gateway.asked == ["How high?", gateway.asked[-1]]

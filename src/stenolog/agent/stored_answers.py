@@ -63,7 +63,7 @@ def find_answer(
     answer = answer or answer_to(reversed(later), seq)
     if answer is not None:
         return StoredAnswer("answered", answer)
-    lost = _find_lost(store, view, stored, seq)
+    lost = find_lost(store, view, stored, seq)
     if lost:  # guard: damaged-answer-is-unknown
         raise AnswerUnknown(key, seq, f"{_messages_text(lost)} cannot be read, see `steno doctor`")
     _check_marks(key, stored, seq)
@@ -83,7 +83,7 @@ def _check_marks(key: str, history: Iterable[Message], seq: int) -> None:
                 raise AnswerUnknown(key, seq, reason)
 
 
-def _find_lost(
+def find_lost(
     store: Store, view: SessionView, stored: Sequence[Message], seq: int
 ) -> Sequence[Span]:
     """Return the seqs from `seq` on whose messages are neither readable nor known to be absent."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import replace_history
-from stenolog.agent.stored_answers import find_answer
+from stenolog.agent.stored_answers import find_answer, find_lost
 from stenolog.agent.turn import answer_from_log
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
@@ -28,10 +28,22 @@ from stenolog.agent.turn_events import (
     TurnOptions,
     UsageReported,
 )
-from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
+from stenolog.catalog.message_metadata import (
+    answered_seqs,
+    mark_received,
+    mark_request,
+    request_of,
+)
 from stenolog.context.turn_state import turn_state
 from stenolog.context.window import build_window
-from stenolog.errors import NoSuchSession, OnceConflict, SessionDeleted, StenologError, UsageError
+from stenolog.errors import (
+    AnswerUnknown,
+    NoSuchSession,
+    OnceConflict,
+    SessionDeleted,
+    StenologError,
+    UsageError,
+)
 from stenolog.gateway.history_matching import Match, answer_text_at, match_history
 from stenolog.messages import calls_of, has_text, results_of
 from stenolog.providers.chat_model import StreamedAnswer
@@ -223,13 +235,22 @@ def _prepare_plain_request(instance: AgentInstance, request: ChatTurnRequest) ->
 
 
 def text_for_client(sessions: SessionStore, answer: Answer) -> str:
-    """Return the text of an answer for a client that has not received the text in pieces."""
+    """Return the text of an answer for a client that has not received the text in pieces.
+
+    Other texts of its turn belong to it, also if they are hidden. Raises AnswerUnknown if a message
+    of the turn cannot be read.
+    """
     if answer.seq is None:
         return answer.text
-    history = sessions.store.get_history(answer.key)
-    if all(message.seq != answer.seq for message in history):
-        history = sessions.store.get_history(answer.key, full=True)
-    return answer_text_at(history, answer.seq) or answer.text
+    store, key, seq = sessions.store, answer.key, answer.seq
+    stored = store.get_history(key, after=seq - 1, full=True)[:1]
+    first = min((stored and answered_seqs(stored[0].to_dict())) or [seq])
+    history = store.get_history(key, after=first - 1, full=True)
+    lost = find_lost(store, store.view(key, last=1), history, first)
+    if any(span_first < seq for span_first, _ in lost):  # guard: partial-answer
+        reason = f"message {lost[0][0]} of its turn cannot be read, see `steno doctor`"
+        raise AnswerUnknown(key, first, reason)
+    return answer_text_at(history, seq) or answer.text
 
 
 def _is_one_new_prompt(view: SessionView | None, match: Match) -> bool:
@@ -255,12 +276,16 @@ def _match_request(
     request_seq, last_seq = None, 0
     if request.once:
         request_seq, last_seq = _find_request(sessions, request, view)
-    elif request.is_retry and view.info.visible < view.info.count:
-        request_seq = _find_hidden_retried_seq(sessions, request, view)
+    elif request.is_retry:
+        request_seq = _find_retried_seq(sessions, request, view)
     if request_seq is not None:
         found = find_answer(sessions.store, key, request_seq, view, after=last_seq)
         answer = answer_from_log(key, found, "again")
-        if answer is not None and (request.once or not _was_received(view, answer.seq)):
+        if answer is None:
+            # Everything is stored: the turn answers, or returns its tool calls to the client again.
+            stored = Match(kept_count=len(visible), new_messages=(), is_stored=True)
+            return stored  # guard: stored-request
+        if request.once or not _was_received(view, answer.seq):
             return answer
 
     def read_hidden() -> list[Message]:
@@ -326,6 +351,8 @@ def _store_new_messages(
     match = _match_request(sessions, key, request, view)
     if isinstance(match, Answer):
         return match
+    if match.is_stored:
+        return None
     failure = None
     if view is not None and match.kept_count < len(view.messages):
         failure = _replace_last_messages(sessions, view, request, match)
@@ -424,15 +451,20 @@ def _find_request(
     return seq, last_seq
 
 
-def _find_hidden_retried_seq(
+def _find_retried_seq(
     sessions: SessionStore, request: ChatTurnRequest, view: SessionView
 ) -> int | None:
-    """Return the seq of the newest user message if it is hidden and of the retried request."""
-    stored = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
-    prompt = next((message for message in reversed(stored) if has_text(message.to_dict())), None)
-    if prompt is None or not prompt.hidden or prompt.seq <= fork_seq_of(view.info):
-        return None
-    return prompt.seq if request_of(prompt.to_dict()) == ("", request.digest) else None
+    """Return the seq of the newest message of a client if it ends the retried request."""
+    messages: Sequence[Message] = view.messages
+    if view.info.visible < view.info.count:
+        messages = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    for message in reversed(messages):
+        body = message.to_dict()
+        if has_text(body) or request_of(body) is not None:
+            is_own = message.seq > fork_seq_of(view.info)
+            is_retried = request_of(body) == ("", request.digest)
+            return message.seq if is_own and is_retried else None
+    return None
 
 
 def _read_requests(view: SessionView) -> list[tuple[str, int, str, int]]:

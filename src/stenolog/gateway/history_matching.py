@@ -56,6 +56,8 @@ class Match(Struct, frozen=True, kw_only=True):
     """Seq of the message that the answer at `answer_seq` answers; 0 if unknown."""
     has_calls: bool = False
     """Whether the answer at `answer_seq` has tool calls for the client."""
+    is_stored: bool = False
+    """Whether an earlier attempt has stored the request completely."""
 
 
 def client_messages(history: Sequence[Message], *, start: int = 0) -> list[ClientMessage]:
