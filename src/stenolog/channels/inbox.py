@@ -402,15 +402,14 @@ class Inbox:
         """
         root_key = await self._loop.run(instance.resolve_key, base_key)
         register_session = register_name(instance.id, root_key)
-        # The register of executed commands is needed only if the app sends no message numbers.
-        claims = None if message.message_number else self._claims
-        if claims is not None:
+        claims = self._claims
+        if claims is not None and not message.message_number:
             number = await assign_number(claims, register_session, message)
             message = replace(message, message_number=number)
         last_move = await self._chat_sessions.read_last_move(instance, root_key)
         key = find_session_key(root_key, last_move, message)
         if commands.parse_command(message.text) is None:
-            claims = None  # only commands are registered as executed
+            claims = None  # the log has the ids of messages, but no commands
         if key is None or (
             claims is not None and not await begin_command(claims, register_session, message)
         ):

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
 from stenolog.errors import ModelUnavailable, NotStored
+from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
@@ -413,6 +414,36 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
 
 
 # --- restarts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["/edit Count.", "/retry"])
+def test_command_whose_gateway_stopped_during_its_answer_does_not_run_again(
+    server: TelegramServer, tmp_path: Path, command: str
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        started, hold = asyncio.Event(), asyncio.Event()
+
+        class Held(ScriptedModel):
+            async def stream(self, *arguments: Any, **options: Any) -> AsyncGenerator[Delta, None]:
+                if self.asked:
+                    started.set()
+                    await hold.wait()
+                async for delta in super().stream(*arguments, **options):
+                    yield delta
+
+        async with bot(tmp_path, server, Held(["first", "second", "third"])):
+            server.say("Count.")
+            await until(server, lambda: len(server.texts(ALICE)) == 1)
+            number = server.say(command)
+            await asyncio.wait_for(started.wait(), 30)
+            loop.call_later(0.1, hold.set)  # the gateway stops while the command is answered
+        assert server.texts(ALICE) == ["first", "second"]
+        async with bot(tmp_path, server, ScriptedModel(["again"])):
+            await until(server, confirmed(server, number))
+        assert server.texts(ALICE) == ["first", "second"]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
