@@ -60,8 +60,9 @@ def _struck(number: int, store: Store, catalog: Catalog) -> KeyboardInterrupt | 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", ["file", "memory"])
-@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize(
+    ("kept", "kind"), [(False, "file"), (False, "memory"), (True, "file")], ids=str
+)
 def test_p8_ctrl_c_anywhere_leaves_the_catalog_usable(
     tmp_path: Path, kind: str, kept: bool, step: int
 ) -> None:
