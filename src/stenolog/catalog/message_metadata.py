@@ -40,7 +40,6 @@ IDENTITY: Final = "id"
 """Name of the field with the identity of a message that was imported from a transcript."""
 PROGRAM_FIELDS: Final = frozenset(
     {
-        "aider",
         "chatgpt",
         "claude_ai",
         "claude_code",

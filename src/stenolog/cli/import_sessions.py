@@ -66,7 +66,6 @@ TRANSCRIPT_PROGRAMS: Final = (
     "opencode",
     "claude-ai",
     "open-webui",
-    "aider",
 )
 """Programs whose transcripts can be imported (transfer/transcripts)."""
 NEEDED_PATHS: Final = {
@@ -74,7 +73,6 @@ NEEDED_PATHS: Final = {
     "chatgpt": "zip or JSON file of the export",
     "claude-ai": "zip or JSON file of the export",
     "open-webui": "JSON file of the export",
-    "aider": "folder of a project",
 }
 """Kind of path that the user must give, by program. Other programs have a usual place."""
 _MAX_ECHOED_CHARACTERS: Final = 200
@@ -161,7 +159,7 @@ def import_command(
 
     \b
     Transcripts of coding agents and chat exports:
-      claude-code, codex, gemini-cli, opencode, llm, aider,
+      claude-code, codex, gemini-cli, opencode, llm,
       chatgpt, claude-ai, open-webui
 
     \b
@@ -341,21 +339,7 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
     if program is not None:
         return program, source
     program = detect_program(source)
-    # If a project folder of Aider also has sessions of other programs, these are imported.
-    if program is None or (program == "aider" and _has_other_sessions(source)):
-        return None
-    return program, source
-
-
-def _has_other_sessions(source: Path) -> bool:
-    """Return whether a folder with transcripts also has sessions of other programs."""
-    if not source.is_dir():
-        return False
-    folder, name = _split_source(source)
-    report = import_folder(
-        folder, InMemoryStore(), only=name, layouts=ALL_LAYOUTS, rename_files=False, dry_run=True
-    )
-    return bool(report.imported)
+    return None if program is None else (program, source)
 
 
 def _import_transcripts(

@@ -247,7 +247,7 @@ No conversations were found. Looked at:
   llm           the folder that `llm logs path` prints
   stenolog      {workspace}
 To see another place: steno view PLACE. A place can also be an export of ChatGPT, Claude.ai or
-Open WebUI, a project folder of Aider, or a stenolog workspace or database."""
+Open WebUI, or a stenolog workspace or database."""
 
 
 def _no_open_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,7 +273,7 @@ def view_command(
     """Show conversations in a browser, read-only.
 
     PLACE is a folder or file with transcripts of a known program (Claude Code, Codex, ChatGPT,
-    Claude.ai, Gemini CLI, opencode, llm, Aider, Open WebUI), a stenolog workspace, sqlite:FILE or
+    Claude.ai, Gemini CLI, opencode, llm, Open WebUI), a stenolog workspace, sqlite:FILE or
     postgresql://…  Without PLACE, the command shows the usual places of the known programs on this
     machine, and the workspace of the config file.
 

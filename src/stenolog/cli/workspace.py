@@ -43,7 +43,6 @@ WORKSPACE_HELP: Final = (
 )
 """Help text of `--workspace`."""
 PROGRAM_NAMES: Final = {
-    "aider": "Aider",
     "chatgpt": "ChatGPT",
     "claude-ai": "Claude.ai",
     "claude-code": "Claude Code",

@@ -69,7 +69,6 @@ def test_misspelled_program_is_reported_with_the_nearest(
         ("zeroclaw", "file or folder"),
         ("chatgpt", "zip or JSON file of the export"),
         ("open-webui", "JSON file of the export"),
-        ("aider", "folder of a project"),
     ],
 )
 def test_program_without_a_usual_place_needs_a_path(
@@ -154,7 +153,6 @@ def test_a_program_without_transcripts_is_an_error(
         ("opencode", 20),
         ("claude-ai-export", 8),
         ("open-webui", 5),
-        ("aider", 9),
     ],
 )
 def test_the_program_of_a_path_is_detected(steno: Steno, place: str, messages: int) -> None:
@@ -303,19 +301,7 @@ def test_databases_of_frameworks_are_not_taken_for_transcripts(name: str) -> Non
     assert detect_program(SAMPLES.parent / name) is None
 
 
-def test_other_sessions_in_a_folder_come_before_transcripts(steno: Steno, tmp_path: Path) -> None:
-    mixed = tmp_path / "mixed"
-    mixed.mkdir()
-    (mixed / "cli_a.json").write_text('[{"role": "user", "content": "hello"}]')
-    shutil.copy(SAMPLES / "aider" / ".aider.chat.history.md", mixed)
-    done = steno("import", str(mixed))
-    assert done.exit_code == 0
-    assert "Imported 1 session, 1 message" in done.stderr
-    assert "Imported 9 messages" in steno("import", "--from", "aider", str(mixed)).stderr
-
-
 def test_names_alone_do_not_make_transcripts(tmp_path: Path) -> None:
-    (tmp_path / ".aider.chat.history.md").touch()
     (tmp_path / "logs.db").touch()
     (tmp_path / "sub" / "deeper").mkdir(parents=True)
     (tmp_path / "sub" / "deeper" / "rollout-1.jsonl").touch()

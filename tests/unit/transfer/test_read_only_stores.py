@@ -200,7 +200,6 @@ def test_unreadable_place_does_not_hide_the_others(tmp_path: Path) -> None:
         ("claude-code", "claude-code/projects", "0.jsonl"),
         ("codex", "codex", "rollout-2025-01-01T00-00-00-{}.jsonl"),
         ("gemini-cli", "gemini-cli", "session-0.json"),
-        ("aider", "aider", ".aider.chat.history.md"),
         ("open-webui", "open-webui", "0.json"),
     ],
 )

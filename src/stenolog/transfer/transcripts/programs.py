@@ -10,7 +10,6 @@ from typing import Final
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers import sqlite_file
 from stenolog.transfer.importers.sqlite_file import SQLiteFile
-from stenolog.transfer.transcripts import aider
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
@@ -28,7 +27,6 @@ PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
     "opencode": OpenCode,
     "claude-ai": ClaudeAI,
     "open-webui": OpenWebUI,
-    "aider": aider.Aider,
 }
 """The class that reads the transcripts of each program, by program name."""
 _FILE_PATTERNS: Final = {
@@ -51,8 +49,6 @@ def detect_program(path: Path) -> str | None:
     """Return the program whose transcripts are in a folder or file, or None if unknown."""
     if path.is_dir():
         return _detect_in_folder(path)
-    if path.name == aider.FILE_NAME:
-        return "aider" if next(aider.Aider().find(path), None) is not None else None
     if path.name.startswith("rollout-"):
         return "codex"
     if sqlite_file.is_sqlite_file(path):
@@ -63,7 +59,7 @@ def detect_program(path: Path) -> str | None:
 
 
 def _detect_in_folder(folder: Path) -> str | None:
-    for name in (aider.FILE_NAME, "logs.db", "opencode.db", "conversations.json"):
+    for name in ("logs.db", "opencode.db", "conversations.json"):
         path = folder / name
         if path.is_file() and (program := detect_program(path)) is not None:
             return program

@@ -1,4 +1,4 @@
-"""Gemini CLI, opencode and Aider, message by message."""
+"""Gemini CLI and opencode, message by message."""
 
 import shutil
 import sqlite3
@@ -102,20 +102,3 @@ def test_opencode_database_with_unwritten_changes_is_not_copied(tmp_path: Path) 
     connection.close()
     with pytest.raises(NotASession, match="unwritten changes"):
         list(OpenCode().find(left))
-
-
-def test_aider_chats_of_one_file_are_sessions() -> None:
-    found = read("aider", SAMPLES / "aider")
-    first = found["aider:aider:2026-07-03T09:15:00"]
-    second = found["aider:aider:2026-07-04T10:00:00"]
-    assert first.title == "add a knot table with three rows"
-    assert first.facts["models"] == ["gpt-4o"]
-    assert outline(first) == [
-        "+ system Aider v0.86.1 Model: gpt-4o",
-        "+ user add a knot table with three",
-        "+ assistant I will add the table to knot",
-        "+ system Tokens: 2.1k sent, 180 recei",
-        "+ user /tokens",
-        "+ system Approximate context window u",
-    ]
-    assert outline(second)[1:] == ["+ user thank you", "+ assistant You are welcome."]

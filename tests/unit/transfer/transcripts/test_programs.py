@@ -22,7 +22,6 @@ PLACES = {
     "opencode/opencode.db": "opencode",
     "claude-ai-export": "claude-ai",
     "open-webui": "open-webui",
-    "aider": "aider",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.transfer.transcripts import aider, transcript
+from stenolog.transfer.transcripts import transcript
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import keep_record, make_tool_call, restore_record
 from support.transcripts import SAMPLES, rebuild_records, write_llm_rows
@@ -167,16 +167,6 @@ def test_any_record_is_restored_from_any_messages(
     second = {"role": "assistant", "content": None, "tool_calls": calls}
     keep_record([first, second], "program", record)
     assert json.dumps(restore_record([first, second], "program")) == json.dumps(record)
-
-
-def test_aider() -> None:
-    reader = PROGRAMS["aider"]()
-    for file in reader.find(SAMPLES / "aider"):
-        chats = dict(aider._read_chats(file.paths[0]))
-        bodies = [one.body for one in reader.read(file).messages]
-        listed = (body.get("aider", {}).get("lines") or aider.usual_lines(body) for body in bodies)
-        lines = "\n".join(line for lines in listed for line in lines).rstrip("\n")
-        assert lines == "\n".join(chats[file.conversation_id]).rstrip("\n")
 
 
 TABLES = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE '%_fts%'"
