@@ -49,11 +49,6 @@ _STORE_FOLDERS: Final = ("archive", "trash", "locks", "aside", "sessions", "note
 PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
     "picoclaw": frozenset({"picoclaw", "picoclaw-legacy"}),
     "zeroclaw": frozenset({"zeroclaw"}),
-    "nanobot": frozenset({"nanobot"}),
-    "openai-agents": frozenset({"openai-agents"}),
-    "langchain": frozenset({"langchain"}),
-    "strands": frozenset({"strands"}),
-    "adk": frozenset({"adk"}),
     "plain": frozenset({"plain"}),
 }
 """File layouts of each program that `--from` accepts."""
@@ -82,7 +77,7 @@ _MAX_ECHOED_CHARACTERS: Final = 200
 class _SourceType(click.Path):
     """A file or folder of another program, or the name of a program.
 
-    Addresses of stenolog stores are rejected.
+    Addresses and databases of stenolog stores are rejected.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -92,7 +87,8 @@ class _SourceType(click.Path):
             self.fail(f"{text}: steno import --from {value} PATH", param, ctx)
         if is_missing and value in TRANSCRIPT_PROGRAMS:
             return value
-        if _STORE_URL.match(str(value)):
+        is_database = not is_missing and _is_stenolog_database(value)
+        if is_database or _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
         if is_missing:
             text = f"{one_line(value)[:_MAX_ECHOED_CHARACTERS]}: there is no such file or folder."
@@ -101,6 +97,13 @@ class _SourceType(click.Path):
                 text += f" Did you mean {similar_name}?"
             self.fail(f"{text} Known programs: {', '.join(TRANSCRIPT_PROGRAMS)}.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def _is_stenolog_database(path: str) -> bool:
+    # This import loads SQLite, which is only needed here.
+    from stenolog.transfer.transcripts.sqlite_file import is_stenolog_database
+
+    return is_stenolog_database(Path(path))
 
 
 @click.command("import")
@@ -164,17 +167,10 @@ def import_command(
 
     \b
     Other programs, detected automatically unless --from is given:
-      picoclaw       .jsonl with .meta.json, and the older .json
-      zeroclaw       .jsonl
-      nanobot        .jsonl, also in the folders of its workspaces
-      openai-agents  a SQLite file of SQLiteSession or SQLAlchemySession
-      langchain      .json of FileChatMessageHistory, or a SQLite file
-                     of SQLChatMessageHistory
-      strands        the folders of FileSessionManager
-      adk            a SQLite file of SqliteSessionService or
-                     DatabaseSessionService
-      plain          [{"role": ...}, ...] as .json, or one message per line;
-                     a line {"messages": [...]} is one session
+      picoclaw  .jsonl with .meta.json, and the older .json
+      zeroclaw  .jsonl
+      plain     [{"role": ...}, ...] as .json, or one message per line;
+                a line {"messages": [...]} is one session
 
     SOURCE is not changed, with one exception: if it is the session folder of the workspace itself,
     imported files are renamed to .migrated. Importing again adds only new messages. If SOURCE is a
@@ -435,13 +431,13 @@ def _print_table(sessions: Sequence[ImportedSession]) -> None:
 def _find_subfolders(folder: Path) -> list[Path]:
     """Return the subfolders to import with --recursive, without hidden folders and links.
 
-    Subfolders that are imported with their parent folder are left out. Folders of a stenolog store
-    are not left out, because its logs are recognized by their content and not imported.
+    Folders of a stenolog store are not left out, because its logs are recognized by their content
+    and not imported.
     """
     folders = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            folders += [] if _is_imported_with_parent(path) else [path, *_find_subfolders(path)]
+            folders += [path, *_find_subfolders(path)]
     return folders
 
 
@@ -501,22 +497,11 @@ def _open_read_only(location: Location) -> Store:
 
 def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:
     """Return the number of bytes in the files to import."""
-    files: list[Path] = [] if file_name is None else [folders[0] / file_name]
-    for folder in folders if file_name is None else ():
-        for path in folder.iterdir():
-            if not path.is_dir():
-                files.append(path)
-            elif _is_imported_with_parent(path):
-                files += path.rglob("*")
+    if file_name is None:
+        files = [path for folder in folders for path in folder.iterdir()]
+    else:
+        files = [folders[0] / file_name]
     return sum(path.stat().st_size for path in files if path.is_file())
-
-
-def _is_imported_with_parent(folder: Path) -> bool:
-    """Return whether an import of the parent folder also imports this folder."""
-    # This import loads SQLite, which is only needed here.
-    from stenolog.transfer.importers.framework_tables import is_source_folder
-
-    return is_source_folder(folder)
 
 
 def _problem_lines(report: ImportReport) -> Iterator[str]:
@@ -551,10 +536,7 @@ def _report_lines(
         place = one_line(str(source))
         yield f"No {sought_text} in {place}. `steno import --help` lists the programs."
     paths = source.iterdir() if source.is_dir() and not recursive else ()
-    folder_count = sum(
-        path.is_dir() and path.name not in _STORE_FOLDERS and not _is_imported_with_parent(path)
-        for path in paths
-    )
+    folder_count = sum(path.is_dir() and path.name not in _STORE_FOLDERS for path in paths)
     if folder_count:
         yield f"{plural(folder_count, 'subfolder')} not searched. Use --recursive to search them."
 

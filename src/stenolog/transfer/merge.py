@@ -5,9 +5,8 @@ that was added to a SessionManager has a token. A session forgets old tokens, so
 file of SessionManager also records a digest of the merged messages.
 
 Messages without a token are compared by content. Two sessions are the same conversation if the
-messages of one are a prefix of the messages of the other. If a program truncates its files, it is
-enough that the first old messages equal the last existing messages. In any other case, the old
-session is another conversation and gets a separate session. All functions are pure.
+messages of one are a prefix of the messages of the other. In any other case, the old session is
+another conversation and gets a separate session. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from msgspec import Struct
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
-from stenolog.transfer.importers.legacy_session import REFERENCE_LAYOUTS, LegacySession
+from stenolog.transfer.importers.legacy_session import LegacySession
 
 MESSAGES_DIGEST: Final = "said_sha256"
 """Field of an import receipt: digest of the messages of a JSON file of SessionManager."""
@@ -32,10 +31,6 @@ REMEMBERED_TOKENS: Final = 1_000
 """Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
-TRUNCATING_LAYOUTS: Final = ("nanobot",)
-"""Programs that keep only the newest messages. Each message has a time, which makes it unique."""
-CLAW_LAYOUTS: Final = REFERENCE_LAYOUTS - {"stenolog-json"}
-"""Layouts of picoclaw and zeroclaw, whose files do not record the first summary of a session."""
 MAX_SEPARATE_SESSIONS: Final = 100
 """Maximum number of separate sessions per key and day. One more is an error."""
 
@@ -91,9 +86,6 @@ def plan_merge(
     common_count = _common_prefix_length(payloads, existing.payloads)
     has_all_existing = common_count == len(existing.payloads)
     has_diverged = common_count < compared_count and not has_all_existing
-    may_be_truncated = has_diverged and old_session.layout in TRUNCATING_LAYOUTS
-    if may_be_truncated and (known_seqs := _overlapping_seqs(payloads, existing)):
-        return MergePlan(seqs=tuple(known_seqs), include_state=False)
     if has_diverged:  # guard: import-keeps-conversations-apart
         return None
     known_seqs = existing.seqs[: min(common_count, compared_count)]
@@ -109,16 +101,13 @@ def plan_merge(
         )
     earlier_decision = existing.earlier_include_state(digest)
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
-    hidden_count = hidden_prefix_length(old_session)
-    # A program that is still in use may hide more messages than the store does.
-    hides_more = old_session.layout not in REFERENCE_LAYOUTS and hidden_count > existing.floor
-    has_new_state = hides_more or (has_grown and merged_count <= common_count)
-    is_newest_state = has_all_existing and has_new_state
+    is_newest_state = has_all_existing and has_grown and merged_count <= common_count
     include_state = is_newest_state if earlier_decision is None else earlier_decision
     is_old_summary = existing.summary in ("", old_session.previous_summary, old_session.summary)
-    if old_session.layout not in CLAW_LAYOUTS:
+    # The files of picoclaw and zeroclaw do not record the first summary of a session.
+    if old_session.layout == "stenolog-json":
         is_old_summary = is_old_summary or _has_imported_summary(existing)
-    is_untouched = is_old_summary and existing.floor <= hidden_count
+    is_untouched = is_old_summary and existing.floor <= hidden_prefix_length(old_session)
     return MergePlan(seqs=tuple(known_seqs), include_state=is_untouched and include_state)
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,7 @@ from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 from stenolog.transfer import merge as merging
+from stenolog.transfer.importers.chat_format import ConversationLines, find_line_files
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     LOG_SUFFIX,
@@ -49,7 +50,6 @@ from stenolog.transfer.importers.legacy_session import (
     LegacySession,
     Source,
     SourceContent,
-    SourceFolder,
     without_control_fields,
     without_oversized_parts,
     without_reserved_field,
@@ -177,7 +177,8 @@ def import_folder(
       dropped.
     - `accept_aliases`: accept aliases even without `is_own`. If False, they are only reported.
     - `dry_run`: write nothing.
-    - `layouts`: layouts to import. Databases and trees of folders are never renamed.
+    - `layouts`: layouts to import. With `rename_files`, a file with one conversation per line is
+      skipped.
     - `map_key`: function that returns the new key for the old key of a session.
     - `time_field`: name of the field with the time of a plain message.
     - `progress`: function that is called with the number of bytes that were just imported.
@@ -193,31 +194,34 @@ def import_folder(
         map_key=map_key,
         progress=progress,
     )
-    sources: list[SourceFolder] | Folder
     try:
-        if not rename_files and layouts != REFERENCE_LAYOUTS:
-            # Imported here: the module loads SQLite, which agents do not need at their start.
-            from stenolog.transfer.importers.framework_tables import find_sources
-
-            sources = find_sources(path, only=only, layouts=layouts, time_field=time_field)
-        else:
-            sources = Folder(
-                path, only=only, follow_links=not rename_files, thorough=thorough, layouts=layouts
-            )
+        may_have_lines = "plain" in layouts and not rename_files
+        line_files = find_line_files(path, only) if may_have_lines else []
+        folder = Folder(
+            path,
+            only=only,
+            follow_links=not rename_files,
+            thorough=thorough,
+            layouts=layouts,
+            exclude=[file.name for file in line_files],
+            time_field=time_field,
+        )
     except FileNotFoundError:
         return ImportReport()
     except OSError as error:
         return _skipped_report(str(path), f"it cannot be opened: {error.strerror}")
-    if isinstance(sources, list):
-        return _import_unchanged_sources(sources, store, options)
-    with sources as folder:
+    with folder:
         try:
             if rename_files and not dry_run:
                 folder.lock(LOCK_TIMEOUT)
         except StoreBusy as error:
             # The process that holds the lock imports the same files, so they are skipped here.
             return _skipped_report(str(path), str(error))
-        return _ImportRun(store, folder, options).import_all(folder.sources())
+        report = _ImportRun(store, folder, options).import_all()
+    for file in line_files:
+        lines = ConversationLines(file, time_field=time_field)
+        report = report.combined_with(_ImportRun(store, lines, options).import_all())
+    return report
 
 
 def log_report(report: ImportReport, store: Store) -> None:
@@ -243,21 +247,6 @@ def _is_new_problem(file: SkippedFile, store: Store) -> bool:
             return False
         store.update_marker(marker)
     return True
-
-
-def _import_unchanged_sources(
-    source_folders: Sequence[SourceFolder], store: Store, options: "_ImportOptions"
-) -> ImportReport:
-    """Import the sessions of these sources, without renaming files."""
-    total_report = ImportReport()
-    with ExitStack() as exit_stack:
-        for source_folder in source_folders:
-            if isinstance(source_folder, AbstractContextManager):
-                exit_stack.enter_context(source_folder)
-        for source_folder in source_folders:
-            report = _ImportRun(store, source_folder, options).import_source()
-            total_report = total_report.combined_with(report)
-    return total_report
 
 
 def _skipped_report(file: str, reason: str) -> ImportReport:
@@ -288,9 +277,11 @@ class _ImportJob(Struct):
 
 
 class _ImportRun:
-    """The import of all sessions of one source folder."""
+    """The import of all sessions of a folder, or of a file with one conversation per line."""
 
-    def __init__(self, store: Store, source: SourceFolder, options: _ImportOptions) -> None:
+    def __init__(
+        self, store: Store, source: Folder | ConversationLines, options: _ImportOptions
+    ) -> None:
         self._store = store
         self._source = source
         self._options = options
@@ -303,19 +294,13 @@ class _ImportRun:
         self._alias_claims: Counter[str] = Counter()
         self._skipped: list[SkippedFile] = []
 
-    def import_source(self) -> ImportReport:
-        """Import all sessions of a source whose files stay unchanged."""
+    def import_all(self) -> ImportReport:
+        """Import all sessions, then rename all files."""
         try:
             sources = self._source.sources()
-        except NotASession as error:
-            return _skipped_report(self._source.name, str(error))
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
             return _skipped_report(self._source.name, reason)
-        return self.import_all(sources)
-
-    def import_all(self, sources: Sequence[Source]) -> ImportReport:
-        """Import all sessions, then rename all files."""
         jobs = [_ImportJob(source, str(self._source.path / source.name)) for source in sources]
         try:
             finished_jobs = self._import_and_retry_blocked(jobs)

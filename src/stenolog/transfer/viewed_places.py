@@ -26,8 +26,8 @@ from stenolog.stores.file_names import unescape_key
 from stenolog.stores.jsonl.directory import has_logs
 from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import NamespacedStore
-from stenolog.transfer.importers import sqlite_file
 from stenolog.transfer.read_only_stores import CombinedStore, StorePlace, TranscriptStore
+from stenolog.transfer.transcripts import sqlite_file
 from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, find_transcripts_path
 
 STENOLOG: Final = "stenolog"

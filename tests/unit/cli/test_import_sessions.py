@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from stenolog.cli import main
 from stenolog.stores.open_store import open_store
-from support.import_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
+from support.import_sources import SHAPES, plain, words
 
 InTerminal = Callable[..., tuple[int, str]]
 Steno = Callable[..., Result]
@@ -36,17 +38,15 @@ def row(result: Result, number: int = 0) -> list[str]:
 # --- whose sessions --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_program_is_detected_or_given(steno: Steno, tmp_path: Path, layout: str) -> None:
-    write, key = LAYOUTS[layout]
-    source = write(tmp_path / "old", 3)
-    program = layout.removesuffix("-lines").removesuffix("-sql")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_program_is_detected_or_given(steno: Steno, tmp_path: Path, shape: str) -> None:
+    source = SHAPES[shape](tmp_path / "old", 3)
     first = steno("import", source.relative_to(tmp_path))
     assert (first.exit_code, first.stderr) == (0, "Imported 1 session, 3 messages.\n")
-    assert row(first)[:4] == [key, "3", "3", program]
-    named = steno("import", source, "--from", program, "-w", "other")
-    assert named.stdout.split("\t")[:4] == [key, "3", "3", program]
-    assert steno("export", key).exit_code == 0
+    assert row(first)[:4] == ["k", "3", "3", "plain"]
+    named = steno("import", source, "--from", "plain", "-w", "other")
+    assert named.stdout.split("\t")[:4] == ["k", "3", "3", "plain"]
+    assert steno("export", "k").exit_code == 0
     again = steno("import", source)
     assert again.stderr == "Imported 0 sessions, 0 messages; 1 session already imported.\n"
 
@@ -68,23 +68,19 @@ def test_reason_for_a_skipped_file_is_printed(
 
 def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: Path) -> None:
     source = plain(tmp_path / "old", 2)
-    result = steno("import", source, "--from", "langchain")
+    result = steno("import", source, "--from", "zeroclaw")
     assert result.exit_code == 1
-    assert "was skipped: it is not a file of langchain.\n" in result.stderr
-    result = steno("import", "old", "--from", "strands")
+    assert "was skipped: it is not a file of zeroclaw.\n" in result.stderr
+    (tmp_path / "empty").mkdir()
+    result = steno("import", "empty", "--from", "picoclaw")
     assert result.exit_code == 1
-    assert result.stderr.startswith("No sessions of strands in old.")
-    result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
-    assert result.exit_code == 1
-    assert "without tables of a known program" in result.stderr
+    assert result.stderr.startswith("No sessions of picoclaw in empty.")
     assert steno("import", "old", "--from", "excel").exit_code == 2
 
 
 def test_format_is_detected_by_content_not_by_name(steno: Steno, tmp_path: Path) -> None:
-    for number, (write, name) in enumerate(
-        ((plain, "chat.txt"), (langchain, "history"), (openai_agents, "memory.bin"))
-    ):
-        write(tmp_path / str(number), 2).rename(tmp_path / name)
+    for name in ("chat.txt", "history"):
+        plain(tmp_path / "old", 2).rename(tmp_path / name)
         result = steno("import", name)
         assert (result.exit_code, result.stderr) == (0, "Imported 1 session, 2 messages.\n"), name
     lines = "".join(json.dumps({"role": "user", "content": word}) + "\n" for word in words(2))
@@ -126,10 +122,9 @@ def test_complete_model_request_is_imported_as_a_session(steno: Steno, tmp_path:
 def test_foreign_logs_in_the_session_folder_are_renamed(steno: Steno, tmp_path: Path) -> None:
     place = tmp_path / "workspace/sessions"
     place.mkdir(parents=True)
-    for name, line in (("a", "plain"), ("b", "nanobot")):
-        head = [] if line == "plain" else [{"_type": "metadata", "key": "b"}]
-        lines = [*head, {"role": "user", "content": name, "timestamp": "2026-11-15T09:16:12"}]
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    for name in "ab":
+        message = {"role": "user", "content": name, "timestamp": "2026-11-15T09:16:12"}
+        (place / f"{name}.jsonl").write_text(json.dumps(message) + "\n")
     result = steno("import", "workspace")
     assert result.stderr == "Imported 2 sessions, 2 messages.\n"
     assert sorted(path.name for path in place.glob("*.migrated")) == [
@@ -139,42 +134,61 @@ def test_foreign_logs_in_the_session_folder_are_renamed(steno: Steno, tmp_path: 
 
 
 def test_databases_of_stenolog_are_not_imported(steno: Steno, tmp_path: Path) -> None:
-    source = openai_agents(tmp_path / "old", 2)
-    with open_store(f"sqlite:{source.parent}/steno.db") as store:
+    plain(tmp_path / "old", 2)
+    with open_store("sqlite:old/steno.db") as store:
         store.add_message("k2", "user", "ours")
     result = steno("import", "old")
     assert result.stderr == "Imported 1 session, 2 messages.\n"
+    result = steno("import", "old/steno.db")
+    assert result.exit_code == 2
+    assert "this is a store of stenolog; copy it with `steno copy SRC DST`." in result.stderr
+
+
+def test_database_of_another_program_is_reported(steno: Steno, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection, connection:
+        connection.execute("CREATE TABLE messages (id, conversation)")
+    result = steno("import", "x.db", "-w", "new")
+    assert result.exit_code == 1
+    assert "x.db was skipped: line 1 is not JSON: 'SQLite format 3" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 # --- under which keys ------------------------------------------------------------------------
 
 
-def test_keys_are_mapped(steno: Steno, tmp_path: Path) -> None:
-    file = SAMPLES / "openai-agents.db"
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    """Files of the sessions user-1001 and other-1001."""
+    folder = tmp_path / "talks"
+    for name in ("user-1001", "other-1001"):
+        plain(folder, 2).rename(folder / f"{name}.json")
+    return folder
+
+
+def test_keys_are_mapped(steno: Steno, talks: Path) -> None:
     pairs = ("--map", "user-1001=telegram:1001", "--map", "other-*=cli:*")
-    dry = steno("import", file, *pairs, "--dry-run")
-    result = steno("import", file, *pairs)
+    dry = steno("import", talks, *pairs, "--dry-run")
+    result = steno("import", talks, *pairs)
     assert result.stdout == dry.stdout
-    assert [row(result, number)[0] for number in range(2)] == ["telegram:1001", "cli:1001"]
-    again = steno("import", file, *pairs)
+    assert [row(result, number)[0] for number in range(2)] == ["cli:1001", "telegram:1001"]
+    again = steno("import", talks, *pairs)
     assert again.stderr == "Imported 0 sessions, 0 messages; 2 sessions already imported.\n"
     with open_store("workspace") as store:
         assert store.list_sessions() == ["cli:1001", "telegram:1001"]
-        assert store.get_history("telegram:1001")[0].content == "weather in 1001?"
-    assert tmp_path.joinpath("workspace").exists()
+        assert store.get_history("telegram:1001")[0].content == "word 0"
 
 
 def test_later_messages_are_imported_under_the_mapped_key(steno: Steno, tmp_path: Path) -> None:
     for count in (2, 5):
-        source = adk(tmp_path / "old", count)
-        assert steno("import", source, "--map", "a:u:*=cli:*").exit_code == 0
+        source = plain(tmp_path / "old", count)
+        assert steno("import", source, "--map", "k*=cli:s*").exit_code == 0
     with open_store("workspace") as store:
         assert store.list_sessions() == ["cli:s"]
         assert [message.content for message in store.get_history("cli:s")] == words(5)
 
 
 def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None:
-    source = strands(tmp_path / "old", 2)
+    source = plain(tmp_path / "old", 2)
     (tmp_path / "keys.txt").write_text("# key there, key here\nother=cli:other\nk\tcli:k\n")
     result = steno("import", source, "--map-file", "keys.txt")
     assert (result.exit_code, row(result)[0]) == (0, "cli:k")
@@ -185,8 +199,8 @@ def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None
     [
         (
             ["user-1=x"],
-            "--map user-1=x: SOURCE has no session with that key; known keys: user-1001, "
-            "other-1001",
+            "--map user-1=x: SOURCE has no session with that key; known keys: other-1001, "
+            "user-1001",
         ),
         (["user-1001"], "must have the form OLD=NEW"),
         (["user-1001=x", "other-1001=x"], "several sessions would get the key x"),
@@ -194,19 +208,19 @@ def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None
     ],
 )
 def test_wrong_map_is_rejected_before_writing(
-    steno: Steno, tmp_path: Path, pairs: list[str], told: str
+    steno: Steno, tmp_path: Path, talks: Path, pairs: list[str], told: str
 ) -> None:
     given = [part for pair in pairs for part in ("--map", pair)]
-    result = steno("import", SAMPLES / "openai-agents.db", *given)
+    result = steno("import", talks, *given)
     assert result.exit_code == 2
     assert told in result.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [talks]
 
 
-def test_unreadable_map_file_is_reported(steno: Steno, tmp_path: Path) -> None:
+def test_unreadable_map_file_is_reported(steno: Steno, tmp_path: Path, talks: Path) -> None:
     for text, told in ((b"\xff\xfe", "cannot be read"), (b"words", "line 1")):
         (tmp_path / "keys").write_bytes(text)
-        result = steno("import", SAMPLES / "adk.db", "--map-file", "keys")
+        result = steno("import", talks, "--map-file", "keys")
         assert result.exit_code == 2
         assert told in result.stderr
 

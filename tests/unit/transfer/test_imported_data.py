@@ -3,9 +3,7 @@
 import asyncio
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -23,7 +21,7 @@ from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, Layout
 from stenolog.transfer.migration import ImportReport, import_folder
 from stenolog.transfer.open_sessions import open_sessions
 from support import temporary_folders
-from support.import_sources import LAYOUTS
+from support.import_sources import SHAPES
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 ORIGIN: Final = {"channel": "telegram", "chat": 666}
@@ -55,18 +53,7 @@ def _text(text: str) -> str:
 
 
 def _mark_file(path: Path) -> None:
-    if path.suffix == ".db":
-        with closing(sqlite3.connect(path)) as connection, connection:
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            for (table,) in tables.fetchall():
-                rows = f"SELECT rowid, * FROM {table}"  # noqa: S608
-                for row, *cells in connection.execute(rows).fetchall():
-                    names = [one[1] for one in connection.execute(f"PRAGMA table_info({table})")]
-                    for name, cell in zip(names, cells, strict=True):
-                        if isinstance(cell, str) and _text(cell) != cell:
-                            change = f"UPDATE {table} SET {name} = ? WHERE rowid = ?"  # noqa: S608
-                            connection.execute(change, (_text(cell), row))
-    elif path.suffix == ".jsonl":
+    if path.suffix == ".jsonl":
         path.write_text("\n".join(map(_text, path.read_text().split("\n"))))
     elif path.suffix == ".json":
         path.write_text(_text(path.read_text()))
@@ -89,7 +76,7 @@ def _fallback(place: Path, count: int) -> Path:
 
 
 SOURCES: Final[dict[str, Callable[[Path, int], Path]]] = {
-    **{name: write for name, (write, _) in LAYOUTS.items()},
+    **SHAPES,
     **{name: _sample(name) for name in ("picoclaw", "picoclaw-legacy", "zeroclaw")},
     "stenolog-json": _fallback,
 }

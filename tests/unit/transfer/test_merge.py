@@ -117,3 +117,20 @@ def test_p4_session_manager_with_same_first_messages_is_another_conversation(
         assert manager.add_message("k", "user", f"talk {number}") == 2
         migrate_from_json(place, store)
     assert contents(store) == ["hi", "talk 1", "hi", "talk 2"]
+
+
+def test_repeated_summaries_of_session_manager_are_merged(store: Store, place: Path) -> None:
+    manager = SessionManager(place)
+    for number, summary in enumerate(("one", "two", "three"), 1):
+        manager.add_message("k", "user", f"message {number}")
+        manager.checkpoint("k", summary=summary, upto=number)
+        [imported] = migrate_from_json(place, store).imported
+        assert imported.problems == ()
+        assert (store.get_summary("k"), store.info("k").floor) == (summary, number)
+    # A summary that was written here is not replaced.
+    store.set_summary("k", "ours")
+    manager.add_message("k", "user", "message 4")
+    manager.checkpoint("k", summary="four", upto=4)
+    [imported] = migrate_from_json(place, store).imported
+    assert "the summary was skipped" in imported.problems[0]
+    assert store.get_summary("k") == "ours"

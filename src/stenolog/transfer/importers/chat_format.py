@@ -1,26 +1,24 @@
-"""Conversion of imported messages to OpenAI's chat format: contents, tool calls, times, problems.
+"""Import of plain messages: chat messages in JSON, without the format of a particular program.
 
-Fields that do not exist in the chat format are kept in a field named after the program, so that
-nothing is lost. The field of the program is not sent to providers.
+Original values of converted fields are kept in the field `plain`, so that nothing is lost. This
+field is not sent to providers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, parse_go_time
 from stenolog.transfer.importers.legacy_session import (
-    Layout,
     LegacySession,
     Source,
     SourceContent,
@@ -28,8 +26,6 @@ from stenolog.transfer.importers.legacy_session import (
     time_of_nanoseconds,
     without_oversized_parts,
 )
-
-Part = dict[str, Any]
 
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
@@ -42,17 +38,16 @@ class NotAMessage(ValueError):
 
 
 class ImportProblems:
-    """Problems of one imported session: lost messages, lost parts, and parts hidden from models."""
+    """Problems and conversions of one imported session."""
 
     def __init__(self) -> None:
         self.dropped = 0
         self._problems: list[str] = []
-        self._unseen_parts: Counter[str] = Counter()
         self._converted: Counter[str] = Counter()
 
-    def report_dropped(self, text: str, count: int = 1) -> None:
-        """Report messages that are lost."""
-        self.dropped += count
+    def report_dropped(self, text: str) -> None:
+        """Report a message that is lost."""
+        self.dropped += 1
         self.report_loss(text)
 
     @contextmanager
@@ -69,32 +64,14 @@ class ImportProblems:
         """Report lost content that is less than a message."""
         self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
-    def count_unseen(self, kind: str) -> None:
-        """Count a part of this kind that is kept in an additional field, which no model sees."""
-        self._unseen_parts[_shorten(kind, MAX_PROBLEM_LENGTH // 10)] += 1
-
     def count_converted(self, text: str) -> None:
         """Count a message with the conversion that `text` describes."""
         self._converted[_shorten(text, MAX_PROBLEM_LENGTH // 10)] += 1
 
-    def check_hidden_count(self, name: str, count: Any, message_count: int | None = None) -> int:
-        """Return `count`, the number of messages at the start that the model no longer sees.
-
-        If the number is invalid, report this with the name of its field, and return 0.
-        """
-        is_valid = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        if is_valid and (message_count is None or count <= message_count):
-            return int(count)
-        total_text = "" if message_count is None else f" of {message_count:,}"
-        self.report_loss(f"{name} is {count!r}{total_text}: nothing is hidden")
-        return 0
-
-    def encode(
-        self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
-    ) -> list[JSONMessage]:
+    def encode(self, fields: dict[str, Any], at: datetime | None, label: str) -> list[JSONMessage]:
         """Return a list with the encoded message. If it is refused, report it and return []."""
         try:
-            return [JSONMessage(encode_object(fields), at, hidden=hidden)]
+            return [JSONMessage(encode_object(fields), at)]
         except RefusedMessage as error:
             self.report_dropped(f"{label}: {error}")
             return []
@@ -103,14 +80,10 @@ class ImportProblems:
         """Return the problems, each as a sentence."""
         more_count = len(self._problems) - MAX_PROBLEMS
         more_text = (f"and {more_count:,} more like these",) if more_count > 0 else ()
-        kinds = ", ".join(
-            f"{count:,} {kind}" for kind, count in self._unseen_parts.most_common(MAX_PROBLEMS)
-        )
-        unseen_text = (f"stored, but not shown to models: {kinds}",) if kinds else ()
-        return (*self._problems[:MAX_PROBLEMS], *more_text, *unseen_text)
+        return (*self._problems[:MAX_PROBLEMS], *more_text)
 
     def build_session(
-        self, layout: Layout, key: str, messages: Sequence[JSONMessage], **more: Any
+        self, key: str, messages: Sequence[JSONMessage], **more: Any
     ) -> LegacySession:
         """Return the session with the problems so far. `more` are arguments of `make_session`.
 
@@ -124,7 +97,7 @@ class ImportProblems:
         )
         return make_session(
             messages,
-            layout=layout,
+            layout="plain",
             key=key,
             dropped=self.dropped,
             problems=self.problems(),
@@ -147,166 +120,12 @@ def parse_json(text: bytes, label: str) -> Any:
         raise NotAMessage(f"{label} is not JSON{reason}: {preview!r}") from error
 
 
-def as_object(value: Any, label: str) -> dict[str, Any]:
-    """Return the value if it is an object. Raises NotAMessage."""
-    if not isinstance(value, dict):
-        raise NotAMessage(f"{label} is not a JSON object")
-    return value
-
-
-def as_message(value: Any, label: str) -> dict[str, Any]:
-    """Return the value if it is an object with a role. Raises NotAMessage."""
-    fields = as_object(value, label)
-    if not isinstance(fields.get("role"), str):
-        raise NotAMessage(f"{label} is not a message: it has no role")
-    return fields
-
-
-def to_text(value: Any) -> str:
-    """Return a text unchanged and any other value as JSON. Raises ValueError, RecursionError."""
-    if isinstance(value, str):
-        return value
-    return dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def text_part(text: str) -> Part:
-    """Return a text as a part of a message's content."""
-    return {"type": "text", "text": text}
-
-
-def image_part(url: str, **options: Any) -> Part:
-    """Return an image as a part of a message's content."""
-    return {"type": "image_url", "image_url": {"url": url, **non_empty(options)}}
-
-
-def make_content(parts: Sequence[Part]) -> str | list[Part] | None:
-    """Return the content with these parts: a string for a single text, None for no parts."""
-    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
-        text: str = parts[0]["text"]
-        return text
-    return list(parts) or None
-
-
-def convert_parts(
-    values: list[Any],
-    convert_part: Callable[[Any], tuple[Part | None, bool]],
-    report: ImportProblems,
-    *,
-    texts_only: bool = False,
-    ignored_types: Sequence[str] = (),
-) -> tuple[str | list[Part] | None, bool]:
-    """Return the content with the converted parts, and whether the conversion is lossless.
-
-    `convert_part` does the same for one part, and returns None for a part that the chat format does
-    not have. These parts are left out; with `texts_only`, so are all parts other than texts. Parts
-    that are left out are counted, unless their type is in `ignored_types`.
-    """
-    parts: list[Part] = []
-    is_lossless = True
-    for value in values:
-        part, part_is_lossless = convert_part(value)
-        if part is not None and (part["type"] == "text" or not texts_only):
-            parts.append(part)
-            is_lossless &= part_is_lossless
-            continue
-        is_lossless = False
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind not in ignored_types:
-            report.count_unseen(kind if isinstance(kind, str) else "unknown part")
-    return make_content(parts), is_lossless
-
-
-class MessagePieces(Struct):
-    """The converted pieces of one message of another program."""
-
-    parts: list[Part] = []
-    calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    is_lossless: bool = True
-    """Whether the original can be rebuilt from the pieces."""
-
-    def messages(self, role: str) -> list[dict[str, Any]]:
-        """Return the pieces as one or more messages. Tool results come first."""
-        messages = list(self.results)
-        if self.parts or self.calls or self.thoughts or not messages:
-            message: dict[str, Any] = {"role": role, "content": make_content(self.parts)}
-            if self.thoughts:
-                message["reasoning_content"] = "\n\n".join(self.thoughts)
-            if self.calls:
-                message["tool_calls"] = self.calls
-            messages.append(message)
-        return messages
-
-
-def join_texts(blocks: Any) -> str:
-    """Return the joined texts of the blocks in a list. Blocks without a text are left out."""
-    texts = (block.get("text") for block in as_objects(blocks))
-    return "\n\n".join(text for text in texts if isinstance(text, str))
-
-
-def as_objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects in a list; an empty list for any other value."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the fields except those with these names."""
-    return {name: value for name, value in fields.items() if name not in names}
-
-
-def make_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """Return a tool call. Raises ValueError, RecursionError."""
-    text = "{}" if arguments is None else to_text(arguments)
-    function = {"name": name if isinstance(name, str) else "unknown", "arguments": text}
-    return {"id": as_id(call_id), "type": "function", "function": function}
-
-
-def as_id(call_id: Any) -> str | None:
-    """Return the id of a tool call as text; None if the call has no id."""
-    return None if call_id is None else to_text(call_id)
-
-
-def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not empty. Zero and False are not empty."""
-    return {name: value for name, value in fields.items() if value not in (None, "", [], {})}
-
-
-def with_extra(
-    message: dict[str, Any], field_name: str, extra: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the message with `extra` in this field, or unchanged if `extra` is empty."""
-    return {**message, field_name: dict(extra)} if extra else message
-
-
 def _reject_constant(constant: str) -> Any:
     raise NotAMessage(f"{constant} is not valid JSON")
 
 
-def parse_time(value: Any) -> datetime | None:
-    """Return a time given as ISO 8601 or as seconds since 1970; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return parse_go_time(value)
-    try:
-        time = datetime.fromtimestamp(0, UTC) + timedelta(seconds=value)
-    except (OverflowError, ValueError):
-        return None
-    return time if time > NO_TIME else None
-
-
-def parse_local_time(text: Any) -> datetime | None:
-    """Return a time given as ISO 8601. A time without an offset is local time."""
-    if not isinstance(text, str):
-        return None
-    try:
-        time = datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return time if time > NO_TIME else None
-
-
-# --- plain messages ------------------------------------------------------------------------------
-# Chat messages without a framework: `[{"role": …}]` as one JSON file, or one message per line.
+# --- one conversation per file -------------------------------------------------------------------
+# `[{"role": …}]` or `{"messages": […]}` as one JSON value, or one message per line.
 
 CHAT_FIELDS: Final = frozenset(
     {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
@@ -344,17 +163,12 @@ def read_plain(
     messages: list[JSONMessage] = []
     for label, value in _labelled_values(content, report):
         with report.skip_unreadable(label):
-            fields = _as_chat_message(as_message(value, label), label, report)
+            fields = _as_chat_message(value, label, report)
             at = _find_time(fields, time_field)
             if time_field and at is None:
                 report.report_loss(f"{label} has no time in the field {time_field!r}")
             messages += report.encode(fields, at or _find_time(fields), label)
-    return report.build_session("plain", Path(name).stem, messages, mtime=mtime, state=other_fields)
-
-
-def with_labels(messages: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each message with its label: the name of the message in reports."""
-    return ((f"message {number}", message) for number, message in enumerate(messages, 1))
+    return report.build_session(Path(name).stem, messages, mtime=mtime, state=other_fields)
 
 
 def has_message(values: list[Any]) -> bool:
@@ -365,8 +179,9 @@ def has_message(values: list[Any]) -> bool:
 def _labelled_values(
     content: list[Any] | bytes, report: ImportProblems
 ) -> Iterator[tuple[str, Any]]:
+    """Yield each message with its label: the name of the message in reports."""
     if isinstance(content, list):
-        yield from with_labels(content)
+        yield from ((f"message {number}", value) for number, value in enumerate(content, 1))
         return
     for line_number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
@@ -375,31 +190,36 @@ def _labelled_values(
                 yield label, parse_json(line, label)
 
 
-def _as_chat_message(fields: dict[str, Any], label: str, report: ImportProblems) -> dict[str, Any]:
-    """Return the message in the chat format. Raises NotAMessage if the message is empty.
+def _as_chat_message(value: Any, label: str, report: ImportProblems) -> dict[str, Any]:
+    """Return the message in the chat format. Raises NotAMessage for an empty or other value.
 
     The original values of converted fields are kept in the field `plain`.
     """
-    role = ROLE_ALIASES.get(fields["role"].lower())
+    if not isinstance(value, dict):
+        raise NotAMessage(f"{label} is not a JSON object")
+    if not isinstance(value.get("role"), str):
+        raise NotAMessage(f"{label} is not a message: it has no role")
+    role = ROLE_ALIASES.get(value["role"].lower())
     original_values: dict[str, Any] = {}
-    message = dict(fields)
+    message = dict(value)
     if role is not None:
-        report.count_converted(f"role {fields['role']!r} read as {role!r}")
-        original_values["role"], message["role"] = fields["role"], role
-    if not CONTENT_FIELDS.isdisjoint(message):
-        return with_extra(message, "plain", original_values)
-    if isinstance(message.get("text"), str):
-        report.count_converted("field 'text' read as the content")
-        message["content"] = message.pop("text")
-        original_values["content"] = "text"
-    elif (text := _text_of_parts(message.get("parts"))) is not None:
-        report.count_converted("field 'parts' read as the content")
-        original_values["parts"] = message.pop("parts")
-        message["content"] = text
-    else:
-        names = ", ".join(sorted(fields))
-        raise NotAMessage(f"{label} has neither content nor tool calls, only the fields {names}")
-    return with_extra(message, "plain", original_values)
+        report.count_converted(f"role {value['role']!r} read as {role!r}")
+        original_values["role"], message["role"] = value["role"], role
+    if CONTENT_FIELDS.isdisjoint(message):
+        if isinstance(message.get("text"), str):
+            report.count_converted("field 'text' read as the content")
+            message["content"] = message.pop("text")
+            original_values["content"] = "text"
+        elif (text := _text_of_parts(message.get("parts"))) is not None:
+            report.count_converted("field 'parts' read as the content")
+            original_values["parts"] = message.pop("parts")
+            message["content"] = text
+        else:
+            names = ", ".join(sorted(value))
+            raise NotAMessage(
+                f"{label} has neither content nor tool calls, only the fields {names}"
+            )
+    return {**message, "plain": original_values} if original_values else message
 
 
 def _text_of_parts(parts: Any) -> str | None:
@@ -422,10 +242,15 @@ def _parse_any_time(value: Any) -> datetime | None:
         try:
             value = float(value)
         except ValueError:
-            return parse_time(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= _MIN_MILLIS:
-        value = value / 1000
-    return parse_time(value)
+            return parse_go_time(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        seconds = value / 1000 if value >= _MIN_MILLIS else value
+        time = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        return None
+    return time if time > NO_TIME else None
 
 
 # --- one conversation per line -------------------------------------------------------------------
@@ -435,6 +260,8 @@ def _parse_any_time(value: Any) -> datetime | None:
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024
 """Maximum number of bytes of a line. A longer line is not imported."""
+LINE_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+"""Suffixes of these files in a folder. A file that the user names may have any suffix."""
 
 
 class ConversationLines:
@@ -487,7 +314,20 @@ class ConversationLines:
         return SourceContent(session, sha256(line).hexdigest(), mtime, ())
 
 
-def has_conversation_lines(file: Path) -> bool:
+def find_line_files(folder: Path, only: str | None) -> list[Path]:
+    """Return the files with one conversation per line, in a folder or its single file `only`.
+
+    Raises OSError.
+    """
+    if only is not None:
+        files = [folder / only]
+    else:
+        regular_files = (f for f in sorted(folder.iterdir()) if f.is_file() and not f.is_symlink())
+        files = [file for file in regular_files if file.suffix.lower() in LINE_SUFFIXES]
+    return [file for file in files if _has_conversation_lines(file)]
+
+
+def _has_conversation_lines(file: Path) -> bool:
     """Return whether the file has one conversation per line, judged by its first line."""
     try:
         with file.open("rb") as lines:

@@ -25,7 +25,7 @@ from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl.scan import may_be_torn_log
-from stenolog.transfer.importers import chat_format, claw_logs, langchain, nanobot
+from stenolog.transfer.importers import chat_format, claw_logs
 from stenolog.transfer.importers.claw_logs import Line, read_lines
 from stenolog.transfer.importers.legacy_session import (
     IMPORTED_NAME_END,
@@ -40,6 +40,7 @@ from stenolog.transfer.importers.legacy_session import (
     time_of_nanoseconds,
 )
 
+# guard: import-no-symlinks
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOG_START: Final = b'{"kind":"state",'
 """First bytes of a log of stenolog."""
@@ -215,21 +216,19 @@ class Folder:
         self, name: str, text: bytes, meta: bytes | None, mtime: datetime
     ) -> LegacySession:
         """Return the session in a file. Raises NotASession."""
-        may_be_array = not self._layouts.isdisjoint(("langchain", "plain"))
-        begins_array = may_be_array and text[:99].lstrip()[:1] == b"["
+        may_be_plain = "plain" in self._layouts
+        begins_array = may_be_plain and text[:99].lstrip()[:1] == b"["
         if not name.endswith(json_file.SUFFIX) and not begins_array:
             return self._read_log(name, text, meta, mtime)
-        messages, other_fields = _find_message_array(text) if may_be_array else (None, {})
-        if messages and "langchain" in self._layouts and langchain.has_message(messages):
-            return langchain.read(messages, name=name, mtime=mtime)
-        if "plain" in self._layouts:
+        if may_be_plain:
+            messages, other_fields = _find_message_array(text)
             if messages is not None and chat_format.has_message(messages):
                 return self._read_plain(messages, other_fields, name, mtime)
             if any(line.fields is not None for line in read_lines(text)):
                 # The file has one JSON value per line, although its suffix is `.json`.
                 return self._read_plain(text, {}, name, mtime)
-        if messages == []:
-            raise NotASession("the file is an empty list, without messages")
+            if messages == []:
+                raise NotASession("the file is an empty list, without messages")
         if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
             try:
                 loads(text.decode("utf-8-sig"))
@@ -243,8 +242,6 @@ class Folder:
     ) -> LegacySession:
         """Return the session in a file of JSON lines. Raises NotASession."""
         layouts = self._layouts
-        if "nanobot" in layouts and nanobot.is_log(text):
-            return nanobot.read(text, name=name, mtime=mtime)
         lines = list(read_lines(text))
         is_plain = "plain" in layouts and meta is None and _are_plain_messages(lines, name)
         if not is_plain:

@@ -1,10 +1,9 @@
-"""Types that all importers share: sessions of other programs, and the places that hold them."""
+"""Types that all importers share: sessions of other programs, and the files that hold them."""
 
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,9 +16,7 @@ from stenolog.stores.json_file import JSONMessage
 
 _ReferenceLayout = Literal["picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"]
 """Logs of picoclaw, older JSON files of picoclaw, logs of zeroclaw, JSON files of stenolog."""
-Layout = Literal[
-    _ReferenceLayout, "nanobot", "openai-agents", "langchain", "strands", "adk", "plain"
-]
+Layout = Literal[_ReferenceLayout, "plain"]
 """Program that wrote a session. `plain` means chat messages of any program."""
 REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(_ReferenceLayout))
 """Layouts that are imported automatically at every start."""
@@ -174,22 +171,3 @@ class SourceContent(Struct, frozen=True):
     mtime: datetime
     file_versions: tuple[tuple[int, int, int], ...]
     """Inode, size and modification time of each file, to detect changes."""
-
-
-class SourceFolder(Protocol):
-    """Place with sessions of other programs: a folder of files, a database, or a tree of folders.
-
-    The sessions are read and never changed.
-    """
-
-    path: Path
-    """Folder with the files of the sources."""
-
-    name: str
-    """Name of the place in reports."""
-
-    def sources(self) -> list[Source]:
-        """Return the sessions in the order of import. Raises NotASession."""
-
-    def read(self, source: Source) -> SourceContent:
-        """Return the session of a source. Raises NotASession, OSError."""

@@ -18,7 +18,6 @@ from zipfile import ZipFile, is_zipfile
 import msgspec
 from msgspec import Raw
 
-from stenolog.transfer.importers.chat_format import image_part, text_part
 from stenolog.transfer.transcripts.transcript import (
     Draft,
     Transcript,
@@ -27,11 +26,13 @@ from stenolog.transfer.transcripts.transcript import (
     as_dict,
     as_text,
     branch_to,
+    image_part,
     list_or_empty,
     make_content,
     make_tool_call,
     make_tool_result,
     parse_json,
+    text_part,
     usage_counts,
 )
 

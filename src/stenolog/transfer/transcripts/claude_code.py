@@ -20,7 +20,6 @@ from typing import Any, Final, Literal
 from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import without_usage
-from stenolog.transfer.importers.chat_format import image_part, text_part
 from stenolog.transfer.transcripts.program_messages import Kind
 from stenolog.transfer.transcripts.transcript import (
     Draft,
@@ -32,6 +31,7 @@ from stenolog.transfer.transcripts.transcript import (
     branch_to,
     digest_identity,
     find_files_below,
+    image_part,
     list_or_empty,
     make_content,
     make_tool_call,
@@ -40,6 +40,7 @@ from stenolog.transfer.transcripts.transcript import (
     read_json_lines,
     sum_counts,
     text_of_parts,
+    text_part,
     usage_counts,
 )
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 from stenolog.catalog.message_metadata import FIELD as NOTES
 from stenolog.catalog.message_metadata import RESPONSE, without_usage
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.importers.chat_format import image_part, omit, text_part
 from stenolog.transfer.transcripts.program_messages import KIND, Kind
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
@@ -29,16 +28,19 @@ from stenolog.transfer.transcripts.transcript import (
     digest_identity,
     digest_of_json,
     find_files_below,
+    image_part,
     list_or_empty,
     make_content,
     make_message,
     make_tool_call,
     make_tool_result,
+    omit,
     parse_json,
     parse_lines,
     read_json_lines,
     record_field_name,
     text_of_parts,
+    text_part,
     usage_counts,
 )
 

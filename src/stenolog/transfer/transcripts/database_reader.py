@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from sqlite3 import Connection
 
-from stenolog.transfer.importers.sqlite_file import SQLiteFile
+from stenolog.transfer.transcripts.sqlite_file import SQLiteFile
 from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
 
 

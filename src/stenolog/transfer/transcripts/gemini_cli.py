@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stenolog.transfer.importers.chat_format import omit
 from stenolog.transfer.transcripts.transcript import (
     Draft,
     Transcript,
@@ -24,6 +23,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_message,
     make_tool_call,
     make_tool_result,
+    omit,
     parse_json,
     read_json_lines,
     sum_counts,

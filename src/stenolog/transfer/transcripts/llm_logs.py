@@ -20,13 +20,13 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from stenolog.transfer.importers.chat_format import image_part, text_part
-from stenolog.transfer.importers.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.database_reader import DatabaseReader
+from stenolog.transfer.transcripts.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     as_dict,
     as_text,
+    image_part,
     keep_record,
     list_or_empty,
     make_content,
@@ -34,6 +34,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     parse_json,
+    text_part,
     usage_counts,
 )
 

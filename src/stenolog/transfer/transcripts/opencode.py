@@ -11,20 +11,21 @@ from sqlite3 import Connection
 from typing import Any, Final
 
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.importers.chat_format import image_part, text_part
-from stenolog.transfer.importers.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.database_reader import DatabaseReader
+from stenolog.transfer.transcripts.sqlite_file import fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Draft,
     Transcript,
     as_dict,
     as_text,
+    image_part,
     keep_record,
     make_message,
     make_tool_call,
     make_tool_result,
     parse_json,
     sum_counts,
+    text_part,
     usage_counts,
 )
 

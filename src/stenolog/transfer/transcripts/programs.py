@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.importers import sqlite_file
-from stenolog.transfer.importers.sqlite_file import SQLiteFile
+from stenolog.transfer.transcripts import sqlite_file
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
 from stenolog.transfer.transcripts.opencode import OpenCode
+from stenolog.transfer.transcripts.sqlite_file import SQLiteFile
 from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, read_json_lines
 
 PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {

@@ -336,6 +336,16 @@ def make_content(parts: Sequence[Any]) -> Any:
     return list(parts) or None
 
 
+def text_part(text: str) -> dict[str, Any]:
+    """Return a text as a part of a message's content."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """Return an image as a part of a message's content."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def text_of_parts(content: Any) -> str:
     """Return the content if it is a text, else the joined texts of its text parts."""
     if isinstance(content, str):
@@ -516,6 +526,11 @@ def list_or_empty(value: Any) -> list[Any]:
 def as_text(value: Any) -> str:
     """Return the value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
+
+
+def omit(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the fields except those with these names."""
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

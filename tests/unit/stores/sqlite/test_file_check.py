@@ -104,7 +104,7 @@ def test_wide_modes_and_known_bugs_are_reported(
 
 def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> None:
     theirs = tmp_path / "theirs.db"
-    shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
+    shutil.copyfile(SAMPLES / "transcripts/llm-logs/logs.db", theirs)
     assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]
     _spoil(used, f"PRAGMA user_version = {fingerprint() + 1}")
     assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]

@@ -133,7 +133,7 @@ def test_p11_symlinked_companion_files_are_rejected(file: Path, end: str) -> Non
 
 def test_p8_database_of_another_program_is_rejected_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "theirs.db"
-    shutil.copyfile(SAMPLES / "openai-agents.db", file)
+    shutil.copyfile(SAMPLES / "transcripts/llm-logs/logs.db", file)
     before, changed = file.read_bytes(), file.stat().st_mtime_ns
     for read_only in (False, True):
         with pytest.raises(ForeignLog, match="steno import"):

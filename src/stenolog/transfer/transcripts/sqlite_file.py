@@ -216,27 +216,3 @@ def _check_not_truncated(path: Path) -> None:
     # Old writers do not maintain the page count: it is valid if both change counters are equal.
     if header[24:28] == header[92:96] and size < page_size * page_count:
         raise NotASession(f"the file is cut: it has {size:,} of {page_size * page_count:,} bytes")
-
-
-def check_integrity(connection: sqlite3.Connection) -> str:
-    """Return SQLite's report on a damaged file; empty if the file is intact."""
-    [first_row, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
-    text = b" ".join(first_row[0].split()) if isinstance(first_row[0], bytes) else b""
-    return "" if text == b"ok" else text[:200].decode(errors="replace")
-
-
-def table_columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
-    """Return every table with the names of its columns."""
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    columns = {}
-    for (name,) in names:
-        if isinstance(name, bytes):
-            table = name.decode(errors="replace")
-            rows = connection.execute(f"PRAGMA table_info({quote_name(table)})").fetchall()
-            columns[table] = frozenset(row[1].decode(errors="replace") for row in rows)
-    return columns
-
-
-def quote_name(name: str) -> str:
-    """Return the name of a table or column, quoted for SQL."""
-    return '"' + name.replace('"', '""') + '"'
