@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from sqlite3 import Connection
 
-from stenolog.transfer.transcripts.sqlite_file import SQLiteFile
+from stenolog.transfer.transcripts.sqlite_file import connect
 from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
 
 
@@ -28,7 +28,7 @@ class DatabaseReader(TranscriptReader):
         path = path / self.file_name if path.is_dir() else path
         if not path.is_file():
             return
-        with SQLiteFile(path, may_copy=self.may_copy) as file, file.connect() as connection:
+        with connect(path, may_copy=self.may_copy) as connection:
             ids = self.list_ids(connection)
         for id_ in ids:
             yield self.file_at(id_, path, conversation_id=id_)
@@ -36,7 +36,7 @@ class DatabaseReader(TranscriptReader):
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation. Raises NotASession, OSError."""
         path = file.paths[0]
-        with SQLiteFile(path, may_copy=self.may_copy) as opened, opened.connect() as connection:
+        with connect(path, may_copy=self.may_copy) as connection:
             self.convert(connection, file.conversation_id, transcript)
 
     @abstractmethod

@@ -15,7 +15,6 @@ from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
 from stenolog.transfer.transcripts.opencode import OpenCode
-from stenolog.transfer.transcripts.sqlite_file import SQLiteFile
 from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, read_json_lines
 
 PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
@@ -103,7 +102,7 @@ def _detect_in_export(path: Path) -> str | None:
 
 def _detect_in_database(path: Path) -> str | None:
     try:
-        with SQLiteFile(path, may_copy=False) as file, file.connect() as connection:
+        with sqlite_file.connect(path, may_copy=False) as connection:
             rows = connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
             tables = {name.decode() for (name,) in rows}
     except (NotASession, OSError):

@@ -10,11 +10,11 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote
 
 from stenolog.codec import MAX_MESSAGE_BYTES
@@ -40,10 +40,6 @@ _HEADER_BYTES: Final = 100
 _WAL_VERSION: Final = 2
 _VERSION_OFFSET: Final = 18
 
-Row = tuple[Any, ...]
-FileVersions = tuple[tuple[int, int, int], ...]
-"""Inode, size and modification time of the database and of its WAL file."""
-
 
 def is_sqlite_file(path: Path) -> bool:
     """Return whether this is a SQLite file, judged by its first bytes."""
@@ -67,73 +63,45 @@ def _read_header(path: Path) -> bytes:
         return b""
 
 
-class SQLiteFile:
-    """A SQLite file that is only read. A context manager.
+@contextmanager
+def connect(path: Path, *, may_copy: bool = True) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to a file that is only read. The connection returns texts as bytes.
 
     Pass `may_copy=False` for a file that holds credentials, so that the file is never copied.
+    Raises NotASession, OSError. Errors of SQLite in the `with` block also become NotASession.
     """
-
-    def __init__(self, path: Path, *, may_copy: bool = True) -> None:
-        self._path = path
-        self._may_copy = may_copy
-        self._copy: tuple[FileVersions, TemporaryDirectory[str]] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._copy is not None:
-            self._copy[1].cleanup()
-            self._copy = None
-
-    def file_versions(self) -> FileVersions:
-        """Return a value that differs after every write to the file. Raises OSError."""
-        real_path = self._path.resolve()
-        return tuple(
-            _file_version(real_path.with_name(real_path.name + suffix)) for suffix in ("", "-wal")
-        )
-
-    @contextmanager
-    def connect(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that returns texts as bytes. Raises NotASession, OSError.
-
-        Errors of SQLite in the `with` block also become NotASession.
-        """
-        uri = self._sqlite_uri()
+    real_path = path.resolve()
+    _check_not_truncated(real_path)  # guard: cut-database-refused
+    with ExitStack() as exit_stack:
+        uri = _make_uri(real_path, exit_stack, may_copy=may_copy)
         try:
             opened = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
             with closing(opened) as connection:
                 # Invalid UTF-8 in one row must not make the other rows unreadable.
                 connection.text_factory = bytes
-                _limit_cost(connection, self._path.stat().st_size)
+                _limit_cost(connection, _file_size(real_path))
                 connection.execute("BEGIN")
                 _check_no_generated_columns(connection)
                 yield connection
         except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
             raise NotASession(f"SQLite cannot read it: {error}") from error
 
-    def _sqlite_uri(self) -> str:
-        real_path = self._path.resolve()
-        _check_not_truncated(real_path)  # guard: cut-database-refused
-        wal, shm = (real_path.with_name(real_path.name + suffix) for suffix in ("-wal", "-shm"))
-        if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
-            return f"file:{quote(str(real_path))}?mode=ro"
-        if not _file_version(wal)[1]:
-            return f"file:{quote(str(real_path))}?mode=ro&immutable=1"
-        if shm.exists():
-            return f"file:{quote(str(real_path))}?mode=ro"
-        if not self._may_copy:
-            raise NotASession("the file has unwritten changes; open and close its program first")
-        return f"file:{quote(str(self._copy_with_wal(real_path, wal)))}"
 
-    def _copy_with_wal(self, real_path: Path, wal: Path) -> Path:
-        file_versions = self.file_versions()
-        if self._copy is None or self._copy[0] != file_versions:
-            self.__exit__()
-            self._copy = (file_versions, TemporaryDirectory(prefix="stenolog-"))
-            shutil.copyfile(real_path, Path(self._copy[1].name) / "copy.db")
-            shutil.copyfile(wal, Path(self._copy[1].name) / "copy.db-wal")
-        return Path(self._copy[1].name) / "copy.db"
+def _make_uri(real_path: Path, exit_stack: ExitStack, *, may_copy: bool) -> str:
+    """Return the URI with which SQLite creates no files next to the database."""
+    wal, shm = (real_path.with_name(real_path.name + suffix) for suffix in ("-wal", "-shm"))
+    if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
+        return f"file:{quote(str(real_path))}?mode=ro"
+    if not _file_size(wal):
+        return f"file:{quote(str(real_path))}?mode=ro&immutable=1"
+    if shm.exists():
+        return f"file:{quote(str(real_path))}?mode=ro"
+    if not may_copy:
+        raise NotASession("the file has unwritten changes; open and close its program first")
+    copy = Path(exit_stack.enter_context(TemporaryDirectory(prefix="stenolog-"))) / "copy.db"
+    shutil.copyfile(real_path, copy)
+    shutil.copyfile(wal, f"{copy}-wal")
+    return f"file:{quote(str(copy))}"
 
 
 def _limit_cost(connection: sqlite3.Connection, file_size: int) -> None:
@@ -143,8 +111,6 @@ def _limit_cost(connection: sqlite3.Connection, file_size: int) -> None:
         "query_only=ON",
         "trusted_schema=OFF",
         "cell_size_check=ON",
-        # quick_check would evaluate CHECK constraints, which a malicious file may define.
-        "ignore_check_constraints=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
     check_numbers = count(1)
@@ -162,44 +128,38 @@ def _check_no_generated_columns(connection: sqlite3.Connection) -> None:
         raise NotASession(f"its table {table.decode(errors='replace')!r} has a computed column")
 
 
-def fetch_rows(cursor: sqlite3.Cursor, file_size: int) -> list[Row]:
-    """Return the rows of a query to a file of this size.
+def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
+    """Return the rows of a query by column, with texts decoded.
 
     Raises NotASession if the rows are many times larger than the file. A malicious file may use the
     same pages for several rows.
     """
-    rows: list[Row] = []
+    cursor = connection.execute(sql, values)
+    names = [column[0] for column in cursor.description]
+    [(_, _, path)] = connection.execute("PRAGMA database_list").fetchall()
+    # Measure the files: `PRAGMA page_count` would return what a malicious WAL file claims.
+    file_size = sum(_file_size(Path(os.fsdecode(path + end))) for end in (b"", b"-wal"))
+    rows = []
     bytes_left = 4 * file_size + _MIN_FETCH_BYTES
     for row in cursor:
         bytes_left -= sum(len(value) for value in row if isinstance(value, bytes))
         if bytes_left < 0:  # guard: import-bytes
             raise NotASession("its rows contain many times more data than the file")
-        rows.append(row)
+        rows.append(
+            {
+                name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+                for name, value in zip(names, row, strict=True)
+            }
+        )
     return rows
 
 
-def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
-    """Return the rows of a query by column, with texts decoded. Raises NotASession."""
-    cursor = connection.execute(sql, values)
-    names = [column[0] for column in cursor.description]
-    [(_, _, path)] = connection.execute("PRAGMA database_list").fetchall()
-    # Measure the files: `PRAGMA page_count` would return what a malicious WAL file claims.
-    file_size = sum(_file_version(Path(os.fsdecode(path + end)))[1] for end in (b"", b"-wal"))
-    return [
-        {
-            name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-            for name, value in zip(names, row, strict=True)
-        }
-        for row in fetch_rows(cursor, file_size)
-    ]
-
-
-def _file_version(path: Path) -> tuple[int, int, int]:
+def _file_size(path: Path) -> int:
+    """Return the number of bytes of a file; 0 if the file is missing."""
     try:
-        status = path.stat()
+        return path.stat().st_size
     except FileNotFoundError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+        return 0
 
 
 def _check_not_truncated(path: Path) -> None:

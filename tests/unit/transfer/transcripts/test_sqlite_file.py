@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.sqlite_file import SQLiteFile, fetch_dicts, fetch_rows
+from stenolog.transfer.transcripts.sqlite_file import connect, fetch_dicts
 from support import temporary_folders
 from support.resource_limits import MB, run_limited
 
@@ -26,7 +26,7 @@ def database(path: Path, *contents: str) -> Path:
 
 
 def contents(path: Path) -> list[Any]:
-    with SQLiteFile(path) as file, file.connect() as connection:
+    with connect(path) as connection:
         return [row["content"] for row in fetch_dicts(connection, "SELECT * FROM message")]
 
 
@@ -125,11 +125,10 @@ def test_database_with_rows_that_share_pages_is_rejected(tmp_path: Path) -> None
         connection.execute("CREATE TABLE b (y)")
         connection.execute("INSERT INTO a VALUES (zeroblob(1000000))")
         connection.executemany("INSERT INTO b VALUES (?)", [(n,) for n in range(1_000)])
-    with SQLiteFile(source) as file, file.connect() as connection:
-        size = source.stat().st_size
-        assert len(fetch_rows(connection.execute("SELECT x FROM a"), size)) == 1
+    with connect(source) as connection:
+        assert len(fetch_dicts(connection, "SELECT x FROM a")) == 1
         with pytest.raises(NotASession, match="more data than the file"):
-            fetch_rows(connection.execute("SELECT x FROM a, b"), size)
+            fetch_dicts(connection, "SELECT x FROM a, b")
 
 
 def test_endless_query_is_stopped(tmp_path: Path) -> None:
@@ -139,12 +138,8 @@ def test_endless_query_is_stopped(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
 
     def ask() -> None:
-        with (
-            SQLiteFile(source) as file,
-            pytest.raises(NotASession, match="interrupted"),
-            file.connect() as connection,
-        ):
-            fetch_rows(connection.execute(endless), source.stat().st_size)
+        with pytest.raises(NotASession, match="interrupted"), connect(source) as connection:
+            fetch_dicts(connection, endless)
 
     run_limited(ask, cpu=120)
 
@@ -164,7 +159,7 @@ def test_size_that_a_wal_file_claims_does_not_raise_the_limit(tmp_path: Path) ->
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 100) "
         "SELECT zeroblob(1000000) FROM n"
     )
-    with SQLiteFile(copy) as file, file.connect() as reader:
+    with connect(copy) as reader:
         assert reader.execute("PRAGMA page_count").fetchone() == (1_000_000,)
         with pytest.raises(NotASession, match="many times more data than the file"):
             fetch_dicts(reader, large)
