@@ -224,37 +224,55 @@ def import_command(
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
     source = Path(source)
     folder, file_name = _split_source(source)
-    folders: list[Path] = []
+    folders = [folder]
     if recursive and file_name is None:
-        folder, folders = source, _find_subfolders(source)
+        folders = [source, *_find_subfolders(source)]
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
     import_all = partial(
-        _import_folders, folder, folders, only=file_name, layouts=layouts, time_field=time_field
+        _import_folders, folders, only=file_name, layouts=layouts, time_field=time_field
     )
-    key_map = _make_key_map(key_pairs, map_file, import_all)
-    report = ImportReport()
-    store_exists = _store_exists(location)
-    if not store_exists:
+    import_all = partial(import_all, map_key=_make_key_map(key_pairs, map_file, import_all))
+    report = _import_sessions(import_all, folders, file_name, location, aliases, dry_run=dry_run)
+    return _print_report(report, source, program, recursive=recursive, dry_run=dry_run)
+
+
+def _import_sessions(
+    import_all: Callable[..., ImportReport],
+    folders: Sequence[Path],
+    file_name: str | None,
+    location: Location,
+    aliases: bool | None,
+    *,
+    dry_run: bool,
+) -> ImportReport:
+    """Import the sessions with `import_all`, and their aliases if the user agrees."""
+    if not _store_exists(location):
         # Opening the store creates the workspace, so first check with a dry run whether there is
         # a session to import.
-        report = import_all(store=InMemoryStore(), dry_run=True, map_key=key_map)
-    if store_exists or report.imported:
-        with (_open_read_only if dry_run else _open_writable)(location) as store:
-            is_session_folder = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-            byte_count = 0 if dry_run else _count_import_bytes([folder, *folders], file_name)
-            with show_import_progress(byte_count) as progress:
-                report = import_all(
-                    store=store,
-                    rename_files=is_session_folder,
-                    is_own=is_session_folder,
-                    accept_aliases=bool(aliases),
-                    dry_run=dry_run,
-                    map_key=key_map,
-                    progress=progress,
-                )
-            if _confirm_aliases(report, aliases, dry_run=dry_run):
-                alias_report = import_all(store=store, accept_aliases=True, map_key=key_map)
-                report = _with_aliases(report, alias_report)
+        report = import_all(store=InMemoryStore(), dry_run=True)
+        if not report.imported:
+            return report
+    with (_open_read_only if dry_run else _open_writable)(location) as store:
+        is_session_folder = isinstance(store, JSONLStore) and store.folder.samefile(folders[0])
+        byte_count = 0 if dry_run else _count_import_bytes(folders, file_name)
+        with show_import_progress(byte_count) as progress:
+            report = import_all(
+                store=store,
+                rename_files=is_session_folder,
+                is_own=is_session_folder,
+                accept_aliases=bool(aliases),
+                dry_run=dry_run,
+                progress=progress,
+            )
+        if _confirm_aliases(report, aliases, dry_run=dry_run):
+            report = _with_aliases(report, import_all(store=store, accept_aliases=True))
+        return report
+
+
+def _print_report(
+    report: ImportReport, source: Path, program: str | None, *, recursive: bool, dry_run: bool
+) -> int:
+    """Print what was imported and what was not, and return the exit code."""
     print_rows(
         report.imported,
         fields=lambda session: {**_session_fields(session), "dry_run": dry_run},
@@ -442,8 +460,7 @@ def _find_subfolders(folder: Path) -> list[Path]:
 
 
 def _import_folders(
-    folder: Path,
-    subfolders: Sequence[Path],
+    folders: Sequence[Path],
     store: Store,
     *,
     map_key: Callable[[str], str],
@@ -451,6 +468,7 @@ def _import_folders(
     **options: Any,
 ) -> ImportReport:
     """Import a folder and its subfolders. Keys from a subfolder start with the subfolder's path."""
+    folder, *subfolders = folders
     report = import_folder(folder, store, map_key=map_key, rename_files=rename_files, **options)
     for path in subfolders:
 
