@@ -1,20 +1,17 @@
 """`steno memory`: list, search, correct, forget and purge notes."""
 
-import os
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import IO, Any, Final, TextIO
+from typing import Any, Final
 
 import click
 from msgspec import Struct
 
 from stenolog.catalog.query import parse_query
 from stenolog.cli.output import (
-    EXIT_PARTIAL,
     attributes_of,
     format_age,
     format_time,
@@ -40,11 +37,9 @@ from stenolog.cli.workspace import (
     workspace_option,
     yes_option,
 )
-from stenolog.memory.note_pages import export_notes, import_notes, parse_page
-from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.scopes import Scope, parse_scope_name
+from stenolog.memory.notes import Kind, Note, Notes
+from stenolog.memory.scopes import Scope
 from stenolog.sessions.folders import NOTES
-from stenolog.stores.open_store import open_store
 
 
 class NoteSelection(Struct, frozen=True, kw_only=True):
@@ -55,18 +50,14 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
     agent: str | None
 
     @contextmanager
-    def open(self, *, writable: bool = False, create: bool = False) -> Iterator[Notes]:
+    def open(self, *, writable: bool = False) -> Iterator[Notes]:
         """Open the notes, read-only unless `writable` is set.
 
-        If there is no store of notes, use an empty one in memory, or create one if `create` is set.
+        If there is no store of notes, use an empty one in memory.
         """
         check_store_exists(self.workspace)
-        if create:
-            store = open_store(self.workspace, namespace=NOTES)
-        else:
-            location = Location(workspace=self.workspace, namespace=NOTES)
-            store = location.open_existing(writable=writable)
-        with store:
+        location = Location(workspace=self.workspace, namespace=NOTES)
+        with location.open_existing(writable=writable) as store:
             yield Notes(store)
 
     def find_scopes(self, notes: Notes) -> list[Scope]:
@@ -219,7 +210,6 @@ def _print_note_tables(notes: Sequence[Note]) -> None:
 
 
 _json_notes_option: Final = json_option("one JSON object per note")
-_json_result_option: Final = json_option("the result as a JSON object")
 
 
 @click.group("memory")
@@ -378,7 +368,7 @@ def _forget_note(notes: Notes, note: Note, *, purge: bool) -> tuple[list[Note], 
 
 
 @memory_command.command("undo")
-@_json_result_option
+@json_option("the result as a JSON object")
 @note_options
 def undo_command(selection: NoteSelection) -> None:
     """Restore the note of a user that was forgotten last.
@@ -400,82 +390,3 @@ def undo_command(selection: NoteSelection) -> None:
     print_json({"agent": scope.agent, "who": scope.name, **ids})
     if notes_before == notes_after:
         print_notice("Undone. The same notes are in force as before.")
-
-
-@memory_command.command("export")
-@note_options
-def export_command(selection: NoteSelection) -> None:
-    """Print the notes of a user as Markdown.
-
-    Edit the file and read your changes back with `steno memory import`.
-
-    Example: steno memory export --who telegram:123 > notes.md
-
-    Exit codes: 0 done, 1 failed, 2 wrong usage.
-    """
-    with selection.open() as notes:
-        markdown = export_notes(notes, selection.find_scope(notes))
-    click.echo(printable(markdown) if sys.stdout.isatty() else markdown.encode(), nl=False)
-
-
-class _TextFile(click.File):
-    """Click type of a text file argument. `-` is stdin."""
-
-    def convert(
-        self,
-        value: "str | os.PathLike[str] | IO[Any]",
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> IO[Any]:
-        """Return the open file. Fails if it cannot be opened."""
-        # If a program is started with stdin closed, `sys.stdin` is None.
-        if value == "-" and sys.stdin is None:
-            self.fail("stdin is closed; name a file", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-@memory_command.command("import")
-@click.argument("file", type=_TextFile(encoding="utf-8"))
-@click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
-@_json_result_option
-@note_options
-def import_command(file: TextIO, dry_run: bool, selection: NoteSelection) -> int:
-    """Import edited notes from FILE, or from stdin with -.
-
-    FILE is the output of `steno memory export`. A changed text replaces the old note, a deleted
-    item is forgotten, and a new item becomes a note. If the file has no header of an export, --who
-    is required. Importing the same file twice changes nothing.
-
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some notes had changed since the export and were
-    skipped.
-    """
-    try:
-        text = file.read()
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{file.name} is not UTF-8 text: {error}.") from error
-    scope = _target_scope(text, selection)
-    with selection.open(writable=True, create=not dry_run) as stored_notes:
-        changes = import_notes(stored_notes, text, scope=scope, dry_run=dry_run)
-    notes_by_change: dict[str, Sequence[Draft | Note]] = {
-        "added": changes.added,
-        "changed": changes.changed,
-        "forgotten": changes.forgotten,
-    }
-    for change, notes in notes_by_change.items():
-        verb = f"Would be {change}" if dry_run else change.capitalize()
-        print_notice(*(f"{verb}: {one_line(printable(note.text))}" for note in notes))
-    print_notice(*(f"Skipped: {sentence(conflict)}" for conflict in changes.conflicts))
-    if not changes.count and not changes.conflicts:
-        print_notice("Nothing to change: the file matches the notes.")
-    texts = {change: [note.text for note in notes] for change, notes in notes_by_change.items()}
-    print_json({**texts, "left_out": changes.conflicts, "dry_run": dry_run})
-    return EXIT_PARTIAL if changes.conflicts else 0
-
-
-def _target_scope(markdown: str, selection: NoteSelection) -> Scope | None:
-    """Return the scope that the options select, or None to use the scope in the Markdown header."""
-    who = selection.who
-    if selection.agent is not None and who is None:
-        exported_scope = parse_page(markdown).scope
-        who = None if exported_scope is None else exported_scope.name
-    return None if who is None else parse_scope_name(who, agent=selection.agent or "main")

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from stenolog.memory.consolidation import ConsolidationReport as ConsolidationReport
     from stenolog.memory.facade import Memory as Memory
     from stenolog.memory.facade import open_memory as open_memory
-    from stenolog.memory.note_pages import export_notes as export_notes
-    from stenolog.memory.note_pages import import_notes as import_notes
     from stenolog.memory.notes import Draft as Draft
     from stenolog.memory.notes import Note as Note
     from stenolog.memory.notes import Notes as Notes
@@ -24,7 +22,6 @@ else:
         {
             "stenolog.memory.consolidation": "ConsolidationReport",
             "stenolog.memory.facade": "Memory open_memory",
-            "stenolog.memory.note_pages": "export_notes import_notes",
             "stenolog.memory.notes": "Draft Note Notes PurgedNote",
             "stenolog.memory.recall": "RecallHit RecallResult",
             "stenolog.memory.scopes": "Scope scope_of",

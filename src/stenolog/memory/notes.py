@@ -230,26 +230,13 @@ class Notes:
 
         `undo` cannot restore the note if the store already hides a thousand ranges of notes.
         """
-        self.forget_all(scope, [id])
+        with self._take_lease(scope, missing_error=NoSuchNote(id)) as lease:
+            record = self._cache.read_notes(scope).state.records.get(id)
+            if record is None or record.is_purged:
+                raise NoSuchNote(id)
+            if not record.note.forgotten:
+                _hide_message(lease.store, scope, record.seq)
         return self.get(scope, id)
-
-    def forget_all(self, scope: Scope, ids: Sequence[str]) -> None:
-        """Forget several notes, each as one undo step. Raises NoSuchNote if any does not exist."""
-        if not ids:
-            return
-        with self._take_lease(scope, missing_error=NoSuchNote(ids[0])) as lease:
-            state = self._cache.read_notes(scope).state
-            seqs = []
-            for id in ids:
-                record = state.records.get(id)
-                if record is None or record.is_purged:
-                    raise NoSuchNote(id)
-                if not record.note.forgotten:
-                    seqs.append(record.seq)
-            for index, seq in enumerate(seqs):
-                if index:
-                    lease.renew()
-                _hide_message(lease.store, scope, seq)
 
     def undo(self, scope: Scope) -> UndoResult:
         """Undo the last `forget`; the last eight can be undone. Raises NothingToUndo.

@@ -201,14 +201,6 @@ class Remembered(_Exact):
     superseded_again: list[str]
 
 
-class PageTaken(_Exact):
-    added: list[str]
-    changed: list[str]
-    forgotten: list[str]
-    left_out: list[str]
-    dry_run: bool
-
-
 class Imported(_Exact):
     key: str
     added: int
@@ -341,8 +333,6 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("memory forget {note} --dry-run", Forgotten),
     ("memory forget {note} --purge --yes", Forgotten),
     ("memory undo --who gone", Remembered),
-    ("memory import notes.md --who telegram:123", PageTaken),
-    ("memory import notes.md --who telegram:123 --dry-run", PageTaken),
     ("import old", Imported),
     ("import old --dry-run", Imported),
     ("export telegram:123 -o page.html", Exported),
@@ -360,7 +350,6 @@ WITHOUT = {
     "chat": "it talks",
     "completion": "it writes a script",
     "hook": "it prints settings of another program, which are JSON",
-    "memory export": "it writes a page; `memory list --json` has the same notes",
     "open": "it opens a browser",
     "serve": "it serves",
     "token": "it prints one line for `$(steno token)`",
@@ -378,7 +367,6 @@ def note(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
     (place / "old").mkdir()
     (place / "old" / "old.json").write_text('[{"role": "user", "content": "from before"}]')
-    (place / "notes.md").write_text("## Core facts\n\n- likes tea, green\n")
     with open_store("workspace") as store:
         store.add_message("gone", "user", "hello")
         store.delete("gone")

@@ -1,4 +1,4 @@
-"""`steno memory`: notes listed, found, shown, forgotten, brought back, deleted, edited by hand."""
+"""`steno memory`: notes listed, found, shown, forgotten, brought back, deleted."""
 
 import json
 import os
@@ -81,9 +81,9 @@ def _texts(workspace: str, scope: Scope = ANN) -> list[str]:
 def memory(workspace: str) -> Steno:
     """Run `steno memory …` on that workspace."""
 
-    def run(*arguments: str, given: str | None = None) -> Result:
+    def run(*arguments: str) -> Result:
         words = ["memory", *arguments, "-w", workspace]
-        return CliRunner().invoke(main, words, prog_name="steno", input=given)
+        return CliRunner().invoke(main, words, prog_name="steno")
 
     return run
 
@@ -198,18 +198,14 @@ def test_undo_restores_a_forgotten_note(memory: Steno, ids: Ids, workspace: str)
     assert "There is no forgotten note of 'telegram:1'" in nothing.stderr
 
 
-def test_undo_and_export_require_a_unique_user(memory: Steno, ids: Ids) -> None:
+def test_undo_requires_a_unique_user(memory: Steno, ids: Ids) -> None:
     assert ids
-    for command in ("undo", "export"):
-        result = memory(command)
-        assert result.exit_code == 2
-        assert "slack:C42, telegram:1, telegram:1 (agent tutor). Select one" in result.stderr
-        assert "with --agent" in memory(command, "--who", "telegram:1").stderr
-        nobody = memory(command, "--who", "nobody")
-        assert (nobody.exit_code, nobody.stderr) == (
-            1,
-            "Error: There are no notes of nobody here.\n",
-        )
+    result = memory("undo")
+    assert result.exit_code == 2
+    assert "slack:C42, telegram:1, telegram:1 (agent tutor). Select one" in result.stderr
+    assert "with --agent" in memory("undo", "--who", "telegram:1").stderr
+    nobody = memory("undo", "--who", "nobody")
+    assert (nobody.exit_code, nobody.stderr) == (1, "Error: There are no notes of nobody here.\n")
 
 
 def test_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> None:
@@ -245,19 +241,13 @@ def test_note_purge_requires_yes_without_a_terminal(
     assert b"Eats meat." not in b"".join(files)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [("forget {old} --purge", "add --yes"), ("import -", "stdin is closed")],
-)
-def test_closed_stdin_is_rejected_with_one_sentence(
-    ids: Ids, workspace: str, arguments: str, words: str
-) -> None:
+def test_closed_stdin_is_rejected_with_one_sentence(ids: Ids, workspace: str) -> None:
     before = _texts(workspace)
     program = "from stenolog.cli import main; main(prog_name='steno')"
-    given = [*arguments.format(**ids).split(), "-w", workspace]
-    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, "memory", *given]
+    given = ["memory", "forget", ids["old"], "--purge", "-w", workspace]
+    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, *given]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+    assert (result.returncode, "add --yes" in result.stderr) == (2, True), result.stderr
     assert "Traceback" not in result.stderr
     assert _texts(workspace) == before
 
@@ -284,102 +274,6 @@ def test_note_purge_asks_in_a_terminal(ids: Ids, workspace: str, answer: str, le
     assert ("Eats no meat." in _texts(workspace)) == (left == 2)
 
 
-# --- editing by hand -------------------------------------------------------------------------
-
-
-def test_exported_notes_can_be_edited_and_imported(
-    memory: Steno, ids: Ids, workspace: str, place: Path
-) -> None:
-    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
-    assert page.startswith("<!-- steno notes of main:telegram:1, export ")
-    assert (
-        memory("import", "-", given=page).stderr
-        == "Nothing to change: the file matches the notes.\n"
-    )
-    edited = page.replace("Eats no meat.", "Eats fish.\n- Likes tea.").replace(
-        f"- <!-- {ids['day']} --> They talked.\n  Long.\n", ""
-    )
-    file = place / "ann.md"
-    file.write_text(edited)
-    would = memory("import", str(file), "--dry-run")
-    assert would.stderr == (
-        "Would be added: Likes tea.\nWould be changed: Eats fish.\n"
-        "Would be forgotten: They talked.\\nLong.\n"
-    )
-    done = memory("import", str(file))
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == (
-        "Added: Likes tea.\nChanged: Eats fish.\nForgotten: They talked.\\nLong.\n"
-    )
-    assert sorted(_texts(workspace)) == ["Eats fish.", "Likes tea."]
-    assert memory("import", str(file)).stderr == "Nothing to change: the file matches the notes.\n"
-
-
-def test_note_changed_since_the_export_is_skipped(memory: Steno, ids: Ids) -> None:
-    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
-    memory("forget", ids["new"])
-    result = memory("import", "-", given=page.replace("Eats no meat.", "Eats fish."))
-    assert result.exit_code == 3
-    assert (
-        f"the note {ids['new']} was forgotten since the export; the change is left out."
-        in result.stderr
-    )
-
-
-@pytest.mark.parametrize(
-    "scope", [Scope(who="telegram:1", of="sender"), Scope(who="@telegram:1")], ids=str
-)
-def test_import_with_an_agent_uses_the_scope_of_the_page(
-    memory: Steno, ids: Ids, workspace: str, scope: Scope
-) -> None:
-    assert ids
-    with open_store(workspace, namespace="notes") as store:
-        Notes(store).add(scope, [_core("Plays chess.")])
-    page = memory("export", "--who", scope.name, "--agent", "main").stdout
-    edited = page.replace("Plays chess.", "Plays go.")
-    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
-    with open_store(workspace, namespace="notes") as store:
-        assert [note.text for note in Notes(store).list(scope)] == ["Plays go."]
-
-
-def test_import_for_another_agent_than_that_of_the_page_is_rejected(
-    memory: Steno, ids: Ids, workspace: str
-) -> None:
-    assert ids
-    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
-    edited = page.replace("Eats no meat.", "Eats fish.")
-    other = memory("import", "-", "--agent", "tutor", given=edited)
-    assert other.exit_code == 1
-    assert "(agent 'main'), and not those of 'telegram:1' (agent 'tutor')" in other.stderr
-    own = memory("import", "-", "--agent", "tutor", given="## Core facts\n- a\n")
-    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
-    assert "Eats fish." not in _texts(workspace)
-    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
-    assert "Eats fish." in _texts(workspace)
-
-
-def test_invalid_notes_file_is_reported_in_one_sentence(
-    memory: Steno, ids: Ids, place: Path
-) -> None:
-    assert ids
-    result = memory("import", "-", given="## Core facts\n- a\nb\n")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: Line 3 belongs to no note")
-    own = memory("import", "-", given="## Core facts\n- a\n")
-    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
-    (place / "x.md").write_bytes(b"\xff")
-    assert "is not UTF-8 text" in memory("import", str(place / "x.md")).stderr
-
-
-def test_file_without_header_creates_notes(steno: Steno, place: Path) -> None:
-    (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
-    own = ("memory", "import", "own.md", "--who", "cli:default")
-    assert steno(*own, "--dry-run").exit_code == 0
-    assert not (place / "workspace" / "notes").exists()
-    assert steno(*own).exit_code == 0
-    assert _texts("workspace", Scope(who="cli:default")) == ["Likes tea."]
-
-
 # --- places ----------------------------------------------------------------------------------
 
 
@@ -394,8 +288,7 @@ def test_workspace_without_notes_is_reported_and_unchanged(steno: Steno, place: 
 
 @pytest.mark.parametrize("where", ["nowhere", "sqlite:nowhere.db"])
 def test_memory_commands_create_no_workspace(steno: Steno, place: Path, where: str) -> None:
-    (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
-    for words in (["list"], ["forget", "x"], ["undo"], ["import", "own.md", "--who", "x"]):
+    for words in (["list"], ["forget", "x"], ["undo"]):
         result = steno("memory", *words, "-w", where)
         assert (result.exit_code, "check the path" in result.stderr) == (1, True)
     assert not list(place.glob("nowhere*"))

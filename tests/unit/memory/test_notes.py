@@ -494,18 +494,6 @@ def test_p2_killed_purge_of_a_note_is_finished_by_the_next(
     )
 
 
-def test_forget_all_forgets_all_notes_or_none(notes: Notes) -> None:
-    ids = [_add(notes, f"fact {number}") for number in range(4)]
-    with pytest.raises(NoSuchNote):
-        notes.forget_all(ANN, [ids[0], "nobody"])
-    assert len(notes.list(ANN)) == 4
-    notes.forget_all(ANN, [])
-    notes.forget_all(ANN, [ids[0], ids[2], ids[3]])
-    assert _texts(notes.list(ANN)) == ["fact 1"]
-    notes.undo(ANN)
-    assert _texts(notes.list(ANN)) == ["fact 1", "fact 3"]
-
-
 def test_killed_purge_blocks_the_next_for_at_most_ten_seconds(store: Store) -> None:
     watched = _DyingStore(store, "nothing", done=False)
     notes = Notes(watched)

@@ -87,7 +87,6 @@ CASES = {
         "memory undo --who telegram:123",
         "memory forget {note} --json",
         "memory undo --who telegram:123 --json",
-        "memory export --who telegram:123",
     ],
     "open": ["open --print", "open telegram:123"],
     "purge": [
