@@ -20,10 +20,6 @@ SELECT key FROM catalog_session ORDER BY updated DESC, key;
 -- A row is outdated if the price list is newer, and some of its answers had no price.
 SELECT key, CASE WHEN unpriced = 0 OR priced >= ? THEN stamp END FROM catalog_session;
 
--- name: sound
-SELECT key, stamp FROM catalog_session
-WHERE problem IS NULL AND stamp IS NOT NULL;
-
 -- name: row
 SELECT version, listed, uid, generation, archived, indexed, count, tokens, sight,
        prompt, CASE WHEN unpriced = 0 OR priced >= ?1 THEN stamp END, owner, mixed,

@@ -6,14 +6,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TextIO
 
 import click
 import msgspec
-from msgspec.structs import replace
 
 from stenolog.cli.output import (
     error_sentence,
@@ -21,10 +18,8 @@ from stenolog.cli.output import (
     plural,
     print_json,
     print_notice,
-    wants_json,
 )
 from stenolog.cli.workspace import (
-    Location,
     check_workspace_exists,
     choose_workspace,
     json_option,
@@ -32,25 +27,11 @@ from stenolog.cli.workspace import (
     workspace_option,
 )
 from stenolog.errors import StenologError
-from stenolog.maintenance.environment_check import (
-    CheckNote,
-    check_disk_space,
-    check_indexing,
-    list_notes,
-)
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
-from stenolog.sessions.folders import NAMESPACE, NOTES, other_namespaces
+from stenolog.sessions.folders import NAMESPACE
 from stenolog.stores.findings import Finding, RepairResult, Report
-from stenolog.stores.open_store import open_store, parse_address
-
-if TYPE_CHECKING:
-    from stenolog.memory.notes import Note
-    from stenolog.memory.scopes import Scope
-    from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
-
-WARNING_DAYS: Final = 7
-"""The doctor warns this many days before a transcript is deleted."""
+from stenolog.stores.open_store import parse_address
 
 
 class CheckFailed(click.ClickException):
@@ -70,23 +51,18 @@ class CheckFailed(click.ClickException):
 @click.option(
     "--accept", "accepting", is_flag=True, help="Accept log lines that were edited by hand."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also print facts that are not errors.")
 @json_option("the report as a JSON object")
 @partial(workspace_option, error_type=CheckFailed)
 def doctor_command(
     directory: str | None,
     repairing: bool,
     accepting: bool,
-    verbose: bool,
     workspace: str,
 ) -> int:
     """Check a workspace or database for damage, and repair it on request.
 
-    Checks the sessions of all agents and namespaces, logs, archives, the trash, locks, file
-    permissions and free disk space. Each finding says what is wrong, what it means and what to do.
-    With -v, or in a terminal, facts that are not errors are printed to stderr: interrupted turns,
-    an outdated index, a temporary or network disk, versions, and transcripts that are not imported
-    yet and that Claude Code will delete within a week.
+    Checks the sessions of all agents and namespaces, logs, archives, the trash, locks and file
+    permissions. Each finding says what is wrong, what it means and what to do.
 
     Without options nothing is changed. --repair marks incomplete writes as invalid and moves unused
     files to the folder "aside" of the workspace; in a database, --repair rebuilds damaged data.
@@ -107,121 +83,17 @@ def doctor_command(
         if repairing:
             repairs += repair(place)
         report = examine(place)
-        findings = (*check_indexing(place), *check_disk_space(place))
-        report = replace(report, findings=(*report.findings, *findings))
-        notes = []
-        if verbose or (sys.stderr.isatty() and not wants_json()):
-            notes = [
-                *list_notes(place),
-                *_hints_about_unrecalled_notes(place),
-                *_hints_about_expiring_transcripts(place),
-            ]
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
     fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
-    fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
     if not print_json(fields, indent=2):
         for result in repairs:
             _print_repair(result)
         for finding in report.findings:
             _print_finding(finding, place)
-        for note in notes:
-            text = one_line(f"{note.meaning} {note.advice}".strip())
-            print_notice(_wrap_line(f"{note.kind}: {text}", sys.stderr))
         print_notice(_wrap_line(_summary_text(report, repairs), sys.stderr))
     return 1 if report.findings else 0
-
-
-def _hints_about_unrecalled_notes(place: str) -> list[CheckNote]:
-    """Return hints about notes that older versions made in scopes shared by several sessions.
-
-    These mixed notes are never recalled.
-    """
-    # These imports are only needed if hints are printed.
-    from stenolog.memory.notes import Notes
-    from stenolog.transfer.copy_all import list_namespaces
-
-    try:
-        if NOTES not in list_namespaces(place):
-            return []
-        with open_store(place, namespace=NOTES, read_only=True) as store:
-            notes = Notes(store)
-            return [
-                _mixed_notes_hint(scope, mixed_notes)
-                for scope in notes.scopes()
-                if (mixed_notes := [note for note in notes.list(scope, full=True) if note.mixed])
-            ]
-    except StenologError:
-        return []  # the report says why the notes cannot be read
-
-
-def _mixed_notes_hint(scope: "Scope", mixed_notes: Sequence["Note"]) -> CheckNote:
-    sessions = list(dict.fromkeys(note.session for note in mixed_notes if note.session))
-    return CheckNote(
-        kind="mixed notes",
-        meaning=(
-            f"An older version made {plural(len(mixed_notes), 'note')} of {scope.name} from "
-            f"several sessions ({', '.join(sessions[:5])}), possibly of different users. "
-            "These notes are not recalled."
-        ),
-        advice=(
-            f"`steno memory list --all --who {shlex.quote(scope.name)}` lists them, "
-            "`steno memory forget ID` removes one."
-        ),
-    )
-
-
-def _hints_about_expiring_transcripts(place: str) -> list[CheckNote]:
-    """Return a hint if Claude Code will soon delete transcripts that are not imported yet."""
-    # These imports are only needed if hints are printed.
-    from stenolog.transfer.transcripts.claude_code import ClaudeCode
-    from stenolog.transfer.transcripts.claude_settings import (
-        find_expiring_transcripts,
-        read_cleanup_days,
-        settings_file,
-    )
-    from stenolog.transfer.transcripts.transcript_import import is_imported
-
-    reader = ClaudeCode()
-    now = datetime.now(UTC)
-    expiring = find_expiring_transcripts(reader, now, within=timedelta(days=WARNING_DAYS))
-    agents = other_namespaces(place).agents if expiring else ()
-    for agent in (None, *agents):
-        with (
-            suppress(StenologError),
-            Location(workspace=place, agent=agent).open_existing() as store,
-        ):
-            expiring = [entry for entry in expiring if not is_imported(entry[1], store)]
-    expiring = [entry for entry in expiring if _has_messages(reader, entry[1])]
-    if not expiring:
-        return []
-    deleted_at, first_file = expiring[0]
-    deletion_text = "when Claude Code starts" if deleted_at <= now else f"on {deleted_at:%Y-%m-%d}"
-    verb = "is" if len(expiring) == 1 else "are"
-    return [
-        CheckNote(
-            kind="transcripts",
-            meaning=(
-                f"{plural(len(expiring), 'transcript')} of Claude Code {verb} not imported and "
-                f"will be deleted within {WARNING_DAYS} days. The oldest is {first_file.paths[0]}, "
-                f"to be deleted {deletion_text}. Claude Code keeps transcripts for "
-                f"{plural(read_cleanup_days(settings_file()), 'day')} (cleanupPeriodDays)."
-            ),
-            advice=(
-                "`steno import claude-code` imports them. `steno hook` prints settings with which "
-                "each new session is imported when it ends."
-            ),
-        )
-    ]
-
-
-def _has_messages(reader: "TranscriptReader", file: "TranscriptFile") -> bool:
-    """Return whether a transcript has messages. Some files contain only a title."""
-    try:
-        return bool(reader.read(file, include_copies=False).messages)
-    except OSError:
-        return False  # the file was deleted meanwhile
 
 
 def _print_repair(result: RepairResult) -> None:

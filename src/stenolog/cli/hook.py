@@ -15,7 +15,6 @@ from stenolog.cli.output import format_time, one_line
 from stenolog.cli.workspace import Location, display_name, location_options
 from stenolog.stores.disk import create_private_folder
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.transfer.transcripts.claude_settings import settings_file
 from stenolog.transfer.transcripts.transcript import as_dict, as_text, parse_json
 
 MAX_INPUT_BYTES: Final = 16 * 1024 * 1024
@@ -54,7 +53,8 @@ def hook_command(words: tuple[str, ...], file: Path | None, location: Location) 
 
 
 def _print_settings(location: Location) -> None:
-    path = one_line(str(settings_file()))
+    folder = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
+    path = one_line(str(folder / "settings.json"))
     if display_name(location.workspace) != location.workspace:
         raise click.ClickException(
             "The address of the workspace has a password, which would be written to "

@@ -42,7 +42,6 @@ class Kind(StrEnum):
     UNREFERENCED_ARCHIVE = "unreferenced archive"
     STALLED_LEASE = "stalled lease"
     WIDE_PERMISSIONS = "wide permissions"
-    NOT_WRITABLE = "not writable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

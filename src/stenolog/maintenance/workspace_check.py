@@ -39,7 +39,6 @@ from stenolog.stores.disk import (
     open_descriptor,
     release_lock,
     wait_for_lock,
-    write_problem,
 )
 from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, trash
@@ -86,13 +85,6 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     findings = [finding for report in reports for finding in report.findings]
     if wide_modes:
         findings.append(_wide_permissions_finding(str(workspace_path), list(wide_modes)))
-    reasons: dict[str, str] = {}
-    for folder in folders:
-        with suppress(OSError):  # `examine_folder` has already reported this problem
-            if (reason := write_problem(workspace_path / folder)) is not None:
-                reasons[folder] = reason
-    if reasons:
-        findings.append(_not_writable_finding(list(reasons), next(iter(reasons.values()))))
     return Report(
         workspace=str(workspace_path),
         sessions=sum(report.logs for report in reports),
@@ -527,17 +519,6 @@ def _stalled_lease_finding(path: str, name: str, holder: leases.Holder) -> Findi
         meaning=f"{holder.describe()}, holds the lease of this session, which expired at "
         f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
         advice="Check that process; the lease ends when the process ends.",
-    )
-
-
-def _not_writable_finding(folders: Sequence[str], reason: str) -> Finding:
-    """Return one finding for all read-only folders, which usually share a disk."""
-    return Finding(
-        kind=Kind.NOT_WRITABLE,
-        path=folders[0],
-        where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
-        meaning="The sessions can be read, but new messages cannot be stored.",
-        advice=f"{reason}.",
     )
 
 

@@ -1,20 +1,13 @@
 """`steno doctor`: what it prints, what it settles, and how it ends."""
 
 import json
-import os
-import shutil
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
-from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
-from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -210,94 +203,3 @@ def test_key_cannot_control_the_terminal(place: Path, in_terminal: InTerminal) -
     assert code == 1
     assert "\x1b" not in shown
     assert "torn tail · evil\\x1b[2J\\nkey\n" in shown
-
-
-def test_notes_of_a_mixed_scope_are_listed(steno: Steno) -> None:
-    with open_store("workspace", namespace="notes") as store:
-        for name in ("alice", "bob"):
-            draft = Draft(kind="core", text=name, session=f"app:{name}:1", uid=name)
-            Notes(store).add(Scope(who="app:1"), [draft])
-        own = Draft(kind="core", text="own", session="telegram:123", uid="own")
-        Notes(store).add(Scope(who="telegram:123"), [own])
-    result = steno("doctor", "-v")
-    assert result.exit_code == 0
-    [line] = [line for line in result.stderr.splitlines() if line.startswith("mixed notes")]
-    assert "2 notes of app:1 " in line
-    assert "(app:alice:1, app:bob:1)" in line
-    assert "`steno memory list --all --who app:1`" in line
-    listed = steno("memory", "list", "--all", "--who", "app:1").stdout
-    assert "alice" in listed
-    assert "mixed" in listed
-    assert "alice" not in steno("memory", "list", "--who", "app:1").stdout
-
-
-PROJECT = SAMPLES / "claude-code" / "projects" / "-home-ada-harbour"
-
-
-@pytest.fixture
-def claude(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Claude Code's folder, with transcripts that were written just now."""
-    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(place / "claude"))
-    shutil.copytree(PROJECT, place / "claude" / "projects" / PROJECT.name, symlinks=True)
-    for path in (place / "claude").rglob("*"):
-        os.utime(path)
-    return place / "claude"
-
-
-def _age(path: Path, days: float) -> None:
-    at = time.time() - days * 86_400
-    os.utime(path, (at, at))
-
-
-def _notes(steno: Steno) -> list[str]:
-    return [line for line in steno("doctor", "-v").stderr.splitlines() if "transcript" in line]
-
-
-def test_transcripts_that_claude_code_deletes_soon_are_named(steno: Steno, claude: Path) -> None:
-    first, second, *_ = sorted((claude / "projects" / PROJECT.name).glob("*.jsonl"))
-    _age(first, 22.5)
-    assert _notes(steno) == []
-    _age(second, 24.5)
-    (line,) = _notes(steno)
-    day = (datetime.now(UTC) + timedelta(days=5.5)).date()
-    assert line.startswith("transcripts: 1 transcript of Claude Code is not imported")
-    assert f"The oldest is {second}, to be deleted on {day}." in line
-    assert "30 days (cleanupPeriodDays)" in line
-    assert "`steno import claude-code`" in line
-    assert "`steno hook` prints settings" in line
-    _age(first, 31)
-    (line,) = _notes(steno)
-    assert "2 transcripts of Claude Code are not imported" in line
-    assert f"The oldest is {first}, to be deleted when Claude Code starts." in line
-    assert steno("doctor").exit_code == 0
-
-
-def test_imported_transcripts_are_safe_until_they_change(steno: Steno, claude: Path) -> None:
-    path = sorted((claude / "projects" / PROJECT.name).glob("*.jsonl"))[0]
-    _age(path, 29)
-    assert len(_notes(steno)) == 1
-    steno("import", "claude-code")
-    assert _notes(steno) == []
-    _age(path, 28)
-    assert len(_notes(steno)) == 1
-
-
-def test_the_setting_of_claude_code_counts(steno: Steno, claude: Path) -> None:
-    for path in claude.rglob("*.jsonl"):
-        _age(path, 29)
-    assert len(_notes(steno)) == 1
-    (claude / "settings.json").write_text('{"cleanupPeriodDays": 3650}')
-    assert _notes(steno) == []
-    (claude / "settings.json").write_text('{"cleanupPeriodDays": 99999999999999}')
-    assert _notes(steno) == []
-    (claude / "settings.json").write_text('{"cleanupPeriodDays": "x"}')
-    assert len(_notes(steno)) == 1
-
-
-def test_a_transcript_without_messages_is_not_named(steno: Steno, claude: Path) -> None:
-    shutil.rmtree(claude / "projects" / PROJECT.name)
-    path = claude / "projects" / "p" / "a.jsonl"
-    path.parent.mkdir()
-    path.write_text('{"type":"summary","summary":"Title","leafUuid":"x"}\n')
-    _age(path, 29)
-    assert _notes(steno) == []

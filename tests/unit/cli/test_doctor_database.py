@@ -1,16 +1,12 @@
 """`steno doctor sqlite:FILE`, and a workspace with other files next to the logs."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import apsw
-import pytest
 from click.testing import CliRunner, Result
 
 import stenolog
-from stenolog.catalog import searchable_text
 from stenolog.cli import main
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -69,39 +65,3 @@ def test_other_files_next_to_logs_are_not_findings(tmp_path: Path) -> None:
     ended = doctor(str(workspace))
     kinds = {line for line in ended.stdout.splitlines() if line and not line.startswith(" ")}
     assert kinds <= {"wide permissions"}, ended.stdout
-
-
-@pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/steno.db"])
-def test_session_that_cannot_be_indexed_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, indexed: bool
-) -> None:
-    tmp_path.chmod(0o700)
-    place = where.format(tmp_path)
-    with stenolog.open_store(place) as store:
-        store.add_message("good", "user", "hello")
-        store.add_message("bad one", "user", "poison")
-    real = searchable_text.text_of
-
-    def text_of(fields: Mapping[str, Any], parts: Any = None) -> str:
-        if fields.get("content") == "poison":
-            raise TypeError("unhashable type: 'dict'")
-        return real(fields, parts)
-
-    with monkeypatch.context() as failing:
-        failing.setattr(searchable_text, "text_of", text_of)
-        if indexed:
-            assert CliRunner().invoke(main, ["search", "hello", "-w", place]).exit_code == 0
-            listed = CliRunner().invoke(main, ["list", "-w", place])
-            assert "good" in listed.stdout
-            assert "unhashable type" in listed.stderr
-        ended = doctor(place)
-        assert ended.exit_code == 1
-        assert ended.stdout.startswith("not indexed · bad one\n")
-        assert "unhashable type: 'dict'" in ended.stdout
-        assert "steno export 'bad one' --all" in ended.stdout
-        assert CliRunner().invoke(main, ["export", "bad one", "--all", "-w", place]).exit_code == 0
-        assert CliRunner().invoke(main, ["delete", "--yes", "bad one", "-w", place]).exit_code == 0
-        ended = doctor(place)
-        assert (ended.exit_code, ended.stdout) == (0, "")
-        assert "no problems found" in ended.stderr

@@ -295,7 +295,7 @@ class SettingsShown(_Exact):
 
 
 class Report(Struct):
-    """Of the doctor; what it tells of besides is for its own tests."""
+    """Of the doctor."""
 
     findings: list[dict[str, Any]]
     settled: list[dict[str, Any]]

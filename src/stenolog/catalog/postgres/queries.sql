@@ -52,10 +52,6 @@ SELECT key FROM {schema}.catalog_session ORDER BY updated DESC, key;
 SELECT key, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END
 FROM {schema}.catalog_session;
 
--- name: sound
-SELECT key, stamp FROM {schema}.catalog_session
-WHERE problem IS NULL AND stamp IS NOT NULL;
-
 -- name: row
 SELECT version, listed, uid, generation, archived, indexed, count, tokens, sight,
        prompt, CASE WHEN unpriced = 0 OR priced >= $1 THEN stamp END, owner, mixed,

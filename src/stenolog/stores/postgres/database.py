@@ -378,23 +378,16 @@ _RESTORE_ADVICE: Final = (
 
 
 def examine(database: Database) -> Report:
-    """Examine the server and the tables. Raises StoreUnavailable if the tables cannot be read."""
-    errors, warnings = database.problems()
-    findings = [
-        Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
-        for meaning in (*errors, *warnings)
-    ]
+    """Examine the tables. Raises StoreUnavailable if they cannot be read."""
     try:
         with database.read_transaction() as transaction:
-            sessions, damage_findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-            findings += damage_findings
-            findings += _stray_row_findings(transaction)
+            sessions, findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
+            findings = [*findings, *_stray_row_findings(transaction)]
     except DamagedStore as error:
         kind, advice = "damaged database", _RESTORE_ADVICE
         if isinstance(error, NewerFormat):
             kind, advice = "newer format", "Upgrade stenolog."
-        sessions = 0
-        findings.append(Finding(kind=kind, meaning=str(error), advice=advice))
+        sessions, findings = 0, [Finding(kind=kind, meaning=str(error), advice=advice)]
     return Report(sessions=sessions, findings=tuple(findings))
 
 

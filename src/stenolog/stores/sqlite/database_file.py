@@ -201,8 +201,8 @@ def run_script(connection: apsw.Connection, script: str) -> None:
 # --- warnings --------------------------------------------------------------------------------
 
 
-def find_problems(file: Path) -> list[str]:
-    """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
+def find_wide_modes(file: Path) -> list[str]:
+    """Return sentences about files that other users may read. Raises OSError."""
     # The mode of the folder is not checked: the folder may be shared, like a project folder.
     problems = []
     companions = [file.with_name(file.name + suffix) for suffix in COMPANION_SUFFIXES]
@@ -214,6 +214,12 @@ def find_problems(file: Path) -> list[str]:
                     f"{path} has mode {mode:04o}, so other users can read your sessions; "
                     f"run: chmod 600 {path}"
                 )
+    return problems
+
+
+def find_problems(file: Path) -> list[str]:
+    """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
+    problems = find_wide_modes(file)
     network_type = network_filesystem(file.parent)
     if network_type:
         problems.append(

@@ -5,16 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import apsw
-
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
-from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
 _MAX_INTEGRITY_PROBLEMS: Final = 20
@@ -64,18 +60,8 @@ def _finding_for_open_error(error: DamagedStore) -> Finding:
 
 
 def _examine_file(file: Path, transaction: Transaction) -> Iterator[Finding]:
-    for meaning in known_bugs(apsw.sqlite_lib_version()):
-        yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
-    for meaning in database_file.find_problems(file):
-        yield Finding(
-            kind="wide permissions",
-            meaning=meaning,
-            advice="Change its mode, or move it to a local disk.",
-        )
-    write_obstacle = write_problem(file)
-    if write_obstacle is not None:
-        meaning = "Stored messages can be read, but new messages cannot be stored."
-        yield Finding(kind="not writable", meaning=meaning, advice=f"{write_obstacle}.")
+    for meaning in database_file.find_wide_modes(file):
+        yield Finding(kind="wide permissions", meaning=meaning, advice="Change its mode.")
     for (problem,) in transaction.execute(f"PRAGMA integrity_check({_MAX_INTEGRITY_PROBLEMS})"):
         if problem != "ok":
             yield _finding_for_damage(problem)

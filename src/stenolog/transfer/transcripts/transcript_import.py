@@ -192,12 +192,6 @@ def _update_session(
         store.set_meta(file.key, **_make_meta(transcript, file, {} if info is None else info.meta))
 
 
-def is_imported(file: TranscriptFile, store: Store) -> bool:
-    """Return whether the store has the transcript as it is on disk now."""
-    info = find_info(store, file.key)
-    return info is not None and _is_same_file(info.meta, file)
-
-
 def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
     facts = as_dict(meta.get(META_FIELD))
     return facts.get("size") == file.size and facts.get("modified") == file.modified

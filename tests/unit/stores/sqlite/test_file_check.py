@@ -90,16 +90,10 @@ def test_interrupted_purge_is_reported(used: Path) -> None:
     assert [one.kind for one in file_check.examine(used).findings] == ["unfinished purge"]
 
 
-def test_wide_modes_and_known_bugs_are_reported(
-    used: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_p11_wide_modes_are_reported(used: Path) -> None:
     used.chmod(0o644)
     # The files that SQLite creates next to it have the same mode.
     assert {one.kind for one in file_check.examine(used).findings} == {"wide permissions"}
-    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.50.4")
-    found = file_check.examine(used).findings
-    assert {one.kind for one in found} == {"known bug", "wide permissions"}
-    assert "3.50.4" in found[0].meaning
 
 
 def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> None:
