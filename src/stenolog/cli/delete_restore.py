@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from stenolog.cli.completion import complete_deleted_key
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
@@ -25,7 +24,6 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import (
     Location,
-    complete_key,
     dry_run_option,
     find_session,
     json_option,
@@ -41,7 +39,7 @@ from stenolog.records import TrashedSession
 
 
 @click.command("delete")
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @yes_option
 @dry_run_option
 @json_option("one JSON object per session")
@@ -99,7 +97,7 @@ def _trash_cells(session: TrashedSession) -> Sequence[object]:
 
 
 @click.command("restore")
-@click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_deleted_key)
+@click.argument("key", metavar="[KEY]", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the sessions in the trash.")
 @click.option("--uid", metavar="UID", help="Restore the session with this uid.")
 @click.option("--as", "as_key", metavar="KEY", help="Restore the session under this key.")

@@ -28,10 +28,8 @@ from stenolog.cli.workspace import (
     dry_run_option,
     find_session,
     json_option,
-    key_argument,
     location_options,
     messages_with_verb,
-    optional_key_argument,
     seq_option,
     session_command,
 )
@@ -61,7 +59,7 @@ _OPERATION_NAMES: Final = {
 
 
 @click.command("rename")
-@key_argument
+@click.argument("key")
 @click.argument("title")
 @json_option()
 @location_options
@@ -112,7 +110,7 @@ class _TagCommand(click.Command):
 
 
 @click.command("tag", cls=_TagCommand)
-@key_argument
+@click.argument("key")
 @click.argument("changes", metavar="[TAG|-TAG]...", nargs=-1)
 @json_option()
 @location_options
@@ -171,7 +169,7 @@ def _apply_tag_changes(tags: Sequence[str], changes: Sequence[tuple[str, str]]) 
 
 
 @click.command("fork")
-@key_argument
+@click.argument("key")
 @click.argument("new_key")
 @seq_option("--at", help="Copy only up to this message, inclusive.")
 @json_option()
@@ -204,7 +202,7 @@ def fork_command(key: str, new_key: str, at: int | None, location: Location) -> 
 
 
 @click.command("undo")
-@key_argument
+@click.argument("key")
 @json_option()
 @location_options
 def undo_command(key: str, location: Location) -> None:
@@ -241,7 +239,7 @@ def _undo_text(result: UndoResult, has_summary: bool) -> str:
 
 
 @click.command("summarize")
-@key_argument
+@click.argument("key")
 @dry_run_option
 @json_option()
 @agent_options
@@ -345,7 +343,7 @@ _ARCHIVE_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
 
 
 @click.command("archive")
-@optional_key_argument
+@click.argument("key", required=False)
 @click.option("--all", "all_sessions", is_flag=True, help="Archive all sessions.")
 @dry_run_option
 @json_option("one JSON object per session")

@@ -31,7 +31,6 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
     messages_with_verb,
-    optional_key_argument,
     read_each_session,
 )
 from stenolog.records import Message, SessionInfo
@@ -85,7 +84,7 @@ class _ExportCommand(click.Command):
 
 
 @click.command("export", cls=_ExportCommand)
-@optional_key_argument
+@click.argument("key", required=False)
 @click.option(
     "--all/--visible-only",
     "include_hidden",

@@ -25,7 +25,6 @@ from stenolog.cli.output import (
 from stenolog.cli.workspace import (
     Location,
     check_workspace_exists,
-    complete_key,
     dry_run_option,
     find_session,
     json_option,
@@ -134,7 +133,7 @@ class _Result(Struct, frozen=True, kw_only=True):
 
 
 @click.command("purge")
-@click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
 @seq_option("--before", help="Delete only the messages before this seq, and keep the session.")
 @click.option(
     "--scope",

@@ -42,7 +42,6 @@ from stenolog.cli.workspace import (
     find_session_or_none,
     find_session_to_read,
     json_option,
-    key_argument,
     limit_option,
     location_options,
     messages_with_verb,
@@ -80,7 +79,7 @@ _NEIGHBOUR_COUNT: Final = 5
 
 
 @click.command("show")
-@key_argument
+@click.argument("key")
 @click.option(
     "--all/--visible-only",
     "include_hidden",
@@ -222,7 +221,7 @@ def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> No
 
 
 @click.command("tail")
-@key_argument
+@click.argument("key")
 @click.option("-f", "--follow", is_flag=True, help="Follow new messages until Ctrl-C.")
 @limit_option(
     type=click.IntRange(min=0),

@@ -27,7 +27,6 @@ from stenolog.cli.workspace import (
     find_session_to_read,
     json_option,
     location_options,
-    optional_key_argument,
     prefix_option,
     read_each_session,
     session_title,
@@ -70,7 +69,7 @@ _NUMBER_COLUMNS_WIDTH: Final = 56
 
 
 @click.command("stats")
-@optional_key_argument
+@click.argument("key", required=False)
 @prefix_option
 @click.option(
     "--since", type=TimeType(), help="Only messages since this time: 2026-11-05, yesterday or 3d."

@@ -39,7 +39,7 @@ Maintain  doctor      Find and repair damage   backup    Back up all sessions
 Transfer  import      Import from other apps   export    Export sessions
           copy        Copy to another store    hook      Import as sessions end
 Set up    memory      Manage notes             config    Show the settings
-          completion  Shell completion         token     Print the gateway key
+          token       Print the gateway key
 
 Sessions are in ./workspace, unless -w after the command names another place.
 steno COMMAND --help describes a command; steno --version prints the version.
@@ -47,7 +47,6 @@ steno COMMAND --help describes a command; steno --version prints the version.
 """Help of `steno`. It fits a terminal of 24 lines and 80 columns."""
 _COMMANDS_BY_MODULE: Final = {
     "chat": ("ask", "chat"),
-    "completion": ("completion",),
     "config": ("config",),
     "copy_backup": ("backup", "copy"),
     "delete_restore": ("delete", "restore"),
@@ -69,8 +68,6 @@ COMMANDS: Final = {name: module for module, names in _COMMANDS_BY_MODULE.items()
 
 COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
-_COMPLETION_VARIABLE: Final = "_STENO_COMPLETE"
-"""Environment variable with which a shell requests completions."""
 EXIT_BROKEN_PIPE: Final = 128 + 13
 """Exit code that a shell shows for a program ended by SIGPIPE."""
 
@@ -94,9 +91,6 @@ class Steno(click.Group):
             sys.stdout = _open_devnull()
         if sys.stderr is None:
             sys.stderr = _open_devnull()
-        if _COMPLETION_VARIABLE in os.environ:
-            # This import registers the completion for bash, and is only needed for completion.
-            import stenolog.cli.completion  # noqa: F401
         return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -31,8 +31,6 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store, parse_address
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from stenolog.catalog.entries import Entry
     from stenolog.records import Message, SessionInfo
 
@@ -68,16 +66,6 @@ _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 # --- options --------------------------------------------------------------------------------------
 
 
-def complete_key(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem[str]]":
-    """Return the session keys with this prefix, for the completion of a shell."""
-    # This import is only needed for completion.
-    from stenolog.cli.completion import complete_session_key
-
-    return complete_session_key(ctx, param, incomplete)
-
-
 def json_option(content: str = "a JSON object") -> _Decorator:
     """Return the option `--json`; its help says that the command prints `content`."""
 
@@ -99,8 +87,6 @@ prefix_option: Final = click.option(
 tag_option: Final = click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 limit_option: Final = partial(click.option, "-n", "--limit", metavar="N")
 seq_option: Final = partial(click.option, metavar="SEQ", type=click.IntRange(min=1))
-key_argument: Final = click.argument("key", shell_complete=complete_key)
-optional_key_argument: Final = click.argument("key", required=False, shell_complete=complete_key)
 
 
 def require_terminal(warning: str, advice: str = "add --yes") -> None:

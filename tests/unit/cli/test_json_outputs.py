@@ -348,7 +348,6 @@ CASES: list[tuple[str, type[Struct]]] = [
 
 WITHOUT = {
     "chat": "it talks",
-    "completion": "it writes a script",
     "hook": "it prints settings of another program, which are JSON",
     "open": "it opens a browser",
     "serve": "it serves",

@@ -72,7 +72,7 @@ def test_closed_standard_streams_are_tolerated(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["completion", "bash"], "Cannot write the output: No space left on device."),
+        (["config", "show"], "Cannot write the output: No space left on device."),
         (["view", "n" * 300], f"{'n' * 300}: File name too long."),
     ],
     ids=["output", "file"],

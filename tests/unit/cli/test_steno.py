@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from stenolog.cli import main
@@ -38,6 +39,13 @@ def test_installed_console_script_prints_the_version(name: str) -> None:
         [script, "--version"], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == f"steno {version('stenolog')}\n"
+
+
+def test_shell_completes_commands_and_options() -> None:
+    completion = ShellComplete(main, {}, "steno", "_STENO_COMPLETE")
+    commands = completion.get_completions([], "re")
+    assert [item.value for item in commands] == ["rename", "restore", "retention"]
+    assert "--before" in [item.value for item in completion.get_completions(["purge"], "--")]
 
 
 def test_limit_of_a_list_has_the_same_names_in_every_command() -> None:

@@ -31,7 +31,6 @@ CASES = {
     "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
     "backup": ["backup copies", "backup copies --verify"],
     "chat": ["hello | chat cli:new --model scripted", "hello | chat -r zebra --model scripted"],
-    "completion": ["completion bash"],
     "config": [
         "config path",
         "config path --json",
