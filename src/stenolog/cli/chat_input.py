@@ -8,9 +8,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,7 +41,7 @@ from prompt_toolkit.widgets import SearchToolbar
 
 from stenolog.cli.chat_screen import PROMPT
 from stenolog.cli.output import inline_output, one_line, printable
-from stenolog.stores.disk import create_private_folder, overwrite_lines
+from stenolog.stores.disk import create_private_folder
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
@@ -367,29 +366,6 @@ class InputHistory(History):
         with os.fdopen(descriptor, "wb") as file:
             file.write(newest_entries)
         new_file.replace(self._file)
-
-
-def remove_history_entries(file: Path, messages: Collection[str]) -> int:
-    """Overwrite the entries of these messages with spaces; return the number of entries.
-
-    Raises OSError.
-    """
-
-    def blank_if_matching(line: bytes) -> bytes:
-        entries = _parse_entries(line.decode("utf-8", "replace"))
-        candidates = chain.from_iterable(map(_possible_messages, entries))
-        return b" " * len(line) if any(message in messages for message in candidates) else line
-
-    return overwrite_lines(file, blank_if_matching)
-
-
-def _possible_messages(history_entry: str) -> Iterator[str]:
-    """Yield the messages that a chat may have sent for this entry of the input history."""
-    text = history_entry.strip()
-    yield text
-    yield text.removeprefix("/edit").strip()
-    # The user types `//x` to send the message `/x`.
-    yield text.removeprefix("/")
 
 
 def _parse_entries(history_lines: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ class NoteSelection(Struct, frozen=True, kw_only=True):
         if not scopes:
             user_text = f" of {one_line(self.who)}" if self.who is not None else ""
             raise click.ClickException(f"There are no notes{user_text} here.")
-        names = ", ".join(map(_scope_name, scopes[:10])) + (" …" if len(scopes) > 10 else "")
+        names = ", ".join(map(scope_name, scopes[:10])) + (" …" if len(scopes) > 10 else "")
         option = "--agent" if len({scope.who for scope in scopes}) == 1 else "--who"
         raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
 
@@ -111,13 +111,14 @@ def _find_note(notes: Sequence[Note], note_id: str) -> Note:
     if not matches:
         raise click.ClickException(f"There is no note {name}. `steno memory list` lists the notes.")
     if exact_matches:
-        users = ", ".join(_scope_name(note.scope) for note in matches)
+        users = ", ".join(scope_name(note.scope) for note in matches)
         raise click.UsageError(f"{users} have a note {note_id}. Select one with --who or --agent.")
     names = ", ".join(note.id for note in matches[:5]) + (" …" if len(matches) > 5 else "")
     raise click.UsageError(f"Several notes start with {name}: {names}")
 
 
-def _scope_name(scope: Scope) -> str:
+def scope_name(scope: Scope) -> str:
+    """Return the name of a scope as it is printed."""
     return one_line(scope.name if scope.agent == "main" else f"{scope.name} (agent {scope.agent})")
 
 
@@ -200,7 +201,7 @@ def _print_note_tables(notes: Sequence[Note]) -> None:
         return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), text
 
     for scope, scope_notes in groupby(notes, lambda note: note.scope):
-        console.print(Text(_scope_name(scope), style="bold cyan"))
+        console.print(Text(scope_name(scope), style="bold cyan"))
         rows = map(note_row, scope_notes)
         print_table(columns, rows, console=console, show_header=False, padding=(0, 2, 0, 0))
         console.print()

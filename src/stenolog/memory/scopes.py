@@ -94,8 +94,3 @@ def scope_prefix(agent: str, kind: ScopeKind) -> str:
 def agent_prefix(agent: str) -> str:
     """Return the escaped agent name that keys in the notes store start with."""
     return agent.replace("%", "%25").replace(":", "%3A") + ":"
-
-
-def mark_uid(key: str) -> str | None:
-    """Return the session uid in the key of a progress mark, or None for any other key."""
-    return key.rpartition(":")[2] if key.startswith(MARK_PREFIX) else None

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -114,28 +114,6 @@ def sync_file(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fdatasync(descriptor)  # guard: fdatasync
-
-
-def overwrite_lines(path: Path, replace_line: Callable[[bytes], bytes]) -> int:
-    """Overwrite lines of a file with lines of the same length; return how many lines changed.
-
-    Other processes may append at the same time, and descriptors of the file stay valid. Raises
-    OSError; FileNotFoundError if the file does not exist.
-    """
-    changed_lines = offset = 0
-    with open_descriptor(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC) as descriptor:
-        text = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        for line in text.splitlines(keepends=True):
-            content = line.rstrip(b"\r\n")
-            new_content = replace_line(content)
-            assert len(new_content) == len(content), "the lines after it must keep their offsets"
-            if new_content != content:
-                os.pwrite(descriptor, new_content, offset)
-                changed_lines += 1
-            offset += len(line)
-        if changed_lines:
-            sync_file(descriptor)
-    return changed_lines
 
 
 def sync_folder(descriptor: int) -> None:
