@@ -44,7 +44,6 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("POST", "/v1/sessions/{}/compact", {}),
     ("POST", "/v1/sessions/{}/restore", {}),
     ("POST", "/v1/sessions/{}/stop", {}),
-    ("POST", "/notes", {"act": "forget", "who": "x"}),
     ("PUT", "/v1/sessions/{}", {}),
 ]
 

@@ -14,7 +14,6 @@ from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.viewer.message_views import pretty_json
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, SecretMask
-from stenolog.memory.recall import RecallResult
 from stenolog.messages import Body, has_text, role_of, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.fork_source import fork_source
@@ -34,25 +33,6 @@ async def context(request: Request) -> Response:
     return page("context.html", view=view, agent=call.query.agent)
 
 
-def next_request(agent: AgentInstance, key: str) -> dict[str, Any]:
-    """Return model, messages and tools of the next request. Raises NoSuchSession."""
-    session_key = agent.store.info(agent.resolve_key(key)).key
-    model = agent.model_of(session_key)
-    _, _, recalled = _read_history_and_memory(agent, session_key)
-    window = agent.context(model).window(session_key, memory=recalled.block)
-    return {"model": model.name, "messages": window.messages, "tools": agent.tool_definitions}
-
-
-def _read_history_and_memory(
-    agent: AgentInstance, key: str
-) -> tuple[Sequence[Message], list[dict[str, Any]], RecallResult]:
-    """Return the visible messages, their bodies, and the memories recalled for the last prompt."""
-    history = agent.sessions.get_history(key)
-    bodies = [message.to_dict() for message in history]
-    prompt = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
-    return history, bodies, agent.recall(prompt, key, sender=None)
-
-
 def load_inspector_page(
     agent: AgentInstance, key: str, entry: Entry | None = None
 ) -> dict[str, Any]:
@@ -67,7 +47,10 @@ def load_inspector_page(
     tokens = context.tokens
     limits = context.limits
     header = session_header(info, entry, fork_source(info))
-    history, bodies, recalled = _read_history_and_memory(agent, session_key)
+    history = agent.sessions.get_history(session_key)
+    bodies = [message.to_dict() for message in history]
+    prompt = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
+    recalled = agent.recall(prompt, session_key, sender=None)
     try:
         window = context.window(session_key, memory=recalled.block)
     except (ContextTooSmall, UnsupportedFormat) as error:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from threading import Timer
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
@@ -14,9 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.errors import NothingToUndo, UsageError
-from stenolog.gateway.requests import MAX_SEQ, AgentQuery, EmptyBody, body_of, parse_query
-from stenolog.gateway.responses import json_response
+from stenolog.gateway.requests import MAX_SEQ, AgentQuery, body_of, parse_query
 from stenolog.gateway.viewer.conversation_page import (
     conversation,
     find_messages,
@@ -25,18 +23,17 @@ from stenolog.gateway.viewer.conversation_page import (
 )
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.hidden_messages import read_shared_messages
-from stenolog.gateway.viewer.inspector_page import context, next_request
+from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.pages import compile_templates, page, static, with_error_pages
 from stenolog.gateway.viewer.safe_html import MAX_RENDERED, masked_html, to_html
 from stenolog.gateway.viewer.session_outline import outline, turns
 from stenolog.memory.facade import Memory
-from stenolog.memory.notes import Draft, Note
+from stenolog.memory.notes import Note
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.patterns import SECRET_PATTERNS
-from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.stores.base import find_info
+from stenolog.redaction.redact import SharingRedactor
 from stenolog.transfer.export.formats import (
     DOCUMENT_FORMATS,
     ExportFormat,
@@ -45,7 +42,7 @@ from stenolog.transfer.export.formats import (
 from stenolog.transfer.export.tool_views import one_line
 
 # --- notes ----------------------------------------------------------------------------------------
-# The notes page shows the notes of each scope and their sources. The user can edit or forget notes.
+# The notes page shows the notes of each scope and their sources.
 
 
 _MAX_NOTES: Final = 500
@@ -61,15 +58,6 @@ class NotesQuery(AgentQuery, frozen=True, kw_only=True):
     """Include superseded and forgotten notes."""
 
 
-class NoteChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Change of a note."""
-
-    act: Literal["add", "edit", "forget", "undo"]
-    who: Annotated[str, Meta(min_length=1, max_length=2_000)]
-    id: str = ""
-    text: Annotated[str, Meta(max_length=10_000)] = ""
-
-
 async def notes(request: Request) -> Response:
     """Serve the notes page."""
     call = parse_query(request, NotesQuery)
@@ -79,31 +67,18 @@ async def notes(request: Request) -> Response:
     return page("notes.html", view=view, query=call.query, agent=call.query.agent)
 
 
-async def change_notes(request: Request) -> Response:
-    """Add, edit or forget a note, or restore the last forgotten note."""
-    call = parse_query(request, AgentQuery)
-    change = await body_of(request, NoteChange)
-    if call.agent.memory is None:
-        raise UsageError("memory is off, so there are no notes to change")
-    await call.gateway.loop.run(_change_note, call.agent.memory, change)
-    return json_response(EmptyBody())
-
-
 def _load_notes(agent: AgentInstance, memory: Memory, query: NotesQuery) -> dict[str, Any]:
     scopes = memory.notes.scopes(agent=memory.agent)[:_MAX_SCOPES]
     who = query.who or (scopes[0].name if scopes else "")
     notes: list[Note] = []
-    can_undo = False
     if who:
         scope = parse_scope_name(who, agent=memory.agent)
         if query.q:
             notes = memory.notes.search(query.q, scope=scope)
         else:
             notes = memory.notes.list(scope, full=query.full)[::-1]
-        info = find_info(memory.notes.store, scope.key)
-        can_undo = info is not None and info.undoable > 0
     labels = {scope.name: _scope_label(agent, scope) for scope in scopes}
-    return {"scopes": labels, "who": who, "notes": notes[:_MAX_NOTES], "can_undo": can_undo}
+    return {"scopes": labels, "who": who, "notes": notes[:_MAX_NOTES]}
 
 
 def _scope_label(agent: AgentInstance, scope: Scope) -> str:
@@ -113,34 +88,6 @@ def _scope_label(agent: AgentInstance, scope: Scope) -> str:
         return f"{name} ({channel})"
     entry = agent.catalog.entry(scope.who)
     return one_line(entry.title if entry is not None and entry.title else scope.name)
-
-
-def _change_note(memory: Memory, change: NoteChange) -> None:
-    scope = parse_scope_name(change.who, agent=memory.agent)
-    match change.act:
-        case "add":
-            memory.remember(change.text.strip(), scope=scope)
-        case "forget":
-            memory.notes.forget(scope, change.id)
-        case "undo":
-            try:
-                memory.notes.undo(scope)
-            except NothingToUndo:
-                raise UsageError("no deleted note can be restored") from None
-        case "edit":
-            old_note = memory.notes.get(scope, change.id)
-            # The old note stays in the log, marked as superseded.
-            new_note = Draft(
-                kind=old_note.kind,
-                text=redact(change.text).text.strip(),
-                about=old_note.about,
-                quote=old_note.quote,
-                session=old_note.session,
-                uid=old_note.uid,
-                seqs=old_note.seqs,
-                supersedes=(old_note.id,),
-            )
-            memory.notes.add(scope, [new_note])
 
 
 # --- exporting ------------------------------------------------------------------------------------
@@ -216,17 +163,7 @@ async def message_json(request: Request) -> Response:
     if message is None:
         raise HTTPException(404, f"there is no message {seq}")
     fields = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
-    return _indented_json_response({**fields, "message": message.to_dict()})
-
-
-async def request_json(request: Request) -> Response:
-    """Return the next request to the model, as indented JSON."""
-    call = parse_query(request, AgentQuery)
-    return _indented_json_response(await call.gateway.loop.run(next_request, call.agent, call.key))
-
-
-def _indented_json_response(value: Any) -> Response:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = json.dumps({**fields, "message": message.to_dict()}, indent=2, ensure_ascii=False)
     # Lone surrogates cannot be encoded as UTF-8, so they become escape sequences.
     return Response(text.encode(errors="backslashreplace"), media_type="application/json")
 
@@ -298,7 +235,7 @@ async def render_markdown(request: Request) -> Response:
 
 
 def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
-    """Return the routes of the viewer. They change only notes. Sessions change through /v1/.
+    """Return the routes of the viewer. They change nothing; sessions change through /v1/.
 
     `list_first`: the first page that a user opens is probably the list of sessions, so the other
     pages are prepared later, in a thread.
@@ -314,13 +251,11 @@ def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
         "/s/{key}/find": find_messages,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
-        "/s/{key}/request.json": request_json,
         "/s/{key}/messages/{seq:int}.json": message_json,
         "/s/{key}/export.{form}": export,
     }
     return [
         Route("/static/{name}", static),
-        Route("/notes", change_notes, methods=["POST"]),
         Route("/rendered", render_markdown, methods=["POST"]),
         *(Route(path, with_error_pages(handler), name=path) for path, handler in pages.items()),
     ]

@@ -951,27 +951,6 @@ $("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
   location.assign(`/s/${encodeURIComponent(button.dataset.key)}${suffix}`);
 });
 
-// --- notes ------------------------------------------------------------------------------------
-
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-note-act]");
-  if (!button) return;
-  const note = button.closest("[data-note]");
-  const fields = { act: button.dataset.noteAct, who: note.dataset.who, id: note.dataset.note };
-  if (fields.act === "edit" || fields.act === "add") {
-    const before = fields.act === "edit" ? $(".text", note).textContent : "";
-    fields.text = await askForText("Note", before, { long: true });
-    if (!fields.text?.trim()) return;
-  }
-  const named = new URLSearchParams(location.search).get("agent");
-  const address = named ? `/notes?agent=${encodeURIComponent(named)}` : "/notes";
-  const done = await tryOrToast(() => api("POST", address, fields));
-  if (!done) return;
-  const pastVerb = { add: "added", edit: "saved", forget: "deleted", undo: "restored" }[fields.act];
-  noticeOnNextPage(`Note ${pastVerb}.`);
-  location.reload();
-});
-
 // --- no gateway -------------------------------------------------------------------------------
 
 // While the gateway does not answer, a click on a link does not replace this page by the browser's
