@@ -26,6 +26,7 @@ from stenolog.catalog.message_metadata import identity_of
 from stenolog.catalog.searchable_text import source_from, state_from
 from stenolog.errors import NoSuchSession, ReadOnly, StenologError, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, TrashedSession
+from stenolog.stores import log_reports
 from stenolog.stores.base import ChangeMarkerStore, SessionView, Store, find_info, leased_keys
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
@@ -40,6 +41,7 @@ from stenolog.transfer.transcripts.transcript import (
     parse_json,
     parse_time,
     path_and_reason,
+    printable_path,
     text_of_parts,
 )
 from stenolog.transfer.transcripts.transcript_import import META_FIELD, make_snapshot
@@ -133,6 +135,9 @@ class TranscriptStore(ReadOnlyStore):
         self._files: dict[str, tuple[TranscriptReader, TranscriptFile]] = {}
         self._listed_at = float("-inf")
         self._sessions: OrderedDict[str, tuple[TranscriptFile, InMemoryStore]] = OrderedDict()
+        self._failures: dict[str, tuple[TranscriptFile, str, str]] = {}
+        """File, path and reason of each session that could not be read, by key."""
+        self._reported: set[tuple[str, str]] = set()
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ class TranscriptStore(ReadOnlyStore):
         with self._lock:
             if monotonic() - self._listed_at > LIST_SECONDS:
                 files = {}
-                problems = {}
+                problems: dict[str, str] = {}
                 for reader, path in self._places:
                     try:
                         for file in reader.find(path):
@@ -225,6 +230,13 @@ class TranscriptStore(ReadOnlyStore):
                         # Continue, because the other places can still be shown.
                         name, reason = path_and_reason(error, path)
                         problems[name] = reason
+                        if not isinstance(error, PermissionError):  # `open_places` reports it
+                            self._warn_once(name, reason)
+                for key, (file, name, reason) in list(self._failures.items()):
+                    if key in files and files[key][1] == file:
+                        problems[name] = reason
+                    else:
+                        del self._failures[key]
                 self._files, self.problems = files, problems
                 self._listed_at = monotonic()
             return self._files
@@ -240,17 +252,15 @@ class TranscriptStore(ReadOnlyStore):
             if cached_session is not None and cached_session[0] == file:
                 self._sessions.move_to_end(key)
                 return cached_session[1]
-        session_store = InMemoryStore()
+            if self._failures.get(key, (None,))[0] == file:
+                raise NoSuchSession(key)  # the file is unchanged, so reading it would fail again
         try:
-            transcript = reader.read(file)
-        except (OSError, NotASession) as error:
+            session_store = self._make_session(reader, file)
+        except FileNotFoundError as error:
             raise NoSuchSession(key) from error
-        # The uid is derived from the key, so that it is the same in every process.
-        uid = sha256(key.encode()).hexdigest()[:16]
-        snapshot, messages = make_snapshot(transcript, file, uid=uid, problems=[])
-        snapshot = replace(snapshot, forked_from=transcript.facts.get("forked_from"))
-        with session_store.snapshot_writer() as writer:
-            writer.write(snapshot, messages)
+        except (OSError, NotASession, StenologError) as error:  # guard: view-contains-one-session
+            self._report_failure(file, error)
+            raise NoSuchSession(key) from error
         with self._lock:
             self._sessions[key] = file, session_store
             self._sessions.move_to_end(key)
@@ -259,6 +269,32 @@ class TranscriptStore(ReadOnlyStore):
                 _, (dropped_file, _) = self._sessions.popitem(last=False)
                 size -= dropped_file.size
         return session_store
+
+    def _make_session(self, reader: TranscriptReader, file: TranscriptFile) -> InMemoryStore:
+        """Return a store with this session. Raises NotASession, OSError and StenologError."""
+        transcript = reader.read(file)
+        session_store = InMemoryStore()
+        # The uid is derived from the key, so that it is the same in every process.
+        uid = sha256(file.key.encode()).hexdigest()[:16]
+        snapshot, messages = make_snapshot(transcript, file, uid=uid, problems=[])
+        snapshot = replace(snapshot, forked_from=transcript.facts.get("forked_from"))
+        with session_store.snapshot_writer() as writer:
+            writer.write(snapshot, messages)
+        return session_store
+
+    def _report_failure(self, file: TranscriptFile, error: Exception) -> None:
+        """Add the failure to the problems. Do not read the file again until it changes."""
+        name, reason = path_and_reason(error, file.paths[-1])
+        with self._lock:
+            self.problems = {**self.problems, name: reason}
+            if getattr(error, "errno", None) is None:  # a retry cannot succeed
+                self._failures[file.key] = file, name, reason
+            self._warn_once(name, reason)
+
+    def _warn_once(self, name: str, reason: str) -> None:
+        if (name, reason) not in self._reported:
+            self._reported.add((name, reason))
+            log_reports.warning("%s cannot be read: %s", name, reason)
 
     # --- the store itself --------------------------------------------------------------------
 
@@ -286,7 +322,7 @@ def read_head(file: TranscriptFile) -> SessionHead:
         prompt = _find_prompt(record, payload)
         if prompt:
             break
-    facts: dict[str, Any] = {"program": file.program, "path": str(file.paths[-1])}
+    facts: dict[str, Any] = {"program": file.program, "path": printable_path(file.paths[-1])}
     if folder:
         facts["folders"] = [folder]
     updated = file.modified // 1_000

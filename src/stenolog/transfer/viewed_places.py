@@ -29,6 +29,7 @@ from stenolog.stores.snapshots import NamespacedStore
 from stenolog.transfer.read_only_stores import CombinedStore, StorePlace, TranscriptStore
 from stenolog.transfer.transcripts import sqlite_file
 from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, find_transcripts_path
+from stenolog.transfer.transcripts.transcript import printable_path
 
 STENOLOG: Final = "stenolog"
 _HIDDEN_NAMESPACES: Final = (NOTES, CHANNELS)
@@ -211,18 +212,19 @@ def _choose_prefixes(places: Iterable[ViewedPlace]) -> dict[ViewedPlace, str]:
         elif names[name] == 1:
             prefixes[place] = f"{name}/"
         else:
-            prefixes[place] = f"{name}-{sha256(place.where.encode()).hexdigest()[:6]}/"
+            digest = sha256(os.fsencode(place.where)).hexdigest()
+            prefixes[place] = f"{name}-{digest[:6]}/"
     return prefixes
 
 
 def _printable_name(place: ViewedPlace) -> str:
     """Return the path; for a URL, which may contain a password, only the name of the database."""
-    return _short_name(place) if "://" in place.where else place.where
+    return _short_name(place) if "://" in place.where else printable_path(place.where)
 
 
 def _short_name(place: ViewedPlace) -> str:
     path = re.sub(r"^\w+://[^/?]*(?:[^?]*@)?([^?]*).*", r"\1", place.where, flags=re.DOTALL)
-    return path.rpartition("/")[2] or STENOLOG
+    return printable_path(path.rpartition("/")[2]) or STENOLOG
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def prepare_index_file(places: Sequence[ViewedPlace], cache_folder: Path) -> Pat
     sorted_places = sorted((place.program, place.where) for place in places)
     name = sha256(repr(sorted_places).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     # The list leaves out URLs of databases, because a URL may contain a password.
-    paths = [where for _, where in sorted_places if "://" not in where]
+    paths = [os.fsencode(where) for _, where in sorted_places if "://" not in where]
     list_file, text = folder / f"{name}{_PLACES_SUFFIX}", msgspec.json.encode(paths)
     # The list is written only if it changed: writing takes longer than opening the places.
     if not list_file.exists() or list_file.read_bytes() != text:
@@ -261,7 +263,7 @@ def prepare_index_file(places: Sequence[ViewedPlace], cache_folder: Path) -> Pat
 def _delete_old_indexes(folder: Path) -> None:
     for list_file in folder.glob(f"*{_PLACES_SUFFIX}"):
         try:
-            paths = msgspec.json.decode(list_file.read_bytes(), type=list[str])
+            paths = msgspec.json.decode(list_file.read_bytes(), type=list[bytes])
             is_old = time() - list_file.stat().st_mtime > _MAX_AGE_SECONDS
         except (OSError, msgspec.DecodeError):
             paths, is_old = [], True

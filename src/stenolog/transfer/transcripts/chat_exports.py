@@ -4,6 +4,7 @@ An export is a JSON array of conversations in one or more files, or a zip with t
 """
 
 import base64
+import json
 import mimetypes
 import os
 import re
@@ -85,11 +86,7 @@ class ExportReader(TranscriptReader):
         if self._last_read is None or self._last_read[:2] != (path, modified):
             raw_by_id: dict[str, Raw] = {}
             for content in _read_export(path):
-                try:
-                    conversations = msgspec.json.decode(content, type=list[Raw])
-                except msgspec.DecodeError:
-                    continue  # not an export of this kind
-                for raw in conversations:
+                for raw in _split_conversations(content):
                     fields = as_dict(parse_json(bytes(raw)))
                     ids = (as_text(fields.get(name)) for name in self.id_fields)
                     if conversation_id := next(filter(None, ids), ""):
@@ -123,6 +120,17 @@ def _read_export(path: Path) -> Iterator[bytes]:
             if info.file_size > MAX_EXPORT_BYTES:
                 raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
             yield archive.read(info)
+
+
+def _split_conversations(content: bytes) -> list[Raw]:
+    """Return the items of a JSON array; an empty list if the content is something else."""
+    try:
+        return msgspec.json.decode(content, type=list[Raw])
+    except msgspec.ValidationError:
+        return []
+    except msgspec.DecodeError:
+        # One lone surrogate, such as half an emoji in a title, must not cost all conversations.
+        return [Raw(json.dumps(item).encode()) for item in list_or_empty(parse_json(content))]
 
 
 def _as_number(value: Any) -> float:

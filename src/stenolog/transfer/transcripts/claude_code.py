@@ -38,6 +38,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_result,
     parse_json,
     read_json_lines,
+    session_key,
     sum_counts,
     text_of_parts,
     text_part,
@@ -121,7 +122,7 @@ class ClaudeCode(TranscriptReader):
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
             if owner not in (None, path.name):
-                transcript.facts["forked_from"] = f"{PROGRAM}:{Path(str(owner)).stem}"
+                transcript.facts["forked_from"] = session_key(PROGRAM, Path(str(owner)).stem)
                 transcript.facts["forked_after"] = message.identity
                 message.body = without_usage(message.body, copied=True)
 
@@ -350,7 +351,7 @@ class _SessionBuilder:
         subagent_fields = _read_json_object(path.with_name(path.stem + ".meta.json"))
         parent = {}
         if path.parent.name == "subagents":
-            parent = {"key": f"{PROGRAM}:{path.parent.parent.name}"}
+            parent = {"key": session_key(PROGRAM, path.parent.parent.name)}
             if isinstance(subagent_fields.get("toolUseId"), str):
                 parent["tool_call_id"] = subagent_fields["toolUseId"]
         self._transcript.finish(

@@ -39,6 +39,7 @@ from stenolog.transfer.transcripts.transcript import (
     parse_lines,
     read_json_lines,
     record_field_name,
+    session_key,
     text_of_parts,
     text_part,
     usage_counts,
@@ -324,8 +325,8 @@ class _ThreadBuilder:
             commit=git.get("commit_hash"),
             repository=git.get("repository_url"),
             versions=[meta["cli_version"]] if meta.get("cli_version") else [],
-            parent={"key": f"{PROGRAM}:{parent_id}"} if isinstance(parent_id, str) else None,
-            forked_from=f"{PROGRAM}:{fork_id}" if isinstance(fork_id, str) else None,
+            parent={"key": session_key(PROGRAM, parent_id)} if isinstance(parent_id, str) else None,
+            forked_from=session_key(PROGRAM, fork_id) if isinstance(fork_id, str) else None,
             archived=any("archived_sessions" in path.parts for path in paths),
         )
 

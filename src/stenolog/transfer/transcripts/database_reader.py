@@ -31,7 +31,7 @@ class DatabaseReader(TranscriptReader):
         with connect(path, may_copy=self.may_copy) as connection:
             ids = self.list_ids(connection)
         for id_ in ids:
-            yield self.file_at(id_, path, conversation_id=id_)
+            yield self.file_at(str(id_), path, conversation_id=id_)
 
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation. Raises NotASession, OSError."""

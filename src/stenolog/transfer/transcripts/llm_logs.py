@@ -34,6 +34,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     parse_json,
+    session_key,
     text_part,
     usage_counts,
 )
@@ -77,7 +78,7 @@ class LLMLogs(DatabaseReader):
             _read_conversation(database, conversation_id, conversation_rows, transcript)
         # The name of an old conversation is better than the name of the thread.
         names = (as_text(row["name"]) for row in (*conversations, *threads))
-        forked_from = f"{self.program}:{parent_id}" if parent_id else ""
+        forked_from = session_key(self.program, parent_id) if parent_id else ""
         transcript.finish(next(filter(None, names), ""), forked_from=forked_from)
 
 

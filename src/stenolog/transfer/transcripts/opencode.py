@@ -24,6 +24,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     parse_json,
+    session_key,
     sum_counts,
     text_part,
     usage_counts,
@@ -74,7 +75,7 @@ class OpenCode(DatabaseReader):
             versions=[session["version"]] if session.get("version") else [],
             reported_cost=session.get("cost"),
             archived=bool(session.get("time_archived")),
-            parent={"key": f"{self.program}:{parent}"} if parent else None,
+            parent={"key": session_key(self.program, parent)} if parent else None,
         )
 
     def _convert_message(

@@ -34,6 +34,8 @@ _MAX_SEARCH_PASSES: Final = 4
 """Maximum number of searches through all texts of the messages, to bound the run time."""
 _MIN_SEARCHED_CHARS: Final = 200
 """Minimum number of characters of a text that is looked up inside longer texts."""
+MAX_ID_BYTES: Final = 512
+"""Maximum size of an id in a key. A place of `steno view` may put its name before the key."""
 _SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
 _SCALAR_TYPES: Final = frozenset({int, float, bool, type(None)})
@@ -189,7 +191,7 @@ class TranscriptReader(ABC):
         copies out.
         """
         transcript = Transcript(program=self.program, key=file.key)
-        transcript.facts["path"] = str(file.paths[-1])
+        transcript.facts["path"] = printable_path(file.paths[-1])
         try:
             self.fill(transcript, file)
         except (OSError, NotASession):
@@ -215,12 +217,26 @@ class TranscriptReader(ABC):
         statuses += [wal.stat() for wal in wal_files if wal.exists()]
         return TranscriptFile(
             program=self.program,
-            key=f"{self.program}:{session_id}",
+            key=session_key(self.program, session_id),
             paths=paths,
             size=sum(status.st_size for status in statuses),
             modified=max(status.st_mtime_ns for status in statuses),
             conversation_id=conversation_id,
         )
+
+
+def session_key(program: str, session_id: str) -> str:
+    """Return the key of a session. A digest replaces an id that is too long or has surrogates."""
+    try:
+        fits = len(session_id.encode()) <= MAX_ID_BYTES  # guard: transcript-key-size
+    except UnicodeEncodeError:
+        fits = False  # guard: transcript-key-text
+    return f"{program}:{session_id if fits else digest_identity(session_id)}"
+
+
+def printable_path(path: str | Path) -> str:
+    """Return the path as text. A replacement character replaces each byte that is not UTF-8."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def find_files_below(folder: Path, pattern: str) -> Iterator[Path]:
@@ -259,8 +275,8 @@ def _list_files_below(folder: Path, pattern: str, errors: list[PermissionError])
 def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
     """Return the path that could not be read, and the reason without the path."""
     if isinstance(error, OSError) and error.strerror:
-        return str(error.filename or path), error.strerror
-    return str(path), str(error)
+        return printable_path(error.filename or path), error.strerror
+    return printable_path(path), str(error)
 
 
 # --- messages ------------------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+"""Files of other programs with odd names, odd ids, or damage: only they are affected, and named."""
+
+import json
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.catalog import open_catalog
+from stenolog.errors import NoSuchSession
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.transfer import read_only_stores
+from stenolog.transfer.read_only_stores import TranscriptStore
+from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI
+from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.llm_logs import LLMLogs
+from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
+from stenolog.transfer.transcripts.transcript_import import TranscriptImport
+from stenolog.transfer.viewed_places import ViewedPlace, open_places, prepare_index_file
+
+THREADS = [f"{digit * 8}-{digit * 4}-4{digit * 3}-8{digit * 3}-{digit * 12}" for digit in "123456"]
+
+
+def read_all(reader: TranscriptReader, path: Path) -> dict[str, Transcript]:
+    return {file.key: reader.read(file) for file in reader.find(path)}
+
+
+# --- ids and names -------------------------------------------------------------------------------
+
+
+def claude_session(file: Path, text: str = "hello") -> None:
+    record = {"type": "user", "uuid": text, "message": {"role": "user", "content": text}}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**record, "timestamp": "2026-01-01T00:00:00Z"}) + "\n")
+
+
+def chatgpt_export(folder: Path, *chats: dict[str, Any]) -> Path:
+    author = {"role": "user"}
+    exported = []
+    for chat in chats:
+        parts = chat.pop("parts", ["hello"])
+        message = {"author": author, "content": {"content_type": "multimodal_text", "parts": parts}}
+        node = {"id": "r", "parent": None, "message": message}
+        exported.append({"title": "t", "current_node": "r", "mapping": {"r": node}, **chat})
+    folder.mkdir(exist_ok=True)
+    (folder / "conversations.json").write_text(json.dumps(exported))
+    return folder
+
+
+def test_file_name_that_is_no_text_affects_no_other_session(tmp_path: Path) -> None:
+    claude_session(tmp_path / "p" / "good.jsonl")
+    claude_session(tmp_path / "p" / os.fsdecode(b"\xff.jsonl"), "odd")
+    with TranscriptStore([(ClaudeCode(), tmp_path)]) as store, open_catalog(store) as catalog:
+        entries = {entry.title: entry for entry in catalog.list().entries}
+        assert entries.keys() == {"hello", "odd"}
+        assert store.problems == {}
+        path = store.info(entries["odd"].key).meta["transcript"]["path"]
+        assert path == f"{tmp_path}/p/\ufffd.jsonl"
+
+
+@pytest.mark.parametrize("bad_id", ["k" * 3_000, "k" * 1_010, "\ud800", "\udcff" * 9])
+def test_id_that_fits_into_no_key_affects_no_other_conversation(
+    tmp_path: Path, bad_id: str
+) -> None:
+    chats = ({"conversation_id": "a"}, {"conversation_id": bad_id}, {"conversation_id": "z"})
+    chatgpt_export(tmp_path, *chats)
+    with TranscriptStore([(ChatGPT(), tmp_path)]) as viewed, open_catalog(viewed) as catalog:
+        keys = [entry.key for entry in catalog.list().entries]
+    assert len(keys) == 3
+    assert {"chatgpt:a", "chatgpt:z"} < set(keys)
+    batch = TranscriptImport(ChatGPT(), store := InMemoryStore())
+    for file in ChatGPT().find(tmp_path):
+        batch.add(file)
+    batch.flush()
+    assert sorted(store.list_sessions()) == sorted(keys)
+
+
+def test_long_ids_have_different_keys_that_stay_the_same(tmp_path: Path) -> None:
+    chatgpt_export(tmp_path, *({"conversation_id": "k" * 3_000 + end} for end in "ab"))
+    keys = [file.key for file in ChatGPT().find(tmp_path)]
+    assert len(set(keys)) == 2
+    assert keys == [file.key for file in ChatGPT().find(tmp_path)]
+
+
+def test_half_an_emoji_in_a_title_costs_no_other_conversation(tmp_path: Path) -> None:
+    bad = {"conversation_id": "b", "title": "cut \ud83d", "parts": ["a \ud83d b"]}
+    chatgpt_export(tmp_path, {"conversation_id": "a"}, bad, {"conversation_id": "c"})
+    batch = TranscriptImport(ChatGPT(), store := InMemoryStore())
+    for file in ChatGPT().find(tmp_path):
+        batch.add(file)
+    batch.flush()
+    assert [report.problems for report in batch.reports] == [[], [], []]
+    assert [store.info(f"chatgpt:{name}").count for name in "abc"] == [1, 1, 1]
+    with TranscriptStore([(ChatGPT(), tmp_path)]) as viewed, open_catalog(viewed) as catalog:
+        assert sorted(entry.title for entry in catalog.list().entries) == ["cut ?", "t", "t"]
+
+
+def test_half_an_emoji_in_an_export_of_claude_costs_no_other_conversation(tmp_path: Path) -> None:
+    said = {"uuid": "m", "sender": "human", "text": "hello"}
+    chats = [{"uuid": name, "name": "\ud83d", "chat_messages": [said]} for name in "ab"]
+    (tmp_path / "conversations.json").write_text(json.dumps(chats))
+    assert {key: len(one.messages) for key, one in read_all(ClaudeAI(), tmp_path).items()} == {
+        "claude-ai:a": 1,
+        "claude-ai:b": 1,
+    }
+
+
+def test_ids_of_a_database_may_be_numbers(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "logs.db")) as connection, connection:
+        connection.execute("CREATE TABLE conversations (id, name)")
+        connection.executemany("INSERT INTO conversations VALUES (?, 'a')", [(7,), (None,)])
+    with TranscriptStore([(LLMLogs(), tmp_path)]) as store:
+        assert store.list_sessions() == ["llm:7", "llm:None"]
+        assert store.info("llm:7").meta["title"] == "a"
+
+
+def test_folder_whose_name_is_no_text_is_shown(tmp_path: Path) -> None:
+    exports = [
+        chatgpt_export(tmp_path / name, {"conversation_id": "a"})
+        for name in ("x", os.fsdecode(b"\xfe"), os.fsdecode(b"\xff"))
+    ]
+    places = [ViewedPlace(program="chatgpt", where=str(export)) for export in exports]
+    index_file = prepare_index_file(places, tmp_path / "cache")
+    with open_places(places, catalog=index_file) as store, open_catalog(store) as catalog:
+        keys = sorted(entry.key for entry in catalog.list().entries)
+    assert keys[0] == "x/chatgpt:a"
+    assert [key.partition("-")[0] for key in keys[1:]] == ["\ufffd", "\ufffd"]
+
+
+# --- files that cannot be read -------------------------------------------------------------------
+
+
+class _Counting(Codex):
+    """A reader that records what it reads."""
+
+    def __init__(self) -> None:
+        self.read_keys: list[str] = []
+
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
+        self.read_keys.append(file.key)
+        super().fill(transcript, file)
+
+
+@pytest.fixture
+def _list_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_only_stores, "LIST_SECONDS", -1.0)
+
+
+def rollout(folder: Path, thread: str, *lines: object, ending: str = "") -> Path:
+    file = folder / f"rollout-2026-01-01T00-00-00-{thread}.jsonl{ending}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def said(thread: str, number: int) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": f"{thread[0]}.{number}"}]
+    payload = {"type": "message", "role": "user", "content": content}
+    return {"timestamp": "t", "ordinal": number, "type": "response_item", "payload": payload}
+
+
+@pytest.mark.usefixtures("_list_every_time")
+def test_session_that_cannot_be_read_is_a_problem_and_others_are_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("zstandard")
+    rollout(tmp_path, THREADS[0], said(THREADS[0], 1))
+    bad = rollout(tmp_path, THREADS[1], "not compressed", ending=".zst")
+    bad_key, reader = f"codex:{THREADS[1]}", _Counting()
+    with (
+        caplog.at_level(logging.WARNING),
+        TranscriptStore([(reader, tmp_path)]) as store,
+        open_catalog(store) as catalog,
+    ):
+        for _ in range(3):
+            assert [entry.count for entry in catalog.list().entries if entry.count] == [1]
+            with pytest.raises(NoSuchSession):
+                store.info(bad_key)
+        [(name, reason)] = store.problems.items()
+        assert (name, reason.partition(":")[0]) == (str(bad), "the compressed file is damaged")
+        assert store.health().problems == (f"{name}: {reason}",)
+        [warning] = caplog.messages
+        assert warning == f"{name} cannot be read: {reason}"
+        # The unchanged file is not read again; a changed file is.
+        assert reader.read_keys.count(bad_key) == 1
+        bad.unlink()
+        rollout(tmp_path, THREADS[1], said(THREADS[1], 1))
+        assert [entry.count for entry in catalog.list().entries] == [1, 1]
+        assert store.problems == {}
