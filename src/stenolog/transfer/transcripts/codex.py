@@ -9,16 +9,16 @@ import io
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from stenolog.catalog.message_metadata import FIELD as NOTES
 from stenolog.catalog.message_metadata import RESPONSE, without_usage
-from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.program_messages import KIND, Kind
 from stenolog.transfer.transcripts.transcript import (
+    SHAPE_ERRORS,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
@@ -49,6 +49,8 @@ PROGRAM: Final = "codex"
 _FILE_NAME: Final = re.compile(
     r"rollout-[\dT-]{19}-(?P<thread>[0-9a-f-]{36})(?:_[0-9a-f-]{36})?\.jsonl(?:\.zst)?"
 )
+MAX_FORK_DEPTH: Final = 20
+"""Maximum number of threads before a fork whose messages are read for the fork."""
 _CALL_TYPES: Final = {
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -107,31 +109,61 @@ class Codex(TranscriptReader):
 
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a thread. Raises OSError."""
-        builder = _ThreadBuilder(transcript)
-        for path in file.paths:
-            builder.begin_file()
-            for line, record in _read_lines(path):
-                builder.add(record, line)
+        builder = _read_thread(transcript, file.paths)
         builder.finish(file.paths)
         if builder.fork_base is not None:
-            copies = self._read_copies(file.paths[0], *builder.fork_base)
+            copies = _read_copies(transcript, file.paths, builder.fork_base)
             if copies:
                 transcript.facts["forked_after"] = copies[-1].identity
             transcript.messages = copies + transcript.messages
 
-    def _read_copies(
-        self, path: Path, parent_thread: str, end_ordinal: int
-    ) -> list[TranscriptMessage]:
-        """Return the parent's messages before the fork; empty if the parent cannot be read."""
-        folder = next((p for p in path.parents if p.name == "sessions"), path.parent)
-        copies: list[TranscriptMessage] = []
-        with suppress(OSError, NotASession, StopIteration):
-            parent = next(find_files_below(folder, f"rollout-*{parent_thread}.jsonl*"))
-            for message in self.read(self.file_at(parent_thread, parent)).messages:
-                if (ordinal := _ordinal_of(message)) is not None and ordinal < end_ordinal:
-                    message.body = without_usage(message.body, copied=True)
-                    copies.append(message)
-        return copies
+
+def _read_thread(transcript: Transcript, paths: Iterable[Path]) -> "_ThreadBuilder":
+    """Add the messages in the files of a thread. Raises OSError."""
+    builder = _ThreadBuilder(transcript)
+    for path in paths:
+        builder.begin_file()
+        for line, record in _read_lines(path):
+            builder.add(record, line)
+    return builder
+
+
+def _read_copies(
+    transcript: Transcript, paths: tuple[Path, ...], fork_base: tuple[str, int] | None
+) -> list[TranscriptMessage]:
+    """Return the messages of the threads from which a thread was forked, before each fork.
+
+    Files may name each other as parents, so each thread is read at most once. A parent that cannot
+    be read, and the parents before it, are left out.
+    """
+    folder = next((p for p in paths[0].parents if p.name == "sessions"), paths[0].parent)
+    first_files: dict[str, Path] = {}
+    with suppress(PermissionError):
+        for file in find_files_below(folder, "rollout-*.jsonl*"):
+            if name_match := _FILE_NAME.fullmatch(file.name):
+                first_files.setdefault(name_match["thread"], file)
+    parts: list[tuple[list[TranscriptMessage], int]] = []
+    read_paths = set(paths)
+    with suppress(OSError, *SHAPE_ERRORS):
+        while fork_base is not None and (path := first_files.get(fork_base[0])) is not None:
+            if path in read_paths or len(parts) == MAX_FORK_DEPTH:  # guard: codex-fork-ring
+                transcript.add_problem("copied messages are left out: too many forks, or a ring")
+                break
+            read_paths.add(path)
+            parent = Transcript(program=PROGRAM, key=transcript.key)
+            end_ordinal, fork_base = fork_base[1], _read_thread(parent, [path]).fork_base
+            parts.append((parent.messages, end_ordinal))
+    copies: list[TranscriptMessage] = []
+    for messages, end_ordinal in reversed(parts):
+        copies = [m for m in copies + messages if _ordinal_or_last(m) < end_ordinal]
+    for message in copies:
+        message.body = without_usage(message.body, copied=True)
+    return copies
+
+
+def _ordinal_or_last(message: TranscriptMessage) -> float:
+    ordinal = _ordinal_of(message)
+    return float("inf") if ordinal is None else ordinal
 
 
 def _ordinal_of(message: TranscriptMessage) -> int | None:

@@ -36,7 +36,7 @@ _MIN_SEARCHED_CHARS: Final = 200
 """Minimum number of characters of a text that is looked up inside longer texts."""
 MAX_ID_BYTES: Final = 512
 """Maximum size of an id in a key. A place of `steno view` may put its name before the key."""
-_SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
 _SCALAR_TYPES: Final = frozenset({int, float, bool, type(None)})
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -196,7 +196,7 @@ class TranscriptReader(ABC):
             self.fill(transcript, file)
         except (OSError, NotASession):
             raise
-        except _SHAPE_ERRORS as error:
+        except SHAPE_ERRORS as error:
             # A file may have any JSON. A malformed file must not end the import of other files.
             reason = f"it has data of an unknown shape ({type(error).__name__}: {error})"
             raise NotASession(reason) from error

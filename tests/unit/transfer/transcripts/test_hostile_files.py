@@ -5,6 +5,7 @@ import logging
 import os
 import sqlite3
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stenolog.errors import NoSuchSession
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer import read_only_stores
 from stenolog.transfer.read_only_stores import TranscriptStore
+from stenolog.transfer.transcripts import codex
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
@@ -22,6 +24,7 @@ from stenolog.transfer.transcripts.llm_logs import LLMLogs
 from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
 from stenolog.transfer.transcripts.transcript_import import TranscriptImport
 from stenolog.transfer.viewed_places import ViewedPlace, open_places, prepare_index_file
+from support.resource_limits import MB, run_limited
 
 THREADS = [f"{digit * 8}-{digit * 4}-4{digit * 3}-8{digit * 3}-{digit * 12}" for digit in "123456"]
 
@@ -192,3 +195,65 @@ def test_session_that_cannot_be_read_is_a_problem_and_others_are_listed(
         rollout(tmp_path, THREADS[1], said(THREADS[1], 1))
         assert [entry.count for entry in catalog.list().entries] == [1, 1]
         assert store.problems == {}
+
+
+# --- forks of Codex ------------------------------------------------------------------------------
+
+
+def fork(folder: Path, thread: str, parent: str, count: int, *, end: int = 10**6) -> Path:
+    """Write a thread of `count` messages that copies the messages of a parent."""
+    base = {"thread_id": parent, "end_ordinal_exclusive": end}
+    payload = {"id": thread, "forked_from_id": parent, "history_base": base}
+    meta = {"timestamp": "t", "type": "session_meta", "payload": payload}
+    return rollout(folder, thread, meta, *(said(thread, n) for n in range(1, count + 1)))
+
+
+def texts(transcript: Transcript) -> list[str]:
+    return [message.body["content"] for message in transcript.messages]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_threads_that_are_forks_of_each_other_are_read_once(tmp_path: Path, size: int) -> None:
+    ring = THREADS[:size]
+    for position, thread in enumerate(ring):
+        fork(tmp_path, thread, ring[position - 1], 300)
+
+    def read() -> None:
+        transcripts = read_all(Codex(), tmp_path)
+        for position, thread in enumerate(ring):
+            transcript = transcripts[f"codex:{thread}"]
+            order = [*ring[position + 1 :], *ring[: position + 1]]
+            expected = [f"{one[0]}.{number}" for one in order for number in range(1, 301)]
+            assert texts(transcript) == expected
+            assert [problem.partition(":")[0] for problem in transcript.problems] == [
+                "copied messages are left out"
+            ]
+
+    run_limited(read, cpu=20, memory=500 * MB)
+
+
+def test_a_fork_of_a_fork_has_the_messages_before_each_fork(tmp_path: Path) -> None:
+    rollout(tmp_path, THREADS[0], *(said(THREADS[0], number) for number in range(1, 5)))
+    fork(tmp_path, THREADS[1], THREADS[0], 3, end=3)
+    last = fork(tmp_path, THREADS[2], THREADS[1], 1, end=2)
+    (transcript,) = read_all(Codex(), last).values()
+    assert texts(transcript) == ["1.1", "2.1", "3.1"]
+    assert transcript.facts["forked_after"] == transcript.messages[1].identity
+
+
+def test_of_a_long_chain_of_forks_only_the_nearest_are_read(tmp_path: Path) -> None:
+    chain = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(200)]
+    rollout(tmp_path, chain[0], said(chain[0], 1))
+    for parent, thread in pairwise(chain):
+        last = fork(tmp_path, thread, parent, 1)
+    (transcript,) = read_all(Codex(), last).values()
+    assert len(transcript.messages) == codex.MAX_FORK_DEPTH + 1
+    assert len(transcript.problems) == 1
+
+
+@pytest.mark.parametrize("pattern", ["*", "?" * 36, f"[1]{THREADS[0][1:]}", f"../{THREADS[0]}"])
+def test_an_id_is_no_file_pattern(tmp_path: Path, pattern: str) -> None:
+    rollout(tmp_path, THREADS[0], said(THREADS[0], 1))
+    file = fork(tmp_path, THREADS[1], pattern, 1)
+    (transcript,) = read_all(Codex(), file).values()
+    assert texts(transcript) == ["2.1"]
