@@ -156,12 +156,13 @@ class ChatGPT(ExportReader):
         nodes = as_dict(conversation.get("mapping")).items()
         mapping = {node_id: node for node_id, node in nodes if isinstance(node, dict)}
         current_branch = _current_branch(mapping, conversation.get("current_node"))
+        current_ids, call_ids = set(current_branch), _CallIds(mapping)
         pictures = _Pictures(path)
         for node_id in _sort_nodes(mapping, current_branch):
-            node, call_id = mapping[node_id], _find_call_id(mapping, node_id)
-            draft = _convert_node(node, call_id=call_id, find_picture=pictures.find)
+            node = mapping[node_id]
+            draft = _convert_node(node, find_call=call_ids.find, find_picture=pictures.find)
             if draft is not None:
-                at, is_hidden = node["message"].get("create_time"), node_id not in current_branch
+                at, is_hidden = node["message"].get("create_time"), node_id not in current_ids
                 transcript.add_record(node_id, [draft], node, at=at, hidden=is_hidden)
             elif isinstance(node.get("message"), dict):
                 transcript.count_left_out("empty message", 0)
@@ -202,18 +203,37 @@ def _sort_nodes(mapping: Mapping[str, Any], current_branch: Sequence[str]) -> li
     return list(ordered_ids)
 
 
-def _find_call_id(mapping: Mapping[str, Any], node_id: str) -> str:
-    """Return the id of the nearest tool call above a tool's result; empty if there is none."""
-    ancestor_id = mapping[node_id].get("parent")
-    for _ in range(len(mapping)):
-        node = as_dict(mapping.get(ancestor_id)) if isinstance(ancestor_id, str) else {}
-        message = as_dict(node.get("message"))
-        if not node or as_dict(message.get("author")).get("role") == "user":
-            return ""
-        if _is_tool_call(message):
-            return str(ancestor_id)
-        ancestor_id = node.get("parent")
-    return ""
+class _CallIds:
+    """The nearest tool call above each node. Each node is visited once, also in a long chain."""
+
+    def __init__(self, mapping: Mapping[str, Any]) -> None:
+        self._mapping = mapping
+        self._known: dict[str, str] = {}
+        """Id of the nearest tool call by node; the node itself may be the call."""
+
+    def find(self, ancestor_id: Any) -> str:
+        """Return the id of this node or of the nearest node above it that is a tool call.
+
+        Empty if there is none after the last message of the user.
+        """
+        path: list[str] = []
+        call_id = ""
+        while isinstance(ancestor_id, str) and ancestor_id in self._mapping:
+            if ancestor_id in self._known:
+                call_id = self._known[ancestor_id]
+                break
+            self._known[ancestor_id] = ""  # ends the search if the nodes form a ring
+            path.append(ancestor_id)
+            node = self._mapping[ancestor_id]
+            message = as_dict(node.get("message"))
+            if as_dict(message.get("author")).get("role") == "user":
+                break
+            if _is_tool_call(message):
+                call_id = ancestor_id
+                break
+            ancestor_id = node.get("parent")
+        self._known.update(dict.fromkeys(path, call_id))
+        return call_id
 
 
 def _is_tool_call(message: Mapping[str, Any]) -> bool:
@@ -222,7 +242,7 @@ def _is_tool_call(message: Mapping[str, Any]) -> bool:
 
 
 def _convert_node(
-    node: Mapping[str, Any], *, call_id: str, find_picture: Callable[[str], str]
+    node: Mapping[str, Any], *, find_call: Callable[[Any], str], find_picture: Callable[[str], str]
 ) -> Draft | None:
     """Return the message of a node and its annotations; None for a node without content."""
     message = as_dict(node.get("message"))
@@ -249,7 +269,7 @@ def _convert_node(
     else:
         body["content"] = _text_of_content(content)
     if role == "tool":
-        body["tool_call_id"] = call_id
+        body["tool_call_id"] = find_call(node.get("parent"))
     if not any(body.get(name) for name in ("content", "tool_calls", "reasoning_content")):
         return None
     hidden_fields = ("is_visually_hidden_from_conversation", "is_user_system_message")

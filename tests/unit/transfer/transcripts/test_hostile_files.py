@@ -257,3 +257,40 @@ def test_an_id_is_no_file_pattern(tmp_path: Path, pattern: str) -> None:
     file = fork(tmp_path, THREADS[1], pattern, 1)
     (transcript,) = read_all(Codex(), file).values()
     assert texts(transcript) == ["2.1"]
+
+
+# --- large conversations -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+def test_chain_of_answers_without_a_question_is_read_once(tmp_path: Path, role: str) -> None:
+    count = 30_000
+    parts = {"content_type": "text", "parts": ["x"]}
+    message = {"author": {"role": role}, "content": parts}
+    nodes = {
+        f"n{n}": {"id": f"n{n}", "parent": f"n{n - 1}" if n else None, "message": message}
+        for n in range(count)
+    }
+    nodes["n0"]["message"] = {**message, "author": {"role": "assistant"}, "recipient": "python"}
+    chatgpt_export(tmp_path, {"id": "a", "mapping": nodes, "current_node": f"n{count - 1}"})
+
+    def read() -> None:
+        (transcript,) = read_all(ChatGPT(), tmp_path).values()
+        assert len(transcript.messages) == count
+        assert not any(one.hidden for one in transcript.messages)
+        if role == "tool":
+            calls = {one.body["tool_call_id"] for one in transcript.messages[1:]}
+            assert calls == {"n0"}
+
+    run_limited(read, cpu=30)
+
+
+def test_results_in_a_ring_of_nodes_belong_to_no_call(tmp_path: Path) -> None:
+    message = {"author": {"role": "tool"}, "content": {"content_type": "text", "parts": ["x"]}}
+    nodes = {
+        name: {"id": name, "parent": parent, "message": message}
+        for name, parent in ("ab", "bc", "ca", "da")
+    }
+    chatgpt_export(tmp_path, {"id": "a", "mapping": nodes, "current_node": "d"})
+    (transcript,) = read_all(ChatGPT(), tmp_path).values()
+    assert [one.body["tool_call_id"] for one in transcript.messages] == [""] * 4
