@@ -38,6 +38,7 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptReader,
     as_dict,
     as_text,
+    open_transcript,
     parse_json,
     parse_time,
     path_and_reason,
@@ -310,7 +311,7 @@ def read_head(file: TranscriptFile) -> SessionHead:
     path = file.paths[0]
     lines: list[bytes] = []
     if not file.conversation_id and path.suffix == ".jsonl":
-        with path.open("rb") as opened:
+        with open_transcript(path) as opened:
             lines = opened.read(_HEAD_BYTES).split(b"\n")[:-1]
     folder, prompt = "", ""
     created: datetime | None = None

@@ -5,15 +5,14 @@ An export is a JSON array of conversations in one or more files, or a zip with t
 
 import base64
 import json
-import mimetypes
 import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from zipfile import ZipFile, is_zipfile
 
 import msgspec
@@ -32,7 +31,9 @@ from stenolog.transfer.transcripts.transcript import (
     make_content,
     make_tool_call,
     make_tool_result,
+    open_transcript,
     parse_json,
+    read_side_file,
     text_part,
     usage_counts,
 )
@@ -42,6 +43,19 @@ MAX_EXPORT_BYTES: Final = 2 * 1024**3
 """Maximum unpacked size in bytes of a file in a zip. A small zip may expand to any size."""
 MAX_PICTURE_BYTES: Final = 1024 * 1024
 """Maximum size in bytes of a picture that is stored. A note replaces a larger picture."""
+MAX_PICTURES_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size in bytes of all pictures of a conversation, which may show one many times."""
+_PICTURE_NAME: Final = re.compile(
+    r"(?P<id>file[-_][0-9A-Za-z]+)(-[^/]*)?\.(png|jpe?g|gif|webp|dat)", re.IGNORECASE
+)
+_PICTURE_FOLDER: Final = re.compile(r"dalle-generations|user-[^/]+")
+_PICTURE_STARTS: Final = {
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
+"""Pattern of the first bytes of a picture, by its type."""
 
 
 class ExportReader(TranscriptReader):
@@ -96,11 +110,10 @@ class ExportReader(TranscriptReader):
 
 
 @contextmanager
-def _open_zip(path: Path) -> Iterator[ZipFile]:
-    """Open a zip. Opening it, and reading from it, raises OSError if the zip is damaged."""
+def _report_damage() -> Iterator[None]:
+    """Raise OSError if the zip that is opened or read in the `with` block is damaged."""
     try:
-        with ZipFile(path) as archive:
-            yield archive
+        yield
     except (OSError, MemoryError):
         raise
     except Exception as error:  # zipfile and its decompressors raise many types
@@ -109,10 +122,14 @@ def _open_zip(path: Path) -> Iterator[ZipFile]:
 
 def _read_export(path: Path) -> Iterator[bytes]:
     """Yield the content of a file, or of the files with conversations in a zip."""
-    if not is_zipfile(path):
-        yield path.read_bytes()
-        return
-    with _open_zip(path) as archive:
+    with ExitStack() as opened:
+        file = opened.enter_context(open_transcript(path))
+        if not is_zipfile(file):
+            file.seek(0)
+            yield file.read()
+            return
+        opened.enter_context(_report_damage())
+        archive = opened.enter_context(ZipFile(file))
         for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
             name = info.filename.rpartition("/")[2]
             if not re.fullmatch(EXPORT_FILE_NAME, name) or info.filename.startswith("__MACOSX"):
@@ -157,15 +174,15 @@ class ChatGPT(ExportReader):
         mapping = {node_id: node for node_id, node in nodes if isinstance(node, dict)}
         current_branch = _current_branch(mapping, conversation.get("current_node"))
         current_ids, call_ids = set(current_branch), _CallIds(mapping)
-        pictures = _Pictures(path)
-        for node_id in _sort_nodes(mapping, current_branch):
-            node = mapping[node_id]
-            draft = _convert_node(node, find_call=call_ids.find, find_picture=pictures.find)
-            if draft is not None:
-                at, is_hidden = node["message"].get("create_time"), node_id not in current_ids
-                transcript.add_record(node_id, [draft], node, at=at, hidden=is_hidden)
-            elif isinstance(node.get("message"), dict):
-                transcript.count_left_out("empty message", 0)
+        with _Pictures(path) as pictures:
+            for node_id in _sort_nodes(mapping, current_branch):
+                node = mapping[node_id]
+                draft = _convert_node(node, find_call=call_ids.find, find_picture=pictures.find)
+                if draft is not None:
+                    at, is_hidden = node["message"].get("create_time"), node_id not in current_ids
+                    transcript.add_record(node_id, [draft], node, at=at, hidden=is_hidden)
+                elif isinstance(node.get("message"), dict):
+                    transcript.count_left_out("empty message", 0)
         transcript.finish(
             as_text(conversation.get("title")) or None,
             archived=conversation.get("is_archived"),
@@ -309,37 +326,73 @@ def _node_time(node: Mapping[str, Any]) -> float:
 
 
 class _Pictures:
-    """The pictures of an export. Messages refer to pictures by id."""
+    """The pictures of an export, to which messages refer by id. A context manager.
+
+    In a folder, only the export's own folder and the folders of ChatGPT's pictures are searched,
+    for the exact id. The export may be in a folder with other files of the user.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._archive: ZipFile | None = None
+        self._opened = ExitStack()
+        self._bytes_left = MAX_PICTURES_BYTES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
 
     def find(self, pointer: str) -> str:
         """Return a picture as a data URI; empty if it is missing, damaged or too large."""
-        picture_id = pointer.rpartition("//")[2]
-        names = self._names if picture_id else []
-        name = next((name for name in names if picture_id in name), "")
-        if not name or not (data := self._read_picture(name)):
+        name = self._names.get(pointer.rpartition("//")[2], "")
+        data = self._read(name) if name else b""
+        starts = _PICTURE_STARTS.items()
+        mime_type = next((type_ for type_, start in starts if start.match(data)), "")
+        if not mime_type or len(data) > self._bytes_left:  # guard: picture-content
             return ""
-        mime_type = mimetypes.guess_type(name)[0] or "image/png"
+        self._bytes_left -= len(data)
         return f"data:{mime_type};base64,{base64.b64encode(data).decode()}"
 
     @cached_property
-    def _names(self) -> list[str]:
-        if is_zipfile(self._path):
-            with _open_zip(self._path) as archive:
-                return archive.namelist()
-        folder = self._path.parent
-        return [str(path.relative_to(folder)) for path in folder.rglob("file*")]
+    def _names(self) -> dict[str, str]:
+        """Paths of the pictures in the zip, or below the folder of the export, by id."""
+        names: dict[str, str] = {}
+        for name in sorted(self._list_names()):
+            if match := _PICTURE_NAME.fullmatch(name.rpartition("/")[2]):  # guard: picture-name
+                names.setdefault(match["id"], name)
+        return names
 
-    def _read_picture(self, name: str) -> bytes:
-        if is_zipfile(self._path):
-            with suppress(OSError), _open_zip(self._path) as archive:
-                if archive.getinfo(name).file_size <= MAX_PICTURE_BYTES:
-                    return archive.read(name)
-            return b""
-        path = self._path.parent / name
-        return path.read_bytes() if path.stat().st_size <= MAX_PICTURE_BYTES else b""
+    def _list_names(self) -> list[str]:
+        with suppress(OSError):
+            file = self._opened.enter_context(open_transcript(self._path))
+            if not is_zipfile(file):
+                return list(_list_picture_folders(self._path.parent))
+            with _report_damage():
+                self._archive = self._opened.enter_context(ZipFile(file))
+                return self._archive.namelist()
+        return []
+
+    def _read(self, name: str) -> bytes:
+        if self._archive is None:
+            folder, names = self._path.parent, name.split("/")
+            return read_side_file(folder, *names, max_bytes=MAX_PICTURE_BYTES)
+        with suppress(OSError), _report_damage():
+            if self._archive.getinfo(name).file_size <= MAX_PICTURE_BYTES:
+                return self._archive.read(name)
+        return b""
+
+
+def _list_picture_folders(folder: Path) -> Iterator[str]:
+    """Yield the names in the folder of an export, and the paths in its folders of pictures."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and _PICTURE_FOLDER.fullmatch(entry.name):  # guard: picture-folders
+                with suppress(OSError):
+                    yield from (f"{entry.name}/{name}" for name in os.listdir(entry))  # noqa: PTH208
 
 
 # --- Claude.ai ------------------------------------------------------------------------------------

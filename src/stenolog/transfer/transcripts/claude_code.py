@@ -36,8 +36,10 @@ from stenolog.transfer.transcripts.transcript import (
     make_content,
     make_tool_call,
     make_tool_result,
+    open_transcript,
     parse_json,
     read_json_lines,
+    read_side_file,
     session_key,
     sum_counts,
     text_of_parts,
@@ -170,7 +172,7 @@ class _ProjectIndex:
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
         known_hashes = set(file.uuid_hashes)
-        with path.open("rb") as lines:
+        with open_transcript(path) as lines:
             lines.seek(file.end_offset)
             for line in lines:
                 if not line.endswith(b"\n"):
@@ -347,8 +349,8 @@ class _SessionBuilder:
 
     def finish(self, path: Path) -> None:
         """Set title and facts of the session."""
-        title = _read_json_object(path.with_suffix("") / "custom-title.json").get("customTitle")
-        subagent_fields = _read_json_object(path.with_name(path.stem + ".meta.json"))
+        title = _read_json_object(path, path.stem, "custom-title.json").get("customTitle")
+        subagent_fields = _read_json_object(path, f"{path.stem}.meta.json")
         parent = {}
         if path.parent.name == "subagents":
             parent = {"key": session_key(PROGRAM, path.parent.parent.name)}
@@ -550,8 +552,6 @@ def _find_call_ids(content: Any) -> Iterator[str]:
             yield call_id
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty dict if the file has none."""
-    with suppress(OSError):
-        return as_dict(parse_json(path.read_bytes()))
-    return {}
+def _read_json_object(path: Path, *names: str) -> dict[str, Any]:
+    """Return the JSON object in a file beside a transcript; an empty dict if the file has none."""
+    return as_dict(parse_json(read_side_file(path.parent, *names)))

@@ -35,9 +35,11 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     omit,
+    open_transcript,
     parse_json,
     parse_lines,
     read_json_lines,
+    read_side_file,
     record_field_name,
     session_key,
     text_of_parts,
@@ -49,6 +51,9 @@ PROGRAM: Final = "codex"
 _FILE_NAME: Final = re.compile(
     r"rollout-[\dT-]{19}-(?P<thread>[0-9a-f-]{36})(?:_[0-9a-f-]{36})?\.jsonl(?:\.zst)?"
 )
+_SESSION_FOLDERS: Final = ("sessions", "archived_sessions")
+MAX_INDEX_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of Codex's file with the names of all threads."""
 MAX_FORK_DEPTH: Final = 20
 """Maximum number of threads before a fork whose messages are read for the fork."""
 _CALL_TYPES: Final = {
@@ -181,7 +186,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     except ImportError as error:
         message = f"{path.name} is compressed; reading it needs the package zstandard"
         raise OSError(message) from error
-    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+    with open_transcript(path) as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
         try:
             yield from parse_lines(io.BufferedReader(stream))
         except zstandard.ZstdError as error:
@@ -450,10 +455,10 @@ def _kind_of_item(record: Mapping[str, Any], payload: Mapping[str, Any]) -> Kind
 
 def _find_thread_name(path: Path, key: str) -> str:
     """Return the name that the user gave the thread, from `session_index.jsonl`."""
-    files = (folder / "session_index.jsonl" for folder in path.parents)
-    index_file = next(filter(Path.is_file, files), None)
+    folder = next((p.parent for p in path.parents if p.name in _SESSION_FOLDERS), path.parent)
+    index = read_side_file(folder, "session_index.jsonl", max_bytes=MAX_INDEX_BYTES)
     name = ""
-    for _, entry in () if index_file is None else read_json_lines(index_file):
+    for _, entry in parse_lines(index.splitlines(keepends=True)):
         if f"{PROGRAM}:{as_dict(entry).get('id')}" == key:
             name = as_text(entry.get("thread_name")) or name
     return name

@@ -24,8 +24,10 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     omit,
+    open_transcript,
     parse_json,
     read_json_lines,
+    read_side_file,
     sum_counts,
     usage_counts,
 )
@@ -74,7 +76,8 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
             yield as_dict(record)
         return
     # Older versions wrote one JSON object with all messages.
-    session = as_dict(parse_json(path.read_bytes()))
+    with open_transcript(path) as file:
+        session = as_dict(parse_json(file.read()))
     yield omit(session, "messages")
     yield from map(as_dict, list_or_empty(session.get("messages")))
 
@@ -86,10 +89,10 @@ def _read_session_id(path: Path) -> str:
 
 
 def _read_project_folders(path: Path) -> list[str]:
-    root_file = path.parent.parent / ".project_root"
-    with suppress(OSError):
-        return [root_file.read_text(encoding="utf-8").strip()]
-    return []
+    if path.parent.name != "chats":
+        return []
+    root = read_side_file(path.parent.parent, ".project_root").decode(errors="replace").strip()
+    return [root] if root else []
 
 
 class _ChangeLog:

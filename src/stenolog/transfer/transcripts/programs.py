@@ -48,6 +48,8 @@ def detect_program(path: Path) -> str | None:
     """Return the program whose transcripts are in a folder or file, or None if unknown."""
     if path.is_dir():
         return _detect_in_folder(path)
+    if not path.is_file():
+        return None  # reading a pipe or device may never end
     if path.name.startswith("rollout-"):
         return "codex"
     if sqlite_file.is_sqlite_file(path):

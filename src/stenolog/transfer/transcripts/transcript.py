@@ -6,12 +6,16 @@ long texts that the messages have, so that no long text is stored twice. Each me
 identity, by which a later import recognizes stored messages.
 """
 
+import errno
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from io import BufferedReader
 from json import JSONEncoder, dumps, loads
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +38,8 @@ _MAX_SEARCH_PASSES: Final = 4
 """Maximum number of searches through all texts of the messages, to bound the run time."""
 _MIN_SEARCHED_CHARS: Final = 200
 """Minimum number of characters of a text that is looked up inside longer texts."""
+MAX_SIDE_FILE_BYTES: Final = 1024 * 1024
+"""Maximum size of a file beside a transcript. A larger file is not read."""
 MAX_ID_BYTES: Final = 512
 """Maximum size of an id in a key. A place of `steno view` may put its name before the key."""
 SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
@@ -279,6 +285,47 @@ def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
     return printable_path(path), str(error)
 
 
+# --- opening files -------------------------------------------------------------------------------
+
+
+def open_transcript(path: Path) -> BufferedReader:
+    """Open a transcript or an export, which may be a link. Raises OSError for pipes and devices."""
+    return _open_file(path, os.O_RDONLY)
+
+
+def read_side_file(folder: Path, *names: str, max_bytes: int = MAX_SIDE_FILE_BYTES) -> bytes:
+    """Return the content of a file of the same program beside its transcripts.
+
+    Empty if the file is missing, larger than `max_bytes`, or not a regular file. `names` are the
+    names of the folders below `folder` on the way to the file, and of the file. None of them may be
+    a link: a downloaded folder must not show other files of the user.
+    """
+    if not all(name == os.path.basename(name) != ".." for name in names):  # noqa: PTH119
+        return b""
+    with suppress(OSError, ValueError), ExitStack() as cleanup:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        descriptor = os.open(folder, flags)
+        cleanup.callback(os.close, descriptor)
+        for name in names[:-1]:
+            inner_flags = flags | os.O_NOFOLLOW  # guard: side-folder-links
+            descriptor = os.open(name, inner_flags, dir_fd=descriptor)
+            cleanup.callback(os.close, descriptor)
+        flags = os.O_RDONLY | os.O_NOFOLLOW  # guard: side-file-links
+        with _open_file(names[-1], flags, descriptor) as file:
+            content = file.read(max_bytes + 1)
+            return content if len(content) <= max_bytes else b""  # guard: side-file-size
+    return b""
+
+
+def _open_file(path: str | Path, flags: int, folder: int | None = None) -> BufferedReader:
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC  # guard: pipes-do-not-block
+    descriptor = os.open(path, flags, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # guard: only-regular-files
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 # --- messages ------------------------------------------------------------------------------------
 
 
@@ -502,7 +549,7 @@ def digest_of_json(value: Any) -> str:
 
 def read_json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Yield each complete line of a file with its JSON value; None for a line that is not JSON."""
-    with path.open("rb") as file:
+    with open_transcript(path) as file:
         yield from parse_lines(file)
 
 

@@ -3,11 +3,14 @@
 import json
 import logging
 import os
+import signal
 import sqlite3
+import zipfile
+from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,12 +19,20 @@ from stenolog.errors import NoSuchSession
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer import read_only_stores
 from stenolog.transfer.read_only_stores import TranscriptStore
-from stenolog.transfer.transcripts import codex
+from stenolog.transfer.transcripts import chat_exports, codex
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
-from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
+from stenolog.transfer.transcripts.programs import detect_program
+from stenolog.transfer.transcripts.transcript import (
+    Transcript,
+    TranscriptFile,
+    TranscriptReader,
+    open_transcript,
+    read_side_file,
+)
 from stenolog.transfer.transcripts.transcript_import import TranscriptImport
 from stenolog.transfer.viewed_places import ViewedPlace, open_places, prepare_index_file
 from support.resource_limits import MB, run_limited
@@ -294,3 +305,216 @@ def test_results_in_a_ring_of_nodes_belong_to_no_call(tmp_path: Path) -> None:
     chatgpt_export(tmp_path, {"id": "a", "mapping": nodes, "current_node": "d"})
     (transcript,) = read_all(ChatGPT(), tmp_path).values()
     assert [one.body["tool_call_id"] for one in transcript.messages] == [""] * 4
+
+
+# --- files beside transcripts --------------------------------------------------------------------
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(64)
+PICTURE_ID = "file_0000abcd"
+
+
+def export_with_picture(folder: Path, pointer: str = f"sediment://{PICTURE_ID}") -> Path:
+    part = {"content_type": "image_asset_pointer", "asset_pointer": pointer}
+    return chatgpt_export(folder / "export", {"id": "a", "parts": [part, "hello"]})
+
+
+def pictures_of(export: Path) -> list[str]:
+    (transcript,) = read_all(ChatGPT(), export).values()
+    [message] = transcript.messages
+    parts = message.body["content"]
+    return [part["image_url"]["url"][:14] for part in parts if part["type"] == "image_url"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{PICTURE_ID}.png",
+        f"{PICTURE_ID}-a photo.JPG",
+        f"{PICTURE_ID}.dat",
+        f"dalle-generations/{PICTURE_ID}-1234-5678.webp",
+        f"user-Ab1/{PICTURE_ID}-sanitized.png",
+    ],
+)
+def test_picture_with_a_name_of_the_export_is_shown(tmp_path: Path, name: str) -> None:
+    export = export_with_picture(tmp_path)
+    (export / name).parent.mkdir(exist_ok=True)
+    (export / name).write_bytes(PICTURE)
+    # The content tells the type, not the name.
+    assert pictures_of(export) == ["data:image/png"]
+
+
+@pytest.mark.parametrize(
+    ("pointer", "name"),
+    [
+        ("sediment://passw", "file_passwords.png"),
+        ("sediment://file_pass", "file_passwords.png"),
+        ("sediment://file_pass", "file_pass-x.txt"),
+        ("sediment://file_pass", "file_pass"),
+        ("sediment://", "file_.png"),
+        ("sediment://file_pass", "private/file_pass.png"),
+        ("sediment://file_pass", "user-1/private/file_pass.png"),
+        ("sediment://user-1/file_pass", "user-1/file_pass.png"),
+        ("sediment://../file_pass", "../file_pass.png"),
+    ],
+)
+def test_file_without_the_exact_name_of_the_picture_is_not_read(
+    tmp_path: Path, pointer: str, name: str
+) -> None:
+    export = export_with_picture(tmp_path, pointer)
+    (export / name).parent.mkdir(parents=True, exist_ok=True)
+    (export / name).write_bytes(PICTURE)
+    assert pictures_of(export) == []
+
+
+@pytest.mark.parametrize("content", [b"TOP SECRET", b"", b"<svg>", b" " + PICTURE])
+def test_file_that_is_no_picture_is_not_shown(tmp_path: Path, content: bytes) -> None:
+    export = export_with_picture(tmp_path)
+    (export / f"{PICTURE_ID}.png").write_bytes(content)
+    assert pictures_of(export) == []
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        archive.write(export / "conversations.json", "conversations.json")
+        archive.writestr(f"{PICTURE_ID}.png", content)
+    assert pictures_of(tmp_path / "export.zip") == []
+
+
+def test_a_picture_that_is_too_large_or_shown_too_often_becomes_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = export_with_picture(tmp_path)
+    monkeypatch.setattr(chat_exports, "MAX_PICTURE_BYTES", len(PICTURE))
+    (export / f"{PICTURE_ID}.png").write_bytes(PICTURE)
+    assert len(pictures_of(export)) == 1
+    (export / f"{PICTURE_ID}.png").write_bytes(PICTURE + b"x")
+    assert pictures_of(export) == []
+    monkeypatch.setattr(chat_exports, "MAX_PICTURES_BYTES", 3 * len(PICTURE))
+    part = {"content_type": "image_asset_pointer", "asset_pointer": f"sediment://{PICTURE_ID}"}
+    chatgpt_export(export, {"id": "a", "parts": [part] * 9})
+    (export / f"{PICTURE_ID}.png").write_bytes(PICTURE)
+    assert len(pictures_of(export)) == 3
+
+
+class _SideFile(NamedTuple):
+    """A file that a reader opens beside a transcript."""
+
+    reader: type[TranscriptReader]
+    folder: Path
+    path: str
+    content: bytes
+
+    def is_read(self) -> bool:
+        (transcript,) = read_all(self.reader(), self.folder).values()
+        return b"SECRET" in json.dumps([transcript.title, transcript.facts]).encode() or (
+            "data:image" in json.dumps(transcript.messages[0].body)
+        )
+
+
+def _picture_in(folder: str) -> Callable[[Path], _SideFile]:
+    def write(place: Path) -> _SideFile:
+        path = f"{folder}{PICTURE_ID}.png"
+        return _SideFile(ChatGPT, export_with_picture(place), path, PICTURE)
+
+    return write
+
+
+def _gemini(place: Path) -> _SideFile:
+    chats = place / "tmp" / "river" / "chats"
+    chats.mkdir(parents=True)
+    record = {"sessionId": "s"}, {"id": "m", "type": "user", "content": "hello"}
+    text = "".join(json.dumps(line) + "\n" for line in record)
+    (chats / "session-1.jsonl").write_text(text)
+    return _SideFile(GeminiCLI, place / "tmp", "river/.project_root", b"/SECRET")
+
+
+def _claude_code(path: str, content: dict[str, str]) -> Callable[[Path], _SideFile]:
+    def write(place: Path) -> _SideFile:
+        claude_session(place / "p" / "s.jsonl")
+        return _SideFile(ClaudeCode, place, f"p/{path}", json.dumps(content).encode())
+
+    return write
+
+
+def _codex(place: Path) -> _SideFile:
+    rollout(place / "sessions" / "2026", THREADS[0], said(THREADS[0], 1))
+    line = {"id": THREADS[0], "thread_name": "SECRET"}
+    return _SideFile(Codex, place, "session_index.jsonl", json.dumps(line).encode() + b"\n")
+
+
+SIDE_FILES = {
+    "picture": _picture_in(""),
+    "picture of a user": _picture_in("user-1/"),
+    "picture by dalle": _picture_in("dalle-generations/"),
+    "project of gemini": _gemini,
+    "title of claude": _claude_code("s/custom-title.json", {"customTitle": "SECRET"}),
+    "codex index": _codex,
+}
+
+
+@pytest.mark.parametrize("kind", SIDE_FILES)
+@pytest.mark.parametrize("what", ["file", "link", "pipe", "folder", "large"])
+def test_only_regular_files_beside_a_transcript_are_read(
+    tmp_path: Path, kind: str, what: str
+) -> None:
+    (tmp_path / "place").mkdir()
+    side_file = SIDE_FILES[kind](tmp_path / "place")
+    path = side_file.folder / side_file.path
+    elsewhere = tmp_path / "elsewhere" / path.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(side_file.content)
+    path.parent.mkdir(exist_ok=True)
+    match what:
+        case "file":
+            path.write_bytes(side_file.content)
+        case "link":
+            path.symlink_to(elsewhere)
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "large":
+            path.write_bytes(side_file.content)
+            with path.open("ab") as file:
+                file.truncate(1 << 40)
+    run_limited(lambda: _assert_read(side_file, read=what == "file"), cpu=20, memory=200 * MB)
+
+
+@pytest.mark.parametrize("kind", ["picture of a user", "picture by dalle", "title of claude"])
+def test_links_on_the_way_to_a_file_beside_a_transcript_are_not_followed(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "place").mkdir()
+    side_file = SIDE_FILES[kind](tmp_path / "place")
+    path = side_file.folder / side_file.path
+    elsewhere = tmp_path / "elsewhere" / path.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(side_file.content)
+    path.parent.symlink_to(elsewhere.parent)
+    assert not side_file.is_read()
+
+
+def _assert_read(side_file: _SideFile, *, read: bool) -> None:
+    signal.alarm(60)  # a pipe without a writer would block for ever
+    assert side_file.is_read() is read
+
+
+@pytest.mark.parametrize("names", [("..", "a"), ("b/../a",), ("/etc/passwd",), ("",), (".",)])
+def test_side_file_is_never_outside_its_folder(tmp_path: Path, names: tuple[str, ...]) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").write_text("x")
+    assert read_side_file(tmp_path, "a") == b"x"
+    assert read_side_file(tmp_path, *names) == b""
+    assert read_side_file(tmp_path / "b", *names) == b""
+
+
+def test_transcript_may_be_a_link_but_no_pipe_or_device(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    os.mkfifo(tmp_path / "pipe")
+    with open_transcript(tmp_path / "link") as file:
+        assert file.read() == b"x"
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with (
+            pytest.raises(OSError, match=r"not a regular file|Is a directory"),
+            open_transcript(path),
+        ):
+            pass
+        assert path.is_dir() or detect_program(path) is None
