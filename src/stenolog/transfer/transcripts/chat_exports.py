@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from stenolog.transfer.transcripts.transcript import (
+    MAX_RECORD_BYTES,
     Draft,
     Transcript,
     TranscriptFile,
@@ -26,6 +27,7 @@ from stenolog.transfer.transcripts.transcript import (
     as_dict,
     as_text,
     branch_to,
+    first_failure,
     image_part,
     list_or_empty,
     make_content,
@@ -35,12 +37,15 @@ from stenolog.transfer.transcripts.transcript import (
     parse_json,
     read_side_file,
     text_part,
+    unpacked_limit,
     usage_counts,
 )
 
 EXPORT_FILE_NAME: Final = r"conversations(-\d+)?\.json"
 MAX_EXPORT_BYTES: Final = 2 * 1024**3
-"""Maximum unpacked size in bytes of a file in a zip. A small zip may expand to any size."""
+"""Maximum size in bytes of a file that is not compressed."""
+MAX_ZIP_ENTRIES: Final = 100_000
+"""Maximum number of files in a zip."""
 MAX_PICTURE_BYTES: Final = 1024 * 1024
 """Maximum size in bytes of a picture that is stored. A note replaces a larger picture."""
 MAX_PICTURES_BYTES: Final = 64 * 1024 * 1024
@@ -79,14 +84,26 @@ class ExportReader(TranscriptReader):
         """Add a conversation of the export at this path to an empty transcript."""
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
-        """Yield the conversations of an export. Raises OSError."""
+        """Yield the conversations of an export. Raises OSError at the end."""
         files = [path]
         if path.is_dir():
             files = [p for p in path.iterdir() if re.fullmatch(self.file_name_pattern, p.name)]
+        failures: list[tuple[Path, OSError]] = []
         for file in filter(os.path.isfile, sorted(files)):
-            for id_, raw in self._read_conversations(file).items():
-                if self.required_bytes in bytes(raw):
+            # A file that cannot be read must not hide the other files.
+            try:
+                conversations = self._read_conversations(file)
+            except OSError as error:
+                failures.append((file, error))
+                continue
+            for id_, raw in conversations.items():
+                if len(raw) > MAX_RECORD_BYTES:  # guard: conversation-size
+                    text = f"its conversation {id_} has {len(raw):,} bytes"
+                    failures.append((file, OSError(text)))
+                elif self.required_bytes in bytes(raw):
                     yield self.file_at(id_, file, conversation_id=id_)
+        if failures:
+            raise first_failure(failures)
 
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation, if it is still in the file. Raises OSError."""
@@ -100,7 +117,10 @@ class ExportReader(TranscriptReader):
         if self._last_read is None or self._last_read[:2] != (path, modified):
             raw_by_id: dict[str, Raw] = {}
             for content in _read_export(path):
-                for raw in _split_conversations(content):
+                for number, raw in enumerate(_split_conversations(content), start=1):
+                    if len(raw) > MAX_RECORD_BYTES:
+                        raw_by_id[f"number {number}"] = raw  # `find` reports it
+                        continue
                     fields = as_dict(parse_json(bytes(raw)))
                     ids = (as_text(fields.get(name)) for name in self.id_fields)
                     if conversation_id := next(filter(None, ids), ""):
@@ -124,19 +144,29 @@ def _read_export(path: Path) -> Iterator[bytes]:
     """Yield the content of a file, or of the files with conversations in a zip."""
     with ExitStack() as opened:
         file = opened.enter_context(open_transcript(path))
+        size = os.fstat(file.fileno()).st_size
         if not is_zipfile(file):
+            if size > MAX_EXPORT_BYTES:
+                raise OSError(f"{path.name} has {size:,} bytes; the limit is {MAX_EXPORT_BYTES:,}")
             file.seek(0)
             yield file.read()
             return
         opened.enter_context(_report_damage())
         archive = opened.enter_context(ZipFile(file))
-        for info in sorted(archive.infolist(), key=lambda info_: info_.filename):
-            name = info.filename.rpartition("/")[2]
-            if not re.fullmatch(EXPORT_FILE_NAME, name) or info.filename.startswith("__MACOSX"):
-                continue
-            if info.file_size > MAX_EXPORT_BYTES:
-                raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
+        files = archive.infolist()
+        if len(files) > MAX_ZIP_ENTRIES:  # guard: zip-entries
+            raise OSError(f"{path.name} has more than {MAX_ZIP_ENTRIES:,} files")
+        files = [info for info in files if _is_export_file(info.filename)]
+        unpacked, limit = sum(info.file_size for info in files), unpacked_limit(size)
+        if unpacked > limit:  # guard: zip-size
+            raise OSError(f"{path.name} has {unpacked:,} bytes unpacked; the limit is {limit:,}")
+        for info in sorted(files, key=lambda info_: info_.filename):
             yield archive.read(info)
+
+
+def _is_export_file(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return re.fullmatch(EXPORT_FILE_NAME, name) is not None and not path.startswith("__MACOSX")
 
 
 def _split_conversations(content: bytes) -> list[Raw]:

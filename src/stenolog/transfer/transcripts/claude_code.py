@@ -39,6 +39,7 @@ from stenolog.transfer.transcripts.transcript import (
     open_transcript,
     parse_json,
     read_json_lines,
+    read_lines,
     read_side_file,
     session_key,
     sum_counts,
@@ -172,9 +173,9 @@ class _ProjectIndex:
 
     def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
         known_hashes = set(file.uuid_hashes)
-        with open_transcript(path) as lines:
-            lines.seek(file.end_offset)
-            for line in lines:
+        with open_transcript(path) as opened:
+            opened.seek(file.end_offset)
+            for line in read_lines(opened):
                 if not line.endswith(b"\n"):
                     return
                 file.end_offset += len(line)

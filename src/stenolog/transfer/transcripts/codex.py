@@ -39,11 +39,13 @@ from stenolog.transfer.transcripts.transcript import (
     parse_json,
     parse_lines,
     read_json_lines,
+    read_lines,
     read_side_file,
     record_field_name,
     session_key,
     text_of_parts,
     text_part,
+    unpacked_limit,
     usage_counts,
 )
 
@@ -187,10 +189,29 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
         message = f"{path.name} is compressed; reading it needs the package zstandard"
         raise OSError(message) from error
     with open_transcript(path) as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+        limited = _LimitedStream(stream, unpacked_limit(os.fstat(file.fileno()).st_size))
         try:
-            yield from parse_lines(io.BufferedReader(stream))
+            yield from parse_lines(read_lines(io.BufferedReader(limited)))
         except zstandard.ZstdError as error:
             raise OSError(f"the compressed file is damaged: {error}") from error
+
+
+class _LimitedStream(io.RawIOBase):
+    """A stream that raises OSError after this number of bytes."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream = stream
+        self._limit = self._bytes_left = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._stream.readinto(buffer) or 0
+        self._bytes_left -= count
+        if self._bytes_left < 0:  # guard: compressed-transcript-size
+            raise OSError(f"the compressed file has more than {self._limit:,} bytes unpacked")
+        return count
 
 
 class _ThreadBuilder:

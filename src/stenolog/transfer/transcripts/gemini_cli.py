@@ -7,11 +7,11 @@ with the most fields is kept.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from stenolog.transfer.transcripts.transcript import (
+    MAX_RECORD_BYTES,
     Draft,
     Transcript,
     TranscriptFile,
@@ -19,6 +19,7 @@ from stenolog.transfer.transcripts.transcript import (
     as_dict,
     as_text,
     find_files_below,
+    first_failure,
     list_or_empty,
     make_message,
     make_tool_call,
@@ -45,9 +46,17 @@ class GeminiCLI(TranscriptReader):
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the sessions below a folder, or the session in one file."""
+        failures: list[tuple[Path, OSError]] = []
         for file in [path] if path.is_file() else find_files_below(path, "session-*.json*"):
-            if session_id := _read_session_id(file):
+            try:
+                session_id = as_text(next(_read_records(file), {}).get("sessionId"))
+            except OSError as error:
+                failures.append((file, error))
+                continue
+            if session_id:
                 yield self.file_at(session_id, file)
+        if failures:
+            raise first_failure(failures)
 
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Read a session. Raises OSError."""
@@ -77,15 +86,12 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
         return
     # Older versions wrote one JSON object with all messages.
     with open_transcript(path) as file:
-        session = as_dict(parse_json(file.read()))
+        text = file.read(MAX_RECORD_BYTES + 1)
+    if len(text) > MAX_RECORD_BYTES:
+        raise OSError(f"the file has more than {MAX_RECORD_BYTES:,} bytes")
+    session = as_dict(parse_json(text))
     yield omit(session, "messages")
     yield from map(as_dict, list_or_empty(session.get("messages")))
-
-
-def _read_session_id(path: Path) -> str:
-    with suppress(OSError):
-        return as_text(next(_read_records(path), {}).get("sessionId"))
-    return ""
 
 
 def _read_project_folders(path: Path) -> list[str]:

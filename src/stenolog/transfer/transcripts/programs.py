@@ -5,7 +5,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts import sqlite_file
@@ -79,7 +79,7 @@ def _detect_in_folder(folder: Path) -> str | None:
 
 
 def _detect_in_lines(path: Path) -> str | None:
-    for _, record in itertools.islice(read_json_lines(path), MAX_TRIES):
+    for record in _read_first_records(path):
         fields = as_dict(record)
         if fields.get("type") == "session_meta" or "record_type" in fields:
             return "codex"
@@ -88,6 +88,16 @@ def _detect_in_lines(path: Path) -> str | None:
         if isinstance(fields.get("sessionId"), str) and ("message" in fields or "type" in fields):
             return "claude-code"
     return None
+
+
+def _read_first_records(path: Path) -> list[Any]:
+    """Return the first records of a file; an empty list if it has a line that is too long."""
+    try:
+        return [record for _, record in itertools.islice(read_json_lines(path), MAX_TRIES)]
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        return []
 
 
 def _detect_in_export(path: Path) -> str | None:

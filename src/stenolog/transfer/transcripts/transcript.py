@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from io import BufferedReader
+from io import BufferedIOBase, BufferedReader
 from json import JSONEncoder, dumps, loads
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,14 @@ _MIN_SEARCHED_CHARS: Final = 200
 """Minimum number of characters of a text that is looked up inside longer texts."""
 MAX_SIDE_FILE_BYTES: Final = 1024 * 1024
 """Maximum size of a file beside a transcript. A larger file is not read."""
+MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of a line or of a conversation of an export. Decoded, it may be 30 times larger."""
+MAX_UNPACKED_BYTES: Final = 512 * 1024 * 1024
+"""Maximum unpacked size of the conversations in a compressed file."""
+MAX_RATIO: Final = 100
+"""Maximum ratio of the unpacked size to the size of a compressed file. Transcripts have 5 to 20."""
+_MIN_UNPACKED_BYTES: Final = 16 * 1024 * 1024
+"""Unpacked size that is allowed for even the smallest file."""
 MAX_ID_BYTES: Final = 512
 """Maximum size of an id in a key. A place of `steno view` may put its name before the key."""
 SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
@@ -278,6 +286,15 @@ def _list_files_below(folder: Path, pattern: str, errors: list[PermissionError])
     return files
 
 
+def first_failure(failures: Sequence[tuple[Path, OSError]]) -> OSError:
+    """Return the first error of files that could not be read, with the name of its file."""
+    file, error = failures[0]
+    if error.errno is not None:
+        return error
+    more = f"; {len(failures) - 1} more files cannot be read" if len(failures) > 1 else ""
+    return OSError(errno.EIO, f"{error}{more}", str(file))
+
+
 def path_and_reason(error: Exception, path: Path) -> tuple[str, str]:
     """Return the path that could not be read, and the reason without the path."""
     if isinstance(error, OSError) and error.strerror:
@@ -315,6 +332,11 @@ def read_side_file(folder: Path, *names: str, max_bytes: int = MAX_SIDE_FILE_BYT
             content = file.read(max_bytes + 1)
             return content if len(content) <= max_bytes else b""  # guard: side-file-size
     return b""
+
+
+def unpacked_limit(packed: int) -> int:
+    """Return the maximum unpacked size of a compressed file, which may expand to any size."""
+    return min(MAX_UNPACKED_BYTES, max(_MIN_UNPACKED_BYTES, MAX_RATIO * packed))
 
 
 def _open_file(path: str | Path, flags: int, folder: int | None = None) -> BufferedReader:
@@ -550,7 +572,15 @@ def digest_of_json(value: Any) -> str:
 def read_json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Yield each complete line of a file with its JSON value; None for a line that is not JSON."""
     with open_transcript(path) as file:
-        yield from parse_lines(file)
+        yield from parse_lines(read_lines(file))
+
+
+def read_lines(file: BufferedIOBase) -> Iterator[bytes]:
+    """Yield each line of a file. Raises OSError for a line that is too long."""
+    while line := file.readline(MAX_RECORD_BYTES + 1):
+        if len(line) > MAX_RECORD_BYTES:  # guard: transcript-line-size
+            raise OSError(f"a line has more than {MAX_RECORD_BYTES:,} bytes")
+        yield line
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, Any]]:

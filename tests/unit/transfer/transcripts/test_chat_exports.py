@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.transfer.transcripts import chat_exports
+from stenolog.transfer.transcripts import transcript
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
 from stenolog.transfer.transcripts.programs import detect_program
 from stenolog.transfer.transcripts.transcript import Transcript, TranscriptReader
@@ -95,8 +95,8 @@ def test_newest_leaf_replaces_a_missing_current_node(tmp_path: Path) -> None:
 
 def test_zip_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", EXPORT))
-    monkeypatch.setattr(chat_exports, "MAX_EXPORT_BYTES", 1_000)
-    with pytest.raises(OSError, match=r"conversations\.json in packed\.zip has"):
+    monkeypatch.setattr(transcript, "MAX_UNPACKED_BYTES", 1_000)
+    with pytest.raises(OSError, match=r"packed\.zip has [\d,]+ bytes unpacked"):
         read(packed)
 
 

@@ -19,7 +19,7 @@ from stenolog.errors import NoSuchSession
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer import read_only_stores
 from stenolog.transfer.read_only_stores import TranscriptStore
-from stenolog.transfer.transcripts import chat_exports, codex
+from stenolog.transfer.transcripts import chat_exports, codex, transcript
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
@@ -31,6 +31,7 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
     TranscriptReader,
     open_transcript,
+    path_and_reason,
     read_side_file,
 )
 from stenolog.transfer.transcripts.transcript_import import TranscriptImport
@@ -518,3 +519,111 @@ def test_transcript_may_be_a_link_but_no_pipe_or_device(tmp_path: Path) -> None:
         ):
             pass
         assert path.is_dir() or detect_program(path) is None
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def failure_of(reader: TranscriptReader, path: Path) -> None:
+    """Check that `path` cannot be read, soon and in little memory, and that the error names it."""
+
+    def read() -> None:
+        try:
+            read_all(reader, path)
+        except OSError as error:
+            name, reason = path_and_reason(error, path)
+            assert path.name in name + reason
+            assert "bytes" in reason
+        else:
+            raise AssertionError("it was read")
+
+    run_limited(read, cpu=30, memory=100 * MB)
+
+
+def write_zip(path: Path, *sizes: int) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number, size in enumerate(sizes):
+            with archive.open(f"conversations-{number}.json", "w") as file:
+                file.write(b'[{"conversation_id":"a%d","title":"' % number)
+                for _ in range(size // MB):
+                    file.write(b"a" * MB)
+                file.write(b'","mapping":{}}]')
+
+
+@pytest.mark.parametrize("sizes", [[150 * MB], [60 * MB] * 3])
+def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, sizes: list[int]) -> None:
+    write_zip(tmp_path / "bomb.zip", *sizes)
+    failure_of(ChatGPT(), tmp_path / "bomb.zip")
+
+
+def test_zip_with_an_ordinary_ratio_is_limited_in_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "MAX_UNPACKED_BYTES", 2 * MB)
+    write_zip(tmp_path / "a.zip", MB)
+    assert len(read_all(ChatGPT(), tmp_path / "a.zip")) == 1
+    write_zip(tmp_path / "b.zip", MB, MB)
+    failure_of(ChatGPT(), tmp_path / "b.zip")
+
+
+def test_zip_with_too_many_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_exports, "MAX_ZIP_ENTRIES", 3)
+    write_zip(tmp_path / "a.zip", *[0] * 3)
+    assert len(read_all(ChatGPT(), tmp_path / "a.zip")) == 3
+    write_zip(tmp_path / "b.zip", *[0] * 4)
+    with pytest.raises(OSError, match=r"b\.zip has more than 3 files"):
+        read_all(ChatGPT(), tmp_path / "b.zip")
+
+
+def test_conversation_that_is_too_large_costs_no_other_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_exports, "MAX_RECORD_BYTES", 10_000)
+    large = {"id": "b", "parts": ["x" * 20_000]}
+    chatgpt_export(tmp_path, {"id": "a"}, large, {"id": "c"})
+    with pytest.raises(OSError, match=r"its conversation number 2 has 20,\d+ bytes: .*\.json"):
+        read_all(ChatGPT(), tmp_path)
+    with TranscriptStore([(ChatGPT(), tmp_path)]) as store:
+        assert store.list_sessions() == ["chatgpt:a", "chatgpt:c"]
+        [(name, _)] = store.problems.items()
+        assert name == str(tmp_path / "conversations.json")
+
+
+def test_damaged_file_of_an_export_hides_no_other_file(tmp_path: Path) -> None:
+    chatgpt_export(tmp_path, {"id": "z"})
+    (tmp_path / "conversations.json").rename(tmp_path / "conversations-9.json")
+    write_zip(tmp_path / "conversations-1.json", 20 * MB)
+    with TranscriptStore([(ChatGPT(), tmp_path)]) as store:
+        assert store.list_sessions() == ["chatgpt:z"]
+        [(name, _)] = store.problems.items()
+        assert name == str(tmp_path / "conversations-1.json")
+
+
+def write_compressed(path: Path, chunk: bytes, count: int) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    with path.open("wb") as file, zstandard.ZstdCompressor(level=1).stream_writer(file) as stream:
+        for _ in range(count):
+            stream.write(chunk)
+        stream.write(b"\n")
+
+
+@pytest.mark.parametrize("chunk", [b" " * MB, b"\n" * MB, (b" " * 1_023 + b"\n") * 1_024])
+def test_compressed_bomb_ends_soon(tmp_path: Path, chunk: bytes) -> None:
+    file = rollout(tmp_path, THREADS[0], ending=".zst")
+    write_compressed(file, chunk, 300)
+    failure_of(Codex(), file)
+
+
+def test_line_that_is_too_long_is_reported_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript, "MAX_RECORD_BYTES", 10_000)
+    claude_session(tmp_path / "p" / "good.jsonl")
+    claude_session(tmp_path / "p" / "long.jsonl", "x" * 20_000)
+    with TranscriptStore([(ClaudeCode(), tmp_path)]) as store, open_catalog(store) as catalog:
+        assert [entry.title for entry in catalog.list().entries if entry.count] == ["hello"]
+        assert store.problems == {
+            str(tmp_path / "p" / "long.jsonl"): "a line has more than 10,000 bytes"
+        }
