@@ -181,6 +181,8 @@ class Undo(Struct, frozen=True, omit_defaults=True):
     """Seqs that were visible before the operation hid them."""
     added: Span | None = None
     """Seqs that the operation appended, if it replaced messages."""
+    shown: list[Span] = []
+    """Seqs that were hidden before the operation showed them."""
     was: str | None = None
     """The previous summary, if the operation changed it."""
     elsewhere: bool = False
@@ -196,6 +198,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
     hidden: list[Span]
     newly: list[Span] = []
     added: Span | None = None
+    shown: list[Span] = []
     summary: str | None = None
     was: str | None = None
     undoes: int | None = None
@@ -382,11 +385,11 @@ class UndoResult(Struct, frozen=True, kw_only=True):
     """Result of `undo`."""
 
     op: str
-    """The undone operation: truncate, clear, hide, replace, checkpoint or summary."""
+    """The undone operation: truncate, clear, hide, show, replace, checkpoint or summary."""
     shown: int
     """Number of messages that became visible."""
     hid: int
-    """Number of messages that became hidden because the undone operation had added them."""
+    """Number of messages that became hidden because the undone operation added or showed them."""
     summary_restored: bool
 
 

@@ -18,6 +18,7 @@ OPERATIONS = {
     "truncate": 2,
     "clear": 1,
     "hide": 2,
+    "show": 1,
     "pop": 1,
     "replace": 2,
     "checkpoint": 2,
@@ -73,6 +74,8 @@ def _carry_out(store: Store, chance: random.Random, operation: str, key: str) ->
             store.clear(key)
         case "hide":
             store.hide(key, some, some + chance.randint(0, 3))
+        case "show":
+            store.show(key, some, some + chance.randint(0, 3))
         case "pop":
             store.pop(key)
         case "replace":

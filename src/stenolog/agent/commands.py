@@ -438,6 +438,7 @@ _OPERATION_NAMES: Final = {
     "checkpoint": "the last summary",
     "clear": "the last /clear",
     "hide": "the last hiding of messages",
+    "show": "the last showing of hidden messages",
     "summary": "the last change of the summary",
 }
 """Names of the store's operations in chat messages."""

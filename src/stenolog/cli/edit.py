@@ -48,6 +48,7 @@ _OPERATION_NAMES: Final = {
     "truncate": "hiding of messages",
     "clear": "/clear",
     "hide": "hiding of messages",
+    "show": "showing of hidden messages",
     "replace": "replacement of messages",
     "checkpoint": "summary",
     "summary": "change of the summary",

@@ -301,6 +301,11 @@ class JSONFileStore:
 
     # --- unsupported calls -------------------------------------------------------------------
 
+    def show(self, key: str, first: int, last: int) -> None:
+        """Always raises UsageError, because JSON files have no hidden messages."""
+        del first, last
+        _raise_unsupported("show", key)
+
     def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
         """Always raises UsageError, because JSON files have no undo steps."""
         del answered

@@ -109,6 +109,7 @@ class AsyncStore:
     clear = _async_method(Store.clear)
     set_history = _async_method(Store.set_history)
     hide = _async_method(Store.hide)
+    show = _async_method(Store.show)
     pop = _async_method(Store.pop)
     checkpoint = _async_method(Store.checkpoint)
     undo = _async_method(Store.undo)

@@ -231,6 +231,9 @@ class Store(Protocol):
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
 
+    def show(self, key: str, first: int, last: int) -> None:
+        """Show the hidden messages from seq `first` to seq `last`, both included."""
+
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
 
@@ -245,7 +248,9 @@ class Store(Protocol):
         """
 
     def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:
-        """Undo the newest truncate, clear, hide, pop, set_history, checkpoint or set_summary.
+        """Undo the newest change of visibility or summary.
+
+        These are truncate, clear, hide, show, pop, set_history, checkpoint and set_summary.
 
         Messages that were appended after the undone operation stay visible. `answered`: first and
         last seq of the answer to the messages that `set_history` appended. If the undone operation

@@ -136,9 +136,7 @@ class _Session(Struct, eq=False):
         if not newly_hidden and old_summary is None and not append:
             return
         hidden = self.hidden.union(hide) if newly_hidden else self.hidden
-        # The span that starts at 1 is the floor and does not count as a hidden range.
-        if sum(seq - 1 not in hidden for seq in hidden - {1}) > MAX_HIDDEN_RANGES:
-            raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
+        _check_hidden_ranges(hidden)
         self.hidden = hidden
         self.summary = self.summary if summary is None else summary
         self.change_number += 1
@@ -152,6 +150,18 @@ class _Session(Struct, eq=False):
                 was=old_summary,
             )
         )
+
+    def show(self, first: int, last: int) -> None:
+        """Show hidden messages, as an undoable operation."""
+        shown_seqs = {s for s in self.hidden if first <= s <= last and s in self.messages}
+        if not shown_seqs:
+            return
+        hidden = self.hidden - shown_seqs
+        _check_hidden_ranges(hidden)
+        self.hidden = hidden
+        self.change_number += 1
+        step = Undo(number=self.change_number, op="show", shown=spans.from_seqs(shown_seqs))
+        self.undo_steps.append(step)
 
     def fork(self, new_key: str, upto: int) -> "_Session":
         """Return a fork with the visible messages up to a seq; the two share no mutable data."""
@@ -331,6 +341,14 @@ class InMemoryStore:
         with self._session_to_change(key) as session:
             seqs = range(max(first, 1), min(last, session.last_seq) + 1)
             session.change("hide", hide=seqs)
+
+    def show(self, key: str, first: int, last: int) -> None:
+        """Show the hidden messages from seq `first` to seq `last`, both included."""
+        check_int(first=first, last=last)
+        if first > last:
+            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
+        with self._session_to_change(key) as session:
+            session.show(first, last)
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
@@ -918,8 +936,15 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
 
 
 def _affected_seqs(step: Undo) -> set[int]:
-    """Return the seqs that the operation of this undo step hid or appended."""
-    return _expand_spans(step.newly if step.added is None else [*step.newly, step.added])
+    """Return the seqs that the operation of this undo step hid, showed or appended."""
+    added_spans = [] if step.added is None else [step.added]
+    return _expand_spans([*step.newly, *step.shown, *added_spans])
+
+
+def _check_hidden_ranges(hidden: Collection[int]) -> None:
+    # The span that starts at 1 is the floor and does not count as a hidden range.
+    if sum(seq > 1 and seq - 1 not in hidden for seq in hidden) > MAX_HIDDEN_RANGES:
+        raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
 
 
 def _expand_spans(seq_spans: Iterable[Span]) -> set[int]:

@@ -91,10 +91,13 @@ class SessionOperations(ABC):
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`."""
-        check_int(first=first, last=last)
-        if first > last:
-            raise UsageError(f"first must not be greater than last, but {first} > {last}")
+        _check_range(first, last)
         self._change_state(key, lambda state, end: states.decide_hide(state, end, [(first, last)]))
+
+    def show(self, key: str, first: int, last: int) -> None:
+        """Show the hidden messages from seq `first` to seq `last`."""
+        _check_range(first, last)
+        self._change_state(key, lambda state, end: states.decide_show(state, end, first, last))
 
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
@@ -158,3 +161,9 @@ class SessionOperations(ABC):
             return Decision(change, states.undo_result(state, step, change, answered))
 
         return self._change(key, decide)
+
+
+def _check_range(first: int, last: int) -> None:
+    check_int(first=first, last=last)
+    if first > last:
+        raise UsageError(f"first must not be greater than last, but {first} > {last}")

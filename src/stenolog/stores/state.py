@@ -37,7 +37,9 @@ MAX_META_BYTES: Final = 64 * 1024
 _MAX_STEP_BYTES: Final = 4 * 1024
 """Maximum size of an undo step in a state; the state omits the data of a longer step."""
 
-_UNDOABLE_OPERATIONS: Final = {"truncate", "clear", "hide", "replace", "checkpoint", "summary"}
+_UNDOABLE_OPERATIONS: Final = frozenset(
+    {"truncate", "clear", "hide", "show", "replace", "checkpoint", "summary"}
+)
 
 
 # --- applying records ------------------------------------------------------------------------
@@ -93,6 +95,10 @@ def replay_changes(state: State, changes: Iterable[Change]) -> None:
     hidden_by_change: dict[int, list[Span]] = {}
     for change in changes:
         apply_change(state, change)
+        if change.shown:
+            hidden_by_change = {
+                number: spans.minus(seqs, change.shown) for number, seqs in hidden_by_change.items()
+            }
         if change.undoes is not None:
             hidden_by_change = {
                 number: seqs for number, seqs in hidden_by_change.items() if number < change.undoes
@@ -107,14 +113,21 @@ def replay_changes(state: State, changes: Iterable[Change]) -> None:
 def undo_step_of(change: Change) -> Undo:
     """Return the complete undo step of a change."""
     return Undo(
-        number=change.number, op=change.op, newly=change.newly, added=change.added, was=change.was
+        number=change.number,
+        op=change.op,
+        newly=change.newly,
+        added=change.added,
+        shown=change.shown,
+        was=change.was,
     )
 
 
 def _short_step(change: Change) -> Undo:
     """Return the undo step of a change, without its data if the step is too long for a state."""
     step = undo_step_of(change)
-    step_bytes = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(change.newly)
+    step_bytes = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(
+        [*change.newly, *change.shown]
+    )
     if step_bytes > _MAX_STEP_BYTES:
         return Undo(number=change.number, op=change.op, elsewhere=True)
     return step
@@ -175,11 +188,7 @@ def decide_hide(
     if not newly_hidden and summary is None and added is None:
         return None
     floor, hidden = _split_floor(hidden_after) if newly_hidden else (state.floor, state.hidden)
-    if len(hidden) > MAX_HIDDEN_SPANS:
-        raise UsageError(
-            f"more than {MAX_HIDDEN_SPANS:,} separate ranges would be hidden; "
-            "checkpoint or truncate first"
-        )
+    _check_hidden_count(hidden)
     return Change(
         op=op,
         number=state.number + 1,
@@ -190,6 +199,30 @@ def decide_hide(
         summary=summary,
         was=None if summary is None else state.summary,
     )
+
+
+def decide_show(state: State, last_seq: int, first: int, last: int) -> Change | None:
+    """Return the change that shows the hidden messages of these seqs; None if there are none.
+
+    Raises UsageError if too many separate ranges would stay hidden.
+    """
+    hidden_before = _all_hidden(state)
+    seqs_to_show = spans.clipped([(first, last)], 1, last_seq)
+    unaffected = spans.minus([(1, last_seq)], hidden_before)
+    shown = spans.minus(seqs_to_show, spans.union(unaffected, missing_seqs(state)))
+    if not shown:
+        return None
+    floor, hidden = _split_floor(spans.minus(hidden_before, shown))
+    _check_hidden_count(hidden)
+    return Change(op="show", number=state.number + 1, floor=floor, hidden=hidden, shown=shown)
+
+
+def _check_hidden_count(hidden: Sequence[Span]) -> None:
+    if len(hidden) > MAX_HIDDEN_SPANS:
+        raise UsageError(
+            f"more than {MAX_HIDDEN_SPANS:,} separate ranges would be hidden; "
+            "checkpoint or truncate first"
+        )
 
 
 def decide_replace(
@@ -356,7 +389,7 @@ def decide_purge(
 
 def _affects_purged_data(step: Undo, purged_upto: int) -> bool:
     """Return whether the step refers to a purged message, or to a summary that may describe one."""
-    affected_spans = step.newly if step.added is None else [*step.newly, step.added]
+    affected_spans = [*step.newly, *step.shown, *([] if step.added is None else [step.added])]
     return bool(step.was) or any(first <= purged_upto for first, _ in affected_spans)
 
 
@@ -406,6 +439,7 @@ def rebuild_change(step: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -
         hidden=list(hidden),
         newly=step.newly,
         added=step.added,
+        shown=step.shown,
         was=step.was,
     )
 
@@ -441,7 +475,7 @@ def undo_result(
 
 def _seqs_hidden_by_undo(step: Undo, answered: Span | None) -> list[Span]:
     """Return the seqs that an undo with this step hides."""
-    added_spans = [step.added] if step.added is not None else []
+    added_spans = [step.added] if step.added is not None else step.shown
     if step.op != "replace" or answered is None:
         return added_spans
     # An answer comes after all messages that the replace hid or appended: ignore earlier seqs.

@@ -51,6 +51,7 @@ SCRIPT = (
     Call("set_history", user_messages(*"1xy")),
     Call("undo"),
     Call("hide", 3, 3),
+    Call("show", 3, 3),
     Call("add_full_message", {"role": "tool", "content": "z" * 20_000}),
     Call("checkpoint", summary="up to two", upto=2),
     Call("compact"),

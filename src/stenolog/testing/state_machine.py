@@ -179,6 +179,11 @@ class StoreMachine(RuleBasedStateMachine):
             first += max(self._last_seq(key) - 6, 0)
         self._call_both_stores(key, Call("hide", first, first + length))
 
+    @rule(key=keys, first=seqs, length=st.integers(-1, 5))
+    def show(self, key: str, first: int, length: int) -> None:
+        """Show a range of messages."""
+        self._call_both_stores(key, Call("show", first, first + length))
+
     @rule(
         key=keys,
         summary=summaries(),

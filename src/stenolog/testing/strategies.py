@@ -151,6 +151,7 @@ def operations() -> SearchStrategy[Call]:
         calls("set_summary", summaries()),
         calls("truncate_history", seqs),
         calls("hide", seqs, seqs),
+        calls("show", seqs, seqs),
         calls("checkpoint", summary=summaries(), upto=seqs, expect_floor=st.none() | seqs),
         st.builds(
             lambda name, value: Call("set_meta", **{name: value}),

@@ -108,7 +108,7 @@ class ReadOnlyStore(ABC):
         raise ReadOnly(self.refusal)
 
     add_message = add_full_message = add_messages = _refuse
-    set_summary = truncate_history = clear = set_history = hide = pop = checkpoint = _refuse
+    set_summary = truncate_history = clear = set_history = hide = show = pop = checkpoint = _refuse
     undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
 
     def __enter__(self) -> Self:

@@ -32,6 +32,7 @@ OPERATIONS: Final = (
     "clear",
     "set_history",
     "hide",
+    "show",
     "pop",
     "checkpoint",
     "undo",
@@ -73,6 +74,7 @@ SCRIPT: Final = (
     ("add_message", "a"),
     ("pop", "a"),
     ("undo", "a"),
+    ("show", "a"),
     ("set_meta", "a"),
     ("set_history", "a"),
     ("add_group", "b"),
@@ -161,6 +163,8 @@ def perform(store: Store, step: Step) -> Any:
         case "hide":
             first, last = _seqs(store, step)
             store.hide(key, first, last)
+        case "show":
+            store.show(key, 1, store.info(key).last_seq)
         case "pop":
             popped = store.pop(key)
             return None if popped is None else label_of(popped.to_dict())

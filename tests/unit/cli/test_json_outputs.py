@@ -106,7 +106,7 @@ class Forked(_Exact):
 
 class TakenBack(_Exact):
     key: str
-    op: Literal["truncate", "clear", "hide", "replace", "checkpoint", "summary"]
+    op: Literal["truncate", "clear", "hide", "show", "replace", "checkpoint", "summary"]
     shown: int
     hid: int
     summary_restored: bool

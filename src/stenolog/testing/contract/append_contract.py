@@ -142,6 +142,7 @@ _CALLS_WITHOUT_EFFECT = [
     (Call("truncate_history", 0), None),
     (Call("clear"), None),
     (Call("hide", 1, 3), None),
+    (Call("show", 1, 3), None),
     (Call("pop"), None),
     (Call("compact"), None),
     (Call("add_messages", []), []),

@@ -143,6 +143,35 @@ class Hiding(ContractPart):
         store.checkpoint("a", summary="", upto=4)
         assert_session(store, "a", floor=5, visible=["6"])
 
+    def test_show_shows_hidden_messages_and_ignores_other_seqs(self, store: Store) -> None:
+        append(store, "a", "1", "2", "3", "4", "5")
+        store.truncate_history("a", 2)
+        store.show("a", 3, 99)
+        assert_session(store, "a", visible=["3", "4", "5"], floor=2)
+        store.show("a", 1, 1)
+        assert_session(store, "a", visible=["1", "3", "4", "5"], floor=0)
+        store.show("a", -5, 1)
+        assert store.info("a").undoable == 3
+        assert_raises(UsageError, store.show, "a", 2, 1)
+
+    def test_show_shows_archived_messages_but_no_purged_ones(self, store: Store) -> None:
+        append(store, "a", "1", "2", "3", "4")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.purge("a", before=2)
+        store.show("a", 1, 4)
+        assert_session(store, "a", visible=["2", "3", "4"], floor=1)
+
+    def test_undo_of_show_hides_only_the_messages_that_it_showed(self, store: Store) -> None:
+        append(store, "a", "1", "2", "3", "4")
+        store.hide("a", 2, 3)
+        store.show("a", 1, 2)
+        append(store, "a", "5")
+        assert store.undo("a") == _undo_result("show", hid=1)
+        assert visible_texts(store, "a") == ["1", "4", "5"]
+        assert store.undo("a") == _undo_result("hide", shown=2)
+        assert visible_texts(store, "a") == ["1", "2", "3", "4", "5"]
+
     def test_pop_hides_the_last_visible_message_and_returns_it(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
         store.hide("a", 3, 3)
@@ -414,6 +443,7 @@ _CALLS_WITHOUT_EFFECT = [
     Call("truncate_history", 99),
     Call("hide", 50, 60),
     Call("hide", 0, 0),
+    Call("show", 1, 99),
     Call("set_summary", "so far"),
     Call("checkpoint", summary="so far", upto=0),
     Call("set_history", user_messages(*"123")),

@@ -125,6 +125,7 @@ WRITE_CALLS = [
     Call("clear"),
     Call("set_history", user_messages("late")),
     Call("hide", 1, 1),
+    Call("show", 1, 1),
     Call("pop"),
     Call("checkpoint", summary="late", upto=1),
     Call("undo"),
