@@ -105,13 +105,14 @@ class TranscriptsCommand:
         """Import new messages as the program writes them, until Ctrl-C."""
         print_notice("Watching for new messages. Press Ctrl-C to stop.")
         self._reports.clear()
-        seen_versions: dict[str, tuple[int, int]] = {}
+        seen_versions: dict[tuple[str, tuple[Path, ...]], tuple[int, int]] = {}
         printed_problems = set(self._problems)
         while True:
             for file in self.find_files():
-                if seen_versions.get(file.key) != (file.size, file.modified):
+                place, version = (file.key, file.paths), (file.size, file.modified)
+                if seen_versions.get(place) != version:
                     if self._import_file(file):
-                        seen_versions[file.key] = file.size, file.modified
+                        seen_versions[place] = version
                     for report in self._changed_reports():
                         click.echo(f"{one_line(report.key)}\t{report.added}")
                     self._reports.clear()

@@ -3,9 +3,15 @@
 Messages are recognized by their identities. If an import is killed, the next import finds the
 messages that are already stored, and adds only the rest. If a program changed a message, the new
 version is appended and the old version is hidden, so that nothing is lost and nothing is visible
-twice.
+twice. The session's meta records which messages an import hid, so that a later import shows them
+again when they are back on the current branch. Messages that the user hid stay hidden.
+
+A session may be in several files, for example after its project was copied. The meta records the
+version of each file. The file that was changed last decides what is visible, and the summary, the
+title and the facts; the other files only add messages.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -16,7 +22,7 @@ from msgspec import Raw, Struct, field
 from stenolog.catalog.message_metadata import identity_of, response_of, usage_of, without_usage
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage, SessionExists
-from stenolog.records import Message, timestamp
+from stenolog.records import Message, Span, timestamp
 from stenolog.stores import spans
 from stenolog.stores.base import Store, find_info
 from stenolog.stores.snapshots import Snapshot, SnapshotStore
@@ -26,11 +32,24 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptMessage,
     TranscriptReader,
     as_dict,
+    as_text,
     digest_of_json,
+    list_or_empty,
+    non_empty,
 )
 
 META_FIELD: Final = "transcript"
 """Meta field of an imported session: facts about the session, and size and time of its file."""
+_HIDDEN_FACT: Final = "hidden"
+"""Fact: spans of the messages that imports hid."""
+_SUMMARY_FACT: Final = "summary_digest"
+"""Fact: digest of the summary that the last import stored."""
+_OTHER_FILES_FACT: Final = "other_files"
+"""Fact: size and time of each other file with the same session, by path."""
+MAX_OTHER_FILES: Final = 8
+"""Maximum number of other files that are recorded."""
+MAX_RECORDED_SPANS: Final = 1_000
+"""Maximum number of spans of hidden messages that are recorded."""
 LEASE_SECONDS: Final = 60.0
 """Seconds for which an import leases a session that it updates."""
 _CONTENT_FIELDS: Final = (
@@ -101,11 +120,7 @@ class TranscriptImport:
             self.flush()
         info = find_info(self._store, file.key)
         earlier_files = self._previewed_files.get(file.key, [])
-        is_unchanged = info is not None and _is_same_file(info.meta, file)
-        if earlier_files:
-            last_file = earlier_files[-1]
-            is_unchanged = (last_file.size, last_file.modified) == (file.size, file.modified)
-        if is_unchanged:
+        if file in earlier_files or (info is not None and _is_same_file(info.meta, file)):
             self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
         transcript = self._reader.read(file, include_copies=False)
@@ -170,31 +185,69 @@ def _update_session(
     *,
     dry_run: bool = False,
 ) -> None:
-    """Add new messages to a session, and hide messages that are no longer visible.
+    """Add new messages to a session, and hide and show messages as in the file.
 
     `earlier_transcripts` are other files of the session, which the same dry run has read.
     """
     info = find_info(store, file.key)
+    old_facts = {} if info is None else as_dict(info.meta.get(META_FIELD))
+    is_newest = _is_newest(file, old_facts)
     stored = _StoredMessages(store, file.key, dry_run=dry_run)
     for earlier_transcript, earlier_file in earlier_transcripts:
+        is_newest = is_newest and _rank(earlier_file) < _rank(file)
         stored.append(stored.find_new_messages(earlier_transcript), earlier_file, [])
-    new_messages = stored.find_new_messages(transcript)
+    new_messages = stored.find_new_messages(transcript, may_be_newer=is_newest)
     changed_ids = {message.identity for message in new_messages if message.identity in stored.seqs}
     stored_count = stored.append(new_messages, file, report.problems)
     report.changed = len(changed_ids)
     report.added = max(0, stored_count - len(changed_ids))
     if dry_run:
         return
-    stored.hide_older_versions()
-    if not stored.has_own_messages:
-        _apply_visibility(store, stored, transcript, "" if info is None else info.summary)
     if stored_count or info is not None:
-        store.set_meta(file.key, **_make_meta(transcript, file, {} if info is None else info.meta))
+        if not is_newest:
+            new_ids = {message.identity for message in new_messages}
+            transcript.messages = [m for m in transcript.messages if m.identity in new_ids]
+        visibility = _Visibility(store, stored, transcript, old_facts)
+        visibility.apply(with_summary=is_newest)
+        facts = {**old_facts, _HIDDEN_FACT: visibility.hidden_spans()}
+        meta = {} if info is None else info.meta
+        store.set_meta(file.key, **_make_meta(transcript, file, meta, facts, is_newest=is_newest))
 
 
 def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
-    facts = as_dict(meta.get(META_FIELD))
-    return facts.get("size") == file.size and facts.get("modified") == file.modified
+    versions = _file_versions(as_dict(meta.get(META_FIELD)))
+    return versions.get(str(file.paths[-1])) == (file.size, file.modified)
+
+
+def _file_versions(facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return size and time of the files from which a session was imported, by path."""
+    recorded = dict(as_dict(facts.get(_OTHER_FILES_FACT)))
+    recorded[as_text(facts.get("path"))] = [facts.get("size"), facts.get("modified")]
+    versions: dict[str, tuple[int, int]] = {}
+    for path, version in recorded.items():
+        match version:
+            case [int(size), int(modified)]:
+                versions[path] = size, modified
+    return versions
+
+
+def _other_files(file: TranscriptFile, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the recorded files of a session that still exist, without `file`."""
+    # `Path.exists` raises for a file in a private folder.
+    versions = _file_versions(facts)
+    versions.pop(str(file.paths[-1]), None)
+    return {path: version for path, version in versions.items() if os.path.exists(path)}  # noqa: PTH110
+
+
+def _rank(file: TranscriptFile) -> tuple[int, int, str]:
+    """Return a value by which the files of a session are ordered; the greatest file decides."""
+    return file.modified, file.size, str(file.paths[-1])
+
+
+def _is_newest(file: TranscriptFile, facts: Mapping[str, Any]) -> bool:
+    """Return whether `file` decides what is visible, among the recorded files of a session."""
+    others = _other_files(file, facts).items()
+    return all((modified, size, path) < _rank(file) for path, (size, modified) in others)
 
 
 def make_snapshot(
@@ -228,7 +281,13 @@ def make_snapshot(
         hidden=spans.from_seqs(seq for seq in hidden_seqs if seq > floor),
         number=1,
         summary=transcript.summary,
-        meta=_make_meta(transcript, file, {}),
+        meta=_make_meta(
+            transcript,
+            file,
+            {},
+            {_HIDDEN_FACT: _recorded(spans.from_seqs(hidden_seqs))},
+            is_newest=True,
+        ),
     )
     return snapshot, messages
 
@@ -243,14 +302,17 @@ class _StoredMessages:
         self.seqs: dict[str, int] = {}
         """Seq of the newest version of each message, by identity."""
         self._digests: dict[str, str] = {}
-        self._older_seqs: set[int] = set()
+        self.older_seqs: set[int] = set()
+        """Seqs of the messages that a newer version replaced."""
         self._last_seq = 0
+        self.all_seqs: set[int] = set()
         self.has_own_messages = False
         """Whether the session was continued in stenolog. Then only older versions are hidden."""
         self._counted_responses: set[str] = set()
         for message in store.get_history(key, full=True):
             body = message.to_dict()
             self._last_seq = message.seq
+            self.all_seqs.add(message.seq)
             identity = identity_of(body)
             if identity is None:
                 self.has_own_messages = True
@@ -262,24 +324,23 @@ class _StoredMessages:
 
     def _record_message(self, identity: str, seq: int, digest: str) -> None:
         if identity in self.seqs:
-            self._older_seqs.add(self.seqs[identity])
+            self.older_seqs.add(self.seqs[identity])
         self.seqs[identity] = seq
         self._digests[identity] = digest
 
-    def find_new_messages(self, transcript: Transcript) -> list[TranscriptMessage]:
-        """Return the messages that are not stored, or stored with another content."""
+    def find_new_messages(
+        self, transcript: Transcript, *, may_be_newer: bool = True
+    ) -> list[TranscriptMessage]:
+        """Return the messages that are not stored, or stored with another content.
+
+        With `may_be_newer=False`, a message with another content is not newer than the stored one.
+        """
         return [
             message
             for message in transcript.messages
-            if self._digests.get(message.identity) != content_digest(message.body)
+            if message.identity not in self.seqs
+            or (may_be_newer and self._digests[message.identity] != content_digest(message.body))
         ]
-
-    def hide_older_versions(self) -> None:
-        """Hide the messages that a newer version replaced."""
-        older_seqs = self._older_seqs & self.visible_seqs
-        for first, last in spans.from_seqs(older_seqs):
-            self._store.hide(self._key, first, last)
-        self.visible_seqs -= older_seqs
 
     def append(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
@@ -298,6 +359,7 @@ class _StoredMessages:
             for (message, body, _), seq in zip(batch, seqs, strict=True):
                 self._record_message(message.identity, seq, content_digest(body))
                 self.visible_seqs.add(seq)
+                self.all_seqs.add(seq)
             self._last_seq = max(seqs)
             stored_count += len(batch)
         return stored_count
@@ -346,32 +408,134 @@ def content_digest(body: Mapping[str, Any]) -> str:
     return digest_of_json(content)
 
 
-def _apply_visibility(
-    store: Store, stored: _StoredMessages, transcript: Transcript, summary: str
-) -> None:
-    """Hide messages that the program's model no longer sees, and store the program's summary."""
-    seqs, visible_seqs = stored.seqs, stored.visible_seqs
-    hidden_ids = (message.identity for message in transcript.messages if message.hidden)
-    seqs_to_hide = {seqs[identity] for identity in hidden_ids if identity in seqs} & visible_seqs
-    if transcript.summary and transcript.summary != summary:
-        seq_after_visible = max(visible_seqs, default=0) + 1
-        first_visible = min(visible_seqs - seqs_to_hide, default=seq_after_visible)
-        if first_visible > 1:
-            store.checkpoint(transcript.key, summary=transcript.summary, upto=first_visible - 1)
-            seqs_to_hide = {seq for seq in seqs_to_hide if seq >= first_visible}
-        else:
-            store.set_summary(transcript.key, transcript.summary)
-    for first, last in spans.from_seqs(seqs_to_hide):
-        store.hide(transcript.key, first, last)
+class _Visibility:
+    """What an import has to hide and to show, after it added the new messages.
+
+    A session that was continued in stenolog keeps its visible messages and its summary, except for
+    older versions of messages.
+    """
+
+    def __init__(
+        self, store: Store, stored: _StoredMessages, transcript: Transcript, facts: dict[str, Any]
+    ) -> None:
+        self._store = store
+        self._info = store.info(transcript.key)
+        self._summary = transcript.summary
+        self._facts = facts
+        self._continues_source = not stored.has_own_messages
+        self._visible = stored.visible_seqs
+        recorded_seqs = _seqs_in(facts.get(_HIDDEN_FACT), self._info.last_seq)
+        self._hidden_by_import = recorded_seqs - self._visible
+        self._hidden_by_user = stored.all_seqs - self._visible - self._hidden_by_import
+        is_hidden = {
+            stored.seqs[message.identity]: message.hidden
+            for message in transcript.messages
+            if message.identity in stored.seqs and self._continues_source
+        }
+        self._to_hide = {seq for seq, hidden in is_hidden.items() if hidden} | stored.older_seqs
+        self._to_hide &= self._visible
+        shown_by_source = {seq for seq, hidden in is_hidden.items() if not hidden}
+        covered = self._covered_by_user()
+        self._to_show = {
+            seq
+            for seq in shown_by_source & self._hidden_by_import
+            if not spans.contains(covered, seq)
+        }
+
+    def _covered_by_user(self) -> list[Span]:
+        """Return the spans that the user hid, with the messages in between that were hidden before.
+
+        A truncate or a checkpoint covers all messages up to the floor.
+        """
+        covered: list[Span] = []
+        for first, last in spans.minus([(1, self._info.last_seq)], self._info.visible_spans):
+            seqs = self._hidden_by_user.intersection(range(first, last + 1))
+            if seqs:
+                covered.append((1, last) if first == 1 else (min(seqs), max(seqs)))
+        return covered
+
+    def apply(self, *, with_summary: bool) -> None:
+        """Hide and show the messages, and store the program's summary if it has changed."""
+        key = self._info.key
+        if self._to_hide:
+            # Recorded first. If the import is killed, the next one knows that not the user hid
+            # these messages.
+            facts = {**self._facts, _HIDDEN_FACT: self.hidden_spans()}
+            self._store.set_meta(key, **{META_FIELD: facts})
+        for first, last in spans.from_seqs(self._to_show):
+            self._store.show(key, first, last)
+        if with_summary and self._continues_source:
+            self._store_summary()
+        for first, last in spans.from_seqs(self._to_hide):
+            self._store.hide(key, first, last)
+
+    def _store_summary(self) -> None:
+        """Store the program's summary, unless the user replaced exactly this summary."""
+        if _digest_of_summary(self._summary) == self._facts.get(_SUMMARY_FACT, ""):
+            return
+        visible = (self._visible | self._to_show) - self._to_hide
+        upto = min(visible, default=self._info.last_seq + 1) - 1
+        if self._summary:
+            # One step, so that the summary never stands beside the messages that it describes.
+            self._store.checkpoint(self._info.key, summary=self._summary, upto=upto)
+        elif _digest_of_summary(self._info.summary) == self._facts.get(_SUMMARY_FACT):
+            self._store.set_summary(self._info.key, "")
+
+    def hidden_spans(self) -> list[Span]:
+        """Return the spans of the messages that are hidden by imports after `apply`."""
+        return _recorded(spans.from_seqs((self._hidden_by_import | self._to_hide) - self._to_show))
 
 
-def _make_meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
+def _seqs_in(recorded: Any, last_seq: int) -> set[int]:
+    """Return the seqs in spans that were read from meta, which any client may write."""
+    found: set[int] = set()
+    for span in list_or_empty(recorded):
+        match span:
+            case [int(first), int(last)]:
+                found.update(range(max(first, 1), min(last, last_seq) + 1))
+    return found
+
+
+def _recorded(hidden_spans: list[Span]) -> list[Span]:
+    """Return the spans that are recorded. What is not recorded is not shown again."""
+    return hidden_spans[-MAX_RECORDED_SPANS:]
+
+
+def _digest_of_summary(summary: str) -> str:
+    return digest_of_json(summary)[:16] if summary else ""
+
+
+def _newest(versions: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Return the versions of the files that were changed last."""
+    by_time = sorted(versions, key=lambda path: versions[path][::-1])
+    return {path: versions[path] for path in by_time[-MAX_OTHER_FILES:]}
+
+
+def _make_meta(
+    transcript: Transcript,
+    file: TranscriptFile,
+    meta: Mapping[str, Any],
+    old_facts: Mapping[str, Any],
+    *,
+    is_newest: bool,
+) -> dict[str, Any]:
     """Return the meta fields of the session. A title that the user gave in stenolog stays."""
-    old_facts = as_dict(meta.get(META_FIELD))
+    others = _other_files(file, old_facts)
+    if not is_newest:
+        others = {path: v for path, v in others.items() if path != old_facts.get("path")}
+        others[str(file.paths[-1])] = file.size, file.modified
+        return {META_FIELD: non_empty({**old_facts, _OTHER_FILES_FACT: _newest(others)})}
     facts = {**transcript.facts, "size": file.size, "modified": file.modified}
+    facts |= non_empty(
+        {
+            _HIDDEN_FACT: old_facts.get(_HIDDEN_FACT),
+            _SUMMARY_FACT: _digest_of_summary(transcript.summary),
+            _OTHER_FILES_FACT: _newest(others),
+        }
+    )
     fields: dict[str, Any] = {}
     if transcript.title:
         facts["title"] = transcript.title
-        if meta.get("title") in (None, "", old_facts.get("title")):
+        if meta.get("title") in (None, "", as_dict(meta.get(META_FIELD)).get("title")):
             fields["title"] = transcript.title
     return {**fields, META_FIELD: facts}

@@ -233,7 +233,7 @@ def test_an_import_that_was_killed_before_it_hid_an_older_version(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(transcript_import._StoredMessages, "hide_older_versions", killed)
+        patched.setattr(type(store), "hide", killed)
         with pytest.raises(KeyboardInterrupt):
             run(ClaudeAI(), path, store)
     run(ClaudeAI(), path, store)
