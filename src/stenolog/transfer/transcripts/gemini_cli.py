@@ -73,7 +73,7 @@ class GeminiCLI(TranscriptReader):
             if drafts := messages_of(record, known_call_ids):
                 # The model does not see messages of the program itself.
                 is_visible = log.is_visible(message_id) and drafts[0][0]["role"] != "system"
-                at = record.get("timestamp")
+                at = log.times[message_id]
                 transcript.add_record(message_id, drafts, record, at=at, hidden=not is_visible)
         summary = as_text(log.facts.get("summary"))
         transcript.finish(summary or None, folders=_read_project_folders(path))
@@ -107,6 +107,8 @@ class _ChangeLog:
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
         self.records: dict[str, dict[str, Any]] = {}
+        self.times: dict[str, Any] = {}
+        """Time of the first record of each message. A copy may have a later time."""
         self.current_ids: dict[str, None] = {}
         self._ids_before_resume: dict[str, None] = {}
         """Ids of the messages before a resume; empty after the next message or `$rewindTo`."""
@@ -140,6 +142,7 @@ class _ChangeLog:
         if not isinstance(message_id, str):
             return
         self.current_ids[message_id] = None
+        self.times.setdefault(message_id, record.get("timestamp"))
         known_count = _count_droppable_fields(self.records.get(message_id, {}))
         if _count_droppable_fields(record) >= known_count:
             self.records[message_id] = record

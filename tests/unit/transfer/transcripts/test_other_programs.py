@@ -36,6 +36,13 @@ def test_gemini_cli_keeps_the_richest_version_of_each_message() -> None:
     ]
 
 
+def test_gemini_cli_messages_have_the_time_of_their_first_record() -> None:
+    (transcript,) = read("gemini-cli", SAMPLES / "gemini-cli").values()
+    times = [message.at for message in transcript.messages if message.at is not None]
+    assert times == sorted(times)
+    assert len(times) == len(transcript.messages)
+
+
 def test_gemini_cli_messages_that_were_rewound_are_hidden(tmp_path: Path) -> None:
     (path,) = (SAMPLES / "gemini-cli").rglob("session-*.jsonl")
     copy = tmp_path / path.name
