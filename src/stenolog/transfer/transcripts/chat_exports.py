@@ -61,6 +61,8 @@ _PICTURE_STARTS: Final = {
     "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
 }
 """Pattern of the first bytes of a picture, by its type."""
+_RECORDING_TYPES: Final = ("audio_asset_pointer", "real_time_user_audio_video_asset_pointer")
+"""Types of the parts of a ChatGPT message that refer to recorded speech."""
 
 
 class ExportReader(TranscriptReader):
@@ -312,7 +314,7 @@ def _convert_node(
         body = {"role": "system", "content": "\n\n".join(filter(None, texts))}
     elif content_type == "multimodal_text":
         parts = list_or_empty(content.get("parts"))
-        body["content"] = [_convert_part(part, find_picture) for part in parts]
+        body["content"] = [_convert_part(part, find_picture) for part in _without_recordings(parts)]
     else:
         body["content"] = _text_of_content(content)
     if role == "tool":
@@ -337,6 +339,14 @@ def _text_of_content(content: Mapping[str, Any]) -> str:
     return "\n".join(parts) if all(isinstance(part, str) for part in parts) else ""
 
 
+def _without_recordings(parts: Sequence[Any]) -> list[Any]:
+    """Return the parts without recordings of speech, if its text is among the parts."""
+    types = [as_text(as_dict(part).get("content_type")) for part in parts]
+    if "audio_transcription" not in types:
+        return list(parts)
+    return [p for p, type_ in zip(parts, types, strict=True) if type_ not in _RECORDING_TYPES]
+
+
 def _convert_part(part: Any, find_picture: Callable[[str], str]) -> dict[str, Any]:
     """Return a part in the chat format."""
     if isinstance(part, str):
@@ -344,6 +354,8 @@ def _convert_part(part: Any, find_picture: Callable[[str], str]) -> dict[str, An
     fields = as_dict(part)
     if fields.get("content_type") == "audio_transcription":
         return text_part(as_text(fields.get("text")))
+    if fields.get("content_type") in _RECORDING_TYPES:
+        return text_part("[recording]")
     pointer = as_text(fields.get("asset_pointer"))
     if url := find_picture(pointer):
         return image_part(url)
@@ -527,9 +539,18 @@ class OpenWebUI(ExportReader):
         )
 
 
+def _webui_error(error: Any) -> str:
+    """Return the text of the error with which an answer ended; empty if there is none."""
+    fields = as_dict(error)
+    text = error if isinstance(error, str) else fields.get("content", fields.get("message"))
+    return f"Error: {text}" if isinstance(text, str) and text else ""
+
+
 def _convert_webui_message(message_id: str, record: dict[str, Any]) -> Draft:
     role = as_text(record.get("role")) or "user"
     content: Any = record.get("content")
+    if isinstance(content, str) and (error := _webui_error(record.get("error"))):
+        content = "\n\n".join(filter(None, (content, error)))
     files = [as_dict(file) for file in list_or_empty(record.get("files"))]
     urls = [file.get("url") for file in files if file.get("type") == "image"]
     if pictures := [image_part(url) for url in urls if isinstance(url, str)]:

@@ -169,3 +169,34 @@ def test_export_with_a_damaged_picture_is_read(tmp_path: Path) -> None:
         archive.write(picture, picture.name)
     file.write_bytes(file.read_bytes().replace(b"IEND", b"IEN_"))
     assert outline(read(file)[BOAT])[0] == "+ user text text"
+
+
+@pytest.mark.parametrize(
+    "error", ["model not found", {"content": "model not found"}, {"message": "model not found"}]
+)
+@pytest.mark.parametrize("content", ["", "The first half"])
+def test_open_webui_errors_are_in_the_answer(tmp_path: Path, error: object, content: str) -> None:
+    message = {"id": "a", "role": "assistant", "content": content, "error": error}
+    chat = {"history": {"messages": {"a": message}, "currentId": "a"}}
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps([{"id": "c", "title": "t", "chat": chat}]))
+    (transcript,) = read(path, OpenWebUI()).values()
+    (answer,) = transcript.messages
+    assert answer.body["content"].endswith("Error: model not found")
+    assert answer.body["content"].startswith(content)
+    assert answer.body["stenolog"]["failed"] is True
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_recordings_of_speech_are_not_in_the_title(tmp_path: Path, *, has_text: bool) -> None:
+    recording = {"content_type": "real_time_user_audio_video_asset_pointer", "frames": []}
+    transcription = {"content_type": "audio_transcription", "text": "Can you hear me?"}
+    parts = [transcription, recording] if has_text else [recording]
+    content = {"content_type": "multimodal_text", "parts": parts}
+    node = {"id": "n", "message": {"author": {"role": "user"}, "content": content}}
+    chat = {"id": "c", "mapping": {"n": node}, "current_node": "n"}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([chat]))
+    (transcript,) = read(path).values()
+    assert transcript.title == ("Can you hear me?" if has_text else "[recording]")
+    assert rebuild_records(ChatGPT(), path) == [node]
