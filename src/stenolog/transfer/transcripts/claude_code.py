@@ -17,11 +17,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct, field
 
 from stenolog.catalog.message_metadata import without_usage
+from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.program_messages import Kind
 from stenolog.transfer.transcripts.transcript import (
+    MAX_RECORD_BYTES,
     Draft,
     Transcript,
     TranscriptFile,
@@ -63,8 +66,12 @@ REFRESH_SECONDS: Final = 1.0
 """Seconds for which the index of a project is used before the project's files are read again."""
 MAX_PROJECTS: Final = 8
 """Maximum number of project indexes in memory. The least recently used index is dropped."""
+_USAGE: Final = "usage"
+"""Type of a record that has only the token counts of a response."""
 _UUID_FIELD: Final = re.compile(rb'"uuid":"([0-9a-f-]{36})"')
 _TIME_FIELD: Final = re.compile(rb'"timestamp":"([^"]+)"')
+_HEAD_BYTES: Final = 4096
+"""Number of bytes at the start of a file that name the field of a web session's records."""
 _COMMAND_TEXT: Final = re.compile(r"\s*<(command-|local-command-std|bash-)")
 _INJECTED_TEXT: Final = re.compile(
     r"\s*<(system-reminder|local-command-caveat|ide_|new-diagnostics|user-prompt-submit-hook)"
@@ -89,7 +96,7 @@ class ClaudeCode(TranscriptReader):
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield sessions and subagents below a folder, or the session in one file."""
-        for file in [path] if path.is_file() else find_files_below(path, "*.jsonl"):
+        for file in [path] if path.is_file() else _find_session_files(path):
             is_transcript = file.name != "history.jsonl" and "workflows" not in file.parts
             if is_transcript or file == path:
                 # Session ids are globally unique, so the project is not part of the key.
@@ -103,15 +110,15 @@ class ClaudeCode(TranscriptReader):
         path = file.paths[0]
         tree = _RecordTree(is_subagent=path.parent.name == "subagents")
         # A large file is parsed twice, because its records would need too much memory.
-        records = list(read_json_lines(path)) if file.size <= MAX_KEPT_BYTES else None
-        for line, record in records or read_json_lines(path):
+        records = list(_read_records(path)) if file.size <= MAX_KEPT_BYTES else None
+        for line, record in records or _read_records(path):
             tree.add(record, line)
         tree.finish()
         builder = _SessionBuilder(transcript, tree)
-        for line, record in records or read_json_lines(path):
+        for line, record in records or _read_records(path):
             builder.add(record, line)
         builder.finish(path)
-        if path.parent.name != "subagents":
+        if path.parent.name != "subagents" and path.suffix == ".jsonl":
             with self._lock:
                 self._mark_copies(transcript, path)
 
@@ -128,6 +135,36 @@ class ClaudeCode(TranscriptReader):
                 transcript.facts["forked_from"] = session_key(PROGRAM, Path(str(owner)).stem)
                 transcript.facts["forked_after"] = message.identity
                 message.body = without_usage(message.body, copied=True)
+
+
+def _find_session_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of Claude Code below a folder, and the sessions of Claude Code on the web."""
+    for file in find_files_below(folder, "*.json*"):
+        if file.suffix == ".jsonl" or (file.suffix == ".json" and is_web_session(file)):
+            yield file
+
+
+def is_web_session(path: Path) -> bool:
+    """Return whether a JSON file has a session of Claude Code on the web. Raises OSError."""
+    with open_transcript(path) as file:
+        return b'"loglines"' in file.read(_HEAD_BYTES)
+
+
+def _read_records(path: Path) -> Iterator[tuple[bytes, Any]]:
+    """Yield the records of a session, each with its JSON. Raises OSError, NotASession."""
+    if path.suffix != ".json":
+        yield from read_json_lines(path)
+        return
+    # Claude Code on the web gives one object with all records in `loglines`.
+    with open_transcript(path) as file:
+        content = file.read(MAX_RECORD_BYTES + 1)
+    if len(content) > MAX_RECORD_BYTES:
+        raise OSError(f"the file has more than {MAX_RECORD_BYTES:,} bytes")
+    records = as_dict(parse_json(content)).get("loglines")
+    if not isinstance(records, list):
+        raise NotASession("it is not a session of Claude Code")
+    for record in records:
+        yield msgspec.json.encode(record), record
 
 
 class _IndexedFile(Struct):
@@ -328,17 +365,20 @@ class _SessionBuilder:
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
         if not isinstance(record, dict):
-            self._transcript.add_problem(f"a line is not a JSON object: {line[:40]!r}")
+            self._transcript.add_unreadable_line(line)
             return
         self._collect_facts(record)
         record_type = _record_type(record)
+        uuid = as_text(record.get("uuid"))
+        if not uuid and isinstance(record.get("message"), dict):
+            uuid = digest_identity(record)
         message_id = as_text(as_dict(record.get("message")).get("id"))
-        gets_usage = self._tree.usage_owners.get(message_id) == record.get("uuid")
+        gets_usage = bool(uuid) and self._tree.usage_owners.get(message_id) == uuid
         drafts = messages_of(record, record_type, gets_usage=gets_usage)
         if not drafts:
             self._transcript.count_left_out(record_type, len(line))
             return
-        uuid = as_text(record.get("uuid")) or digest_identity(record)
+        uuid = uuid or digest_identity(record)
         if uuid in self._seen_records:
             return
         self._seen_records.add(uuid)
@@ -350,6 +390,8 @@ class _SessionBuilder:
 
     def finish(self, path: Path) -> None:
         """Set title and facts of the session."""
+        if not self._transcript.messages and _USAGE in self._transcript.left_out:
+            self._transcript.problems.append("it has only token counts, and no messages")
         title = _read_json_object(path, path.stem, "custom-title.json").get("customTitle")
         subagent_fields = _read_json_object(path, f"{path.stem}.meta.json")
         parent = {}
@@ -536,7 +578,9 @@ def _record_type(record: Mapping[str, Any]) -> str:
     """Return the type of a record, with the subtype of attachments and system records."""
     record_type = as_text(record.get("type"))
     if not record_type and isinstance(record.get("message"), dict):
-        # Records of usage trackers have no type.
+        # Records of usage trackers have no type, and often no content.
+        if record["message"].get("content") is None:
+            return _USAGE
         record_type = as_text(record["message"].get("role")) or "assistant"
     if record_type == "attachment":
         return f"attachment:{as_text(as_dict(record.get('attachment')).get('type'))}"

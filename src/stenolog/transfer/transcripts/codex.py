@@ -154,7 +154,9 @@ def _read_copies(
     with suppress(OSError, *SHAPE_ERRORS):
         while fork_base is not None and (path := first_files.get(fork_base[0])) is not None:
             if path in read_paths or len(parts) == MAX_FORK_DEPTH:  # guard: codex-fork-ring
-                transcript.add_problem("copied messages are left out: too many forks, or a ring")
+                transcript.problems.append(
+                    "copied messages are left out: too many forks, or a ring"
+                )
                 break
             read_paths.add(path)
             parent = Transcript(program=PROGRAM, key=transcript.key)
@@ -243,7 +245,7 @@ class _ThreadBuilder:
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
         if not isinstance(record, dict):
-            self._transcript.add_problem(f"a line is not a JSON object: {line[:40]!r}")
+            self._transcript.add_unreadable_line(line)
             return
         payload = as_dict(record.get("payload"))
         match record.get("type"):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts import sqlite_file
 from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI, OpenWebUI
-from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.claude_code import ClaudeCode, is_web_session
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
 from stenolog.transfer.transcripts.llm_logs import LLMLogs
@@ -54,6 +54,8 @@ def detect_program(path: Path) -> str | None:
         return "codex"
     if sqlite_file.is_sqlite_file(path):
         return _detect_in_database(path)
+    if path.suffix == ".json" and is_web_session(path):
+        return "claude-code"
     if zipfile.is_zipfile(path) or path.suffix == ".json":
         return _detect_in_export(path)
     return _detect_in_lines(path)
@@ -73,7 +75,7 @@ def _detect_in_folder(folder: Path) -> str | None:
             if _detect_in_lines(file) == "claude-code":
                 return "claude-code"
     for file in itertools.islice(filter(os.path.isfile, sorted(folder.glob("*.json"))), MAX_TRIES):
-        if (program := _detect_in_export(file)) is not None:
+        if (program := detect_program(file)) is not None:
             return program
     return None
 

@@ -28,8 +28,6 @@ from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.program_messages import KIND, Kind, kind_of, program_line
 
 MAX_TITLE_CHARS: Final = 80
-MAX_PROBLEMS: Final = 20
-"""Maximum number of problems of one transcript that are reported individually."""
 _REFERENCE_KEY: Final = "$text"
 """In a stored record, an object with only this key refers to a value of the messages."""
 _MIN_REF_CHARS: Final = 40
@@ -99,6 +97,9 @@ class Transcript(Struct, kw_only=True):
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of bytes of each kind of record that is not imported."""
     problems: list[str] = field(default_factory=list)
+    unreadable_count: int = 0
+    """Number of lines that are no JSON objects."""
+    first_unreadable: bytes = b""
 
     def add(
         self,
@@ -148,6 +149,13 @@ class Transcript(Struct, kw_only=True):
         The default title is the first prompt, or else a message of the program in one line.
         """
         model_names = (message.body[FIELD].get("model") for message in self.messages)
+        if self.unreadable_count:
+            are = (
+                "lines are not JSON objects; the first is"
+                if self.unreadable_count > 1
+                else ("line is not a JSON object:")
+            )
+            self.problems.append(f"{self.unreadable_count:,} {are} {self.first_unreadable!r}")
         models = list(dict.fromkeys(filter(None, model_names)))
         default = self.first_prompt() or self._first_program_line() if title is None else title
         self.title = one_line(default)
@@ -169,12 +177,10 @@ class Transcript(Struct, kw_only=True):
         """Add the size of a record that is not imported to the bytes of its kind."""
         self.left_out[kind] = self.left_out.get(kind, 0) + size
 
-    def add_problem(self, text: str) -> None:
-        """Add a sentence about content that could not be read."""
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(text)
-        elif len(self.problems) == MAX_PROBLEMS:
-            self.problems.append("and more problems of the same transcript")
+    def add_unreadable_line(self, line: bytes) -> None:
+        """Count a line that is no JSON object. All of them are one problem."""
+        self.unreadable_count += 1
+        self.first_unreadable = self.first_unreadable or line[:40]
 
 
 # --- readers -------------------------------------------------------------------------------------

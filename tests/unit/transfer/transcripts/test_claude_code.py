@@ -2,14 +2,17 @@
 
 import json
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stenolog.stores.json_file import NotASession
 from stenolog.transfer.read_only_stores import TranscriptStore
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.program_messages import program_line
+from stenolog.transfer.transcripts.programs import detect_program
 from stenolog.transfer.transcripts.transcript import Transcript
 from support.transcripts import SAMPLES, outline, rebuild_records
 
@@ -32,7 +35,8 @@ def test_each_record_can_be_rebuilt_from_its_messages(path: Path) -> None:
             records.append(json.loads(line))
     rebuilt = rebuild_records(ClaudeCode(), path)
     assert all(record in records for record in rebuilt)
-    assert rebuilt or path.name == "history.jsonl"
+    # history.jsonl has only prompts, and the file of ccusage only token counts.
+    assert rebuilt or path.name in ("history.jsonl", "chat.jsonl")
 
 
 def test_transcript_with_parallel_calls_resume_and_compaction_is_read() -> None:
@@ -204,3 +208,61 @@ def test_working_directory_branch_model_and_version_are_read() -> None:
 def test_copies_of_prompts_are_left_out_and_counted() -> None:
     transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
     assert transcript.left_out["attachment:prompt_snapshot"] == 16467
+
+
+def test_a_file_with_only_token_counts_has_no_messages() -> None:
+    (path,) = (CLAUDE_CODE / "ccusage").rglob("*.jsonl")
+    transcript = read(path)
+    assert transcript.messages == []
+    assert transcript.problems == ["it has only token counts, and no messages"]
+
+
+def test_lines_that_are_not_json_are_one_problem(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("one\n" + "two\n" * 1234)
+    assert read(path).problems == ["1,235 lines are not JSON objects; the first is b'one\\n'"]
+    path.write_text("one\n")
+    assert read(path).problems == ["1 line is not a JSON object: b'one\\n'"]
+
+
+def web_session(path: Path) -> Path:
+    usage = {"input_tokens": 5, "output_tokens": 7}
+    call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "tides.md"}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "List the files"},
+        {"role": "assistant", "id": "m1", "model": "x", "content": [call], "usage": usage},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "id": "m2", "model": "x", "content": [{"type": "text", "text": "1"}]},
+    ]
+    records = [
+        {"type": m["role"], "timestamp": f"2026-01-01T10:00:0{n}.000Z", "message": m}
+        for n, m in enumerate(messages)
+    ]
+    path.write_text(json.dumps({"loglines": records}, indent=2), encoding="utf-8")
+    return path
+
+
+def test_a_session_of_claude_code_on_the_web_is_read(tmp_path: Path) -> None:
+    path = web_session(tmp_path / "session_01.json")
+    (tmp_path / "other.json").write_text("{}")
+    assert detect_program(path) == detect_program(tmp_path) == "claude-code"
+    (file,) = ClaudeCode().find(tmp_path)
+    assert file.key == "claude-code:session_01"
+    transcript = read(path)
+    assert transcript.title == "List the files"
+    assert outline(transcript) == [
+        "+ user List the files",
+        "+ assistant Bash() [7]",
+        "+ tool tides.md",
+        "+ assistant 1",
+    ]
+    assert transcript.messages[0].at == datetime(2026, 1, 1, 10, tzinfo=UTC)
+
+
+def test_another_json_file_is_not_a_session(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"messages": ["loglines"]}')
+    with pytest.raises(NotASession, match="not a session of Claude Code"):
+        read(path)
+    assert detect_program(path) is None
