@@ -114,6 +114,13 @@ def test_importing_stenolog_loads_only_the_standard_library_and_msgspec() -> Non
     assert loaded - sys.stdlib_module_names - {"stenolog", "msgspec"} == set()
 
 
+def test_origin_names_every_package_that_pip_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = {re.split(r"[><=]", text)[0] for text in project["dependencies"]}
+    [row] = re.findall(r".*`pip install` also installs.*", (ROOT / "docs/origin.md").read_text())
+    assert [name for name in sorted(packages) if name not in row] == []
+
+
 def test_every_guard_fits_the_code() -> None:
     assert guards.problems(guards.read_table(guards.TABLE)) == []
 
