@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from stenolog.catalog.message_metadata import is_copied
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptReader,
@@ -42,7 +43,9 @@ def rebuild_records(
     rebuilt = []
     for file in reader.find(path):
         groups: dict[str, list[dict[str, Any]]] = {}
-        for one in reader.read(file, include_copies=include_copies).messages:
+        for one in reader.read(file).messages:
+            if not include_copies and is_copied(one.body):
+                continue
             groups.setdefault(one.identity.partition(separator)[0], []).append(one.body)
         rebuilt += [restore_record(messages, reader.program) for messages in groups.values()]
     return rebuilt

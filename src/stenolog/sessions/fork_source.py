@@ -22,12 +22,9 @@ class ForkSource(Struct, frozen=True, kw_only=True):
     key: str
     seq: int
     """Seq of the last copied message in the source session; 0 if unknown."""
-    has_copies: bool
-    """Whether the fork has copies of the messages. Imported forks of other programs have none."""
 
     def __str__(self) -> str:
-        verb = "forked from" if self.has_copies else "continues"
-        return f"{verb} {self.key} at message {self.seq}" if self.seq else f"{verb} {self.key}"
+        return f"forked from {self.key}" + (f" at message {self.seq}" if self.seq else "")
 
 
 def fork_source(info: SessionInfo) -> ForkSource | None:
@@ -35,7 +32,7 @@ def fork_source(info: SessionInfo) -> ForkSource | None:
     source = info.forked_from or source_from(info.meta)
     if not source:
         return None
-    return ForkSource(key=source, seq=fork_seq_of(info), has_copies=info.forked_from is not None)
+    return ForkSource(key=source, seq=fork_seq_of(info))
 
 
 def find_fork_source(store: Store, info: SessionInfo) -> ForkSource | None:
@@ -55,4 +52,4 @@ def find_fork_source(store: Store, info: SessionInfo) -> ForkSource | None:
             candidates = (m for m in messages if encoded_id in m.to_json())
             seqs = (m.seq for m in candidates if identity_of(m.to_dict()) == identity)
             seq = max(seqs, default=0)
-    return ForkSource(key=source.key, seq=seq, has_copies=source.has_copies)
+    return ForkSource(key=source.key, seq=seq)

@@ -337,11 +337,11 @@ def test_show_names_the_source_of_an_imported_fork(
             return in_terminal("show", fork, "--no-pager", NO_COLOR="1")[1].splitlines()[0]
         return steno("show", fork).stdout.splitlines()[0]
 
-    assert first_line() == f"continues {source} at message 28"
+    assert first_line() == f"forked from {source} at message 28"
     assert "continues" not in steno("show", f"{fork}:1").stdout
     # Without its source, the number is unknown.
     assert steno("delete", source, "--yes").exit_code == 0
-    assert first_line() == f"continues {source}"
+    assert first_line() == f"forked from {source}"
 
 
 def test_show_names_the_source_of_a_fork(steno: Steno) -> None:
@@ -356,4 +356,4 @@ def test_name_of_the_source_cannot_control_the_terminal(steno: Steno) -> None:
         store.set_meta("k", transcript={"forked_from": "a\x1b[2J\nb", "forked_after": "id"})
     shown = steno("show", "k").stdout
     assert "\x1b" not in shown
-    assert shown.startswith("continues a\\x1b[2J\\nb\n\n[1] user")
+    assert shown.startswith("forked from a\\x1b[2J\\nb\n\n[1] user")

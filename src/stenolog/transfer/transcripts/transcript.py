@@ -161,6 +161,10 @@ class Transcript(Struct, kw_only=True):
         self.title = one_line(default)
         self.facts |= non_empty({"program": self.program, "models": models, **facts})
 
+    def has_own_messages(self) -> bool:
+        """Return whether a message was not copied from another session."""
+        return any(not is_copied(message.body) for message in self.messages)
+
     def first_prompt(self) -> str:
         """Return the text of the first message that the user wrote."""
         bodies = (message.body for message in self.messages)
@@ -202,13 +206,12 @@ class TranscriptReader(ABC):
         Raises OSError, NotASession.
         """
 
-    def read(self, file: TranscriptFile, *, include_copies: bool = True) -> Transcript:
+    def read(self, file: TranscriptFile) -> Transcript:
         """Read a transcript. Raises OSError, NotASession.
 
         Messages that the program copied from another session, for example for a fork, are marked as
         copies. The usage of a copy counts for the other session, which `forked_from` names.
-        `forked_after` is the identity of the last copied message. `include_copies=False` leaves
-        copies out.
+        `forked_after` is the identity of the last copied message.
         """
         transcript = Transcript(program=self.program, key=file.key)
         transcript.facts["path"] = printable_path(file.paths[-1])
@@ -220,9 +223,6 @@ class TranscriptReader(ABC):
             # A file may have any JSON. A malformed file must not end the import of other files.
             reason = f"it has data of an unknown shape ({type(error).__name__}: {error})"
             raise NotASession(reason) from error
-        if not include_copies:
-            messages = transcript.messages
-            transcript.messages = [message for message in messages if not is_copied(message.body)]
         return transcript
 
     @abstractmethod

@@ -19,7 +19,13 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct, field
 
-from stenolog.catalog.message_metadata import identity_of, response_of, usage_of, without_usage
+from stenolog.catalog.message_metadata import (
+    identity_of,
+    is_copied,
+    response_of,
+    usage_of,
+    without_usage,
+)
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage, SessionExists
 from stenolog.records import Message, Span, timestamp
@@ -123,7 +129,7 @@ class TranscriptImport:
         if file in earlier_files or (info is not None and _is_same_file(info.meta, file)):
             self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
-        transcript = self._reader.read(file, include_copies=False)
+        transcript = self._read(file)
         report = TranscriptReport(
             key=file.key,
             messages=len(transcript.messages),
@@ -131,7 +137,7 @@ class TranscriptImport:
             problems=transcript.problems,
         )
         if self._dry_run:
-            earlier = [(self._reader.read(f, include_copies=False), f) for f in earlier_files]
+            earlier = [(self._read(f), f) for f in earlier_files]
             _update_session(self._store, transcript, file, report, earlier, dry_run=True)
             if transcript.messages or info is not None:
                 self._previewed_files[file.key] = [*earlier_files, file]
@@ -145,6 +151,13 @@ class TranscriptImport:
         elif transcript.messages:
             _update_session(self._store, transcript, file, report)
         self.reports.append(report)
+
+    def _read(self, file: TranscriptFile) -> Transcript:
+        """Read a transcript. A fork without messages of its own is empty."""
+        transcript = self._reader.read(file)
+        if not transcript.has_own_messages():
+            transcript.messages.clear()
+        return transcript
 
     def _add_to_batch(
         self, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
@@ -334,13 +347,18 @@ class _StoredMessages:
         """Return the messages that are not stored, or stored with another content.
 
         With `may_be_newer=False`, a message with another content is not newer than the stored one.
+        Messages that a fork copied precede its own, so they are added only to an empty session.
         """
-        return [
-            message
-            for message in transcript.messages
-            if message.identity not in self.seqs
-            or (may_be_newer and self._digests[message.identity] != content_digest(message.body))
-        ]
+        new_messages: list[TranscriptMessage] = []
+        for message in transcript.messages:
+            digest = self._digests.get(message.identity)
+            if digest is None:
+                is_new = not (self.seqs and is_copied(message.body))
+            else:
+                is_new = may_be_newer and digest != content_digest(message.body)
+            if is_new:
+                new_messages.append(message)
+        return new_messages
 
     def append(
         self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stenolog.catalog.message_metadata import is_copied
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.read_only_stores import TranscriptStore
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
@@ -21,10 +22,10 @@ PROJECT = CLAUDE_CODE / "projects" / "-home-ada-harbour"
 FILES = sorted(CLAUDE_CODE.rglob("*.jsonl"))
 
 
-def read(path: Path, **options: Any) -> Transcript:
+def read(path: Path) -> Transcript:
     reader = ClaudeCode()
     (file,) = reader.find(path)
-    return reader.read(file, **options)
+    return reader.read(file)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[:12])
@@ -168,17 +169,18 @@ def test_copied_record_without_a_time_stays_in_one_session(tmp_path: Path) -> No
     texts = [
         message.body["content"]
         for path in (older, fork)
-        for message in read(path, include_copies=False).messages
+        for message in read(path).messages
+        if not is_copied(message.body)
     ]
     assert texts == ["first", "second", "in the fork"]
 
 
-def test_messages_copied_by_a_fork_stay_in_their_session() -> None:
+def test_messages_copied_by_a_fork_are_marked() -> None:
     path = PROJECT / "9e1eb1be-32e7-4220-a0bf-a63df7f38f75.jsonl"
-    assert len(read(path).messages) == 11
-    fork = read(path, include_copies=False)
+    fork = read(path)
+    assert [is_copied(message.body) for message in fork.messages] == [True] * 9 + [False] * 2
     assert fork.facts["forked_from"] == "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
-    assert outline(fork) == [
+    assert outline(fork)[9:] == [
         "+ user What did we do, in the fork?",
         "+ assistant We added a tide table to pag [35]",
     ]

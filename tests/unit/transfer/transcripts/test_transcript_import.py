@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stenolog.catalog.message_metadata import is_copied
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
 from stenolog.stores.open_store import open_store
@@ -138,11 +139,62 @@ def test_an_import_that_was_killed_is_continued(
     assert len(bodies(store, KEY, full=False)) == 7
 
 
-def test_forked_messages_are_stored_once(store: Store) -> None:
-    run(ClaudeCode(), SAMPLES / "claude-code" / "projects", store)
-    fork = store.info("claude-code:9e1eb1be-32e7-4220-a0bf-a63df7f38f75")
-    assert fork.meta["transcript"]["forked_from"] == KEY
+@pytest.mark.parametrize(
+    ("reader", "place", "fork", "source", "texts"),
+    [
+        (
+            ClaudeCode,
+            "claude-code/projects",
+            "claude-code:9e1eb1be-32e7-4220-a0bf-a63df7f38f75",
+            KEY,
+            ["We added a tide table to ", "What did we do, in the fo", "We added a tide table to "],
+        ),
+        (
+            Codex,
+            "codex/sessions",
+            "codex:01a1e437-98be-7321-aa57-4921f92b0243",
+            "codex:01a1e437-7030-7230-8002-8dfe870f6794",
+            ["count.md has the number.", "and now, in the fork?", "In the fork: 3 lighthouse"],
+        ),
+    ],
+    ids=["claude-code", "codex"],
+)
+def test_a_fork_has_the_copied_messages_and_counts_their_usage_once(
+    store: Store,
+    reader: Callable[[], TranscriptReader],
+    place: str,
+    fork: str,
+    source: str,
+    texts: list[str],
+) -> None:
+    run(reader(), SAMPLES / place, store)
+    assert store.info(fork).meta["transcript"]["forked_from"] == source
+    shown = bodies(store, fork, full=False)
+    assert [body["content"][:25] for body in shown[-3:]] == texts
+    copied = [body for body in bodies(store, fork) if is_copied(body)]
+    assert copied
+    assert not any("usage" in body["stenolog"] for body in copied)
+
+
+def test_copied_messages_are_not_added_behind_a_fork(store: Store, tmp_path: Path) -> None:
+    for path in (SAMPLES / "codex" / "sessions").rglob("*98be*.jsonl"):
+        shutil.copy(path, tmp_path)
+    (fork,) = run(Codex(), tmp_path, store)
+    assert fork.added == 2
+    for path in (SAMPLES / "codex" / "sessions").rglob("*7030*.jsonl"):
+        shutil.copy(path, tmp_path)
+    path = next(tmp_path.glob("*98be*"))
+    path.write_text(path.read_text() + "\n")
+    run(Codex(), tmp_path, store)
     assert len(bodies(store, fork.key)) == 2
+
+
+def test_a_fork_without_messages_of_its_own_is_no_session(store: Store, tmp_path: Path) -> None:
+    path = SAMPLES / "claude-code" / "projects" / NAME
+    shutil.copy(path, tmp_path / "a.jsonl")
+    shutil.copy(path, tmp_path / "b.jsonl")
+    run(ClaudeCode(), tmp_path, store)
+    assert store.list_sessions() == ["claude-code:a"]
 
 
 def test_a_title_that_the_user_gave_here_stays(store: Store, tmp_path: Path) -> None:
@@ -172,7 +224,7 @@ def test_a_session_that_continued_here_gets_new_messages_and_hides_none(
 
 def test_codex_threads_are_imported(store: Store) -> None:
     reports = run(Codex(), SAMPLES / "codex" / "sessions", store)
-    assert sum(report.added for report in reports) == 52
+    assert sum(report.added for report in reports) == 68
     info = store.info("codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb")
     assert info.summary == "The user counted lighthouses: 3. count.md was written."
     assert len(bodies(store, info.key, full=False)) == 4
