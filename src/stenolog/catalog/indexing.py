@@ -179,7 +179,7 @@ class SessionReader:
                 known_row = None
             after_seq = known_row.indexed if known_row is not None else 0
             messages = self._store.get_history(key, after=after_seq, full=True)
-            state, tail = self._read_state(key)
+            state, tail = read_state(self._store, info_before)
             info = self._store.info(key)
             is_consistent = info.uid == info_before.uid and (
                 known_row is None
@@ -240,15 +240,27 @@ class SessionReader:
             return False
         return not session_list.has_grown(row.stamp, stamp)
 
-    def _read_state(self, key: str) -> tuple[State, list[Message]]:
-        """Return the state of the session, and the visible messages that determine it."""
-        tail_length = _FIRST_TAIL_LENGTH
-        while True:
-            tail = self._store.get_history(key, last=tail_length)
-            state = searchable_text.state_from(tail, whole=len(tail) < tail_length)
-            if state is not None:
-                return state, tail
-            tail_length *= 8
+
+def read_state(store: Store, info: SessionInfo) -> tuple[State, list[Message]]:
+    """Return the state of the last turn, and the messages that determine it.
+
+    Reads only as many messages as needed. Raises the errors of the store.
+    """
+    state, tail = _read_state(store, info.key, full=False)
+    if state == "interrupted" and searchable_text.program_from(info.meta):
+        # A compaction of another program may hide the answer and keep the prompt visible.
+        return _read_state(store, info.key, full=True)
+    return state, tail
+
+
+def _read_state(store: Store, key: str, *, full: bool) -> tuple[State, list[Message]]:
+    tail_length = _FIRST_TAIL_LENGTH
+    while True:
+        tail = store.get_history(key, last=tail_length, full=full)
+        state = searchable_text.state_from(tail, whole=len(tail) < tail_length)
+        if state is not None:
+            return state, tail
+        tail_length *= 8
 
 
 def _keeps_owner(known_row: CatalogRow, messages: Sequence[Message]) -> bool:

@@ -132,12 +132,16 @@ def is_speech(fields: Mapping[str, Any], parts: Iterable[Part]) -> bool:
 
     Returns False for tool calls, results of tools, and user messages that a program wrote.
     """
-    metadata = fields.get(FIELD)
-    if fields.get("role") not in ("user", "assistant") or (
-        isinstance(metadata, Mapping) and isinstance(metadata.get("kind"), str)
-    ):
+    if fields.get("role") not in ("user", "assistant") or _kind_of(fields):
         return False
     return any(isinstance(part, TextPart) and part.text.strip() for part in parts)
+
+
+def _kind_of(fields: Mapping[str, Any]) -> str:
+    """Return the kind of a message that another program wrote itself; empty for other messages."""
+    metadata = fields.get(FIELD)
+    kind = metadata.get("kind") if isinstance(metadata, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def channel_of(key: str) -> str | None:
@@ -151,11 +155,14 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
 
     `tail`: the last messages. `whole`: whether `tail` is the whole session. The turn is interrupted
     if the last message is from the user or a tool, has tool calls, or is an answer that does not
-    take an earlier user message into account.
+    take an earlier user message into account. What another program wrote itself, such as the output
+    of a command, is no part of a turn, except for a notice that the user interrupted the turn.
     """
     seen_seq: int | None = None
     for message in reversed(tail):
         fields = message.to_dict()
+        if _kind_of(fields) not in ("", "interruption"):
+            continue
         if seen_seq is not None and message.seq <= seen_seq:
             return "idle"
         if fields.get("role") == "user":

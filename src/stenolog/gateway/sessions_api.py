@@ -20,7 +20,8 @@ from starlette.exceptions import HTTPException
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.entries import Hits, Page, Sort, State
-from stenolog.catalog.searchable_text import state_from, tags_from, title_from
+from stenolog.catalog.indexing import read_state
+from stenolog.catalog.searchable_text import tags_from, title_from
 from stenolog.codec import MAX_KEY_BYTES, MAX_TOKEN_BYTES, encode_object
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
@@ -48,8 +49,6 @@ _MAX_HITS_PER_PAGE: Final = 100
 _MAX_COUNTED_SESSIONS: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
-_FIRST_STATE_MESSAGES: Final = 32
-"""Number of newest messages that are read first to find the state of a session."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
 
 # --- queries ----------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ def _read_details(agent: AgentInstance, key: str) -> SessionDetails:
     other_fields = {
         "title": _read_title(agent, info),
         "tags": tags_from(info.meta),
-        "state": _read_state(agent.store, info.key),
+        "state": _read_state(agent.store, info),
         "lost": info.lost,
         "meta": Raw(encode_object(dict(info.meta))),
     }
@@ -377,17 +376,9 @@ def _read_title(agent: AgentInstance, info: SessionInfo) -> str:
     return title
 
 
-def _read_state(store: Store, key: str) -> State:
-    """Return the state of the last turn. Reads only as many messages as needed."""
-    if leased_keys(store, [key]):
-        return "running"
-    tail_length = _FIRST_STATE_MESSAGES
-    while True:
-        tail = store.get_history(key, last=tail_length)
-        state = state_from(tail, whole=len(tail) < tail_length)
-        if state is not None:
-            return state
-        tail_length *= 8
+def _read_state(store: Store, info: SessionInfo) -> State:
+    """Return the state of the last turn."""
+    return "running" if leased_keys(store, [info.key]) else read_state(store, info)[0]
 
 
 def _limit_page(history: list[Message], limit: int) -> list[Message]:

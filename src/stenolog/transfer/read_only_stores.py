@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from stenolog.catalog.background_catalog import SessionHead
 from stenolog.catalog.catalog_database import to_microseconds
+from stenolog.catalog.indexing import read_state
 from stenolog.catalog.message_metadata import identity_of
-from stenolog.catalog.searchable_text import source_from, state_from
+from stenolog.catalog.searchable_text import source_from
 from stenolog.errors import NoSuchSession, ReadOnly, StenologError, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, TrashedSession
 from stenolog.stores import log_reports
@@ -191,7 +192,7 @@ class TranscriptStore(ReadOnlyStore):
         all_files, start = self._find_files(), time_ns() - int(RUNNING_SECONDS * 1e9)
         files = [all_files[key][1] for key in keys if key in all_files]
         new_keys = [f.key for f in files if f.modified > start and not f.conversation_id]
-        return {key for key in new_keys if state_from(self.get_history(key), whole=True) != "idle"}
+        return {key for key in new_keys if read_state(self, self.info(key))[0] != "idle"}
 
     def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0

@@ -222,3 +222,11 @@ def test_secret_in_a_title_is_whole_so_that_it_can_be_redacted() -> None:
     for length in range(90):
         title = title_from({}, f"{'a ' * (length // 2)}{'b' * (length % 2)} {secret} and more")
         assert secret[:8] not in redact(title).text
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [("command", "idle"), ("summary", "idle"), ("interruption", "interrupted")]
+)
+def test_messages_of_a_program_are_no_part_of_a_turn(kind: str, state: str) -> None:
+    written = {"role": "user", "content": "x", "stenolog": {"kind": kind}}
+    assert state_from(_stored([USER, ANSWER, written]), whole=True) == state

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stenolog.catalog.indexing import read_state
 from stenolog.catalog.message_metadata import is_copied
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import NotASession
@@ -534,3 +535,30 @@ def test_a_file_of_an_unknown_shape_is_rejected_with_the_reason(tmp_path: Path) 
     (file,) = reader.find(path)
     with pytest.raises(NotASession, match="unknown shape"):
         reader.read(file)
+
+
+def test_a_turn_that_a_compaction_of_codex_hid_is_not_interrupted(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "rollout-2026-11-16T12-30-00-01a1e437-7030-7230-8002-8dfe870f6794.jsonl"
+
+    def message(role: str, text: str) -> dict[str, Any]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    prompt, answer = message("user", "Count the boats"), message("assistant", "Three.")
+    kept = {"message": "There are three.", "replacement_history": [prompt]}
+    records = [("response_item", prompt), ("response_item", answer), ("compacted", kept)]
+    states = []
+    for end in (1, 3):
+        lines = [
+            json.dumps({"timestamp": f"2026-11-16T12:30:0{n}Z", "type": type_, "payload": payload})
+            for n, (type_, payload) in enumerate(records[:end])
+        ]
+        path.write_text("".join(f"{line}\n" for line in lines))
+        (report,) = run(Codex(), path, store)
+        states.append(read_state(store, store.info(report.key))[0])
+    assert [body["content"] for body in bodies(store, report.key, full=False)] == [
+        "Count the boats"
+    ]
+    assert states == ["interrupted", "idle"]
