@@ -266,8 +266,8 @@ class _RecordTree:
         self.visible_uuids: set[str] = set()
         self.usage_owners: dict[str, str] = {}
         """Uuid of the last record of each response. The message of that record gets the usage."""
-        self._last_compaction: tuple[int, dict[str, Any]] | None = None
-        """Index and record of the last compaction."""
+        self._compactions: dict[str, dict[str, Any]] = {}
+        """Record of each compaction, by its uuid."""
 
     def add(self, record: Any, line: bytes) -> None:
         """Add a record of the file."""
@@ -295,19 +295,21 @@ class _RecordTree:
         if message_id and node.type == "assistant":
             self.usage_owners[message_id] = uuid
         if record.get("subtype") == "compact_boundary":
-            self._last_compaction = node.record_index, record
+            self._compactions[uuid] = record
 
     def finish(self) -> None:
         """Set `visible_uuids`: the records of the current branch after the last compaction."""
         branch_uuids = self._current_branches()
         self._add_parallel_calls(branch_uuids)
-        compaction_index = -1 if self._last_compaction is None else self._last_compaction[0]
+        # After a rewind to an earlier message, the compactions behind it are on no current branch.
+        compaction = next((c for c in reversed(self._compactions) if c in branch_uuids), None)
+        first_index = 0 if compaction is None else self.nodes[compaction].record_index + 1
         self.visible_uuids = {
-            uuid for uuid in branch_uuids if self.nodes[uuid].record_index > compaction_index
+            uuid for uuid in branch_uuids if self.nodes[uuid].record_index >= first_index
         }
-        if self._last_compaction is not None:
+        if compaction is not None:
             # The compaction kept some earlier messages visible.
-            metadata = as_dict(self._last_compaction[1].get("compactMetadata"))
+            metadata = as_dict(self._compactions[compaction].get("compactMetadata"))
             preserved_uuids = list_or_empty(as_dict(metadata.get("preservedMessages")).get("uuids"))
             self.visible_uuids.update(uuid for uuid in preserved_uuids if uuid in self.nodes)
 
@@ -424,7 +426,9 @@ class _SessionBuilder:
                 self._program_title = as_text(title) or self._program_title
             case "cost-state" if isinstance(record.get("totalCostUSD"), int | float):
                 self._transcript.facts["reported_cost"] = record["totalCostUSD"]
-        if record.get("isCompactSummary") is True:
+        uuid = as_text(record.get("uuid"))
+        is_visible = not uuid or uuid in self._tree.visible_uuids
+        if record.get("isCompactSummary") is True and is_visible:
             text = text_of_parts(as_dict(record.get("message")).get("content"))
             # Remove the sentences that the program puts around the summary.
             summary = _SUMMARY.search(text)

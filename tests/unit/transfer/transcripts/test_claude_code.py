@@ -268,3 +268,31 @@ def test_another_json_file_is_not_a_session(tmp_path: Path) -> None:
     with pytest.raises(NotASession, match="not a session of Claude Code"):
         read(path)
     assert detect_program(path) is None
+
+
+def test_a_rewind_to_before_a_compaction_shows_the_messages_again(tmp_path: Path) -> None:
+    def record(number: int, parent: int | None, kind: str, text: str, **more: Any) -> str:
+        fields = {
+            "uuid": str(number),
+            "parentUuid": None if parent is None else str(parent),
+            "type": kind,
+            "timestamp": f"2026-01-01T10:00:{number:02d}Z",
+            **({"content": text} if kind == "system" else {}),
+            **({} if kind == "system" else {"message": {"role": kind, "content": text}}),
+        }
+        return json.dumps(fields | more) + "\n"
+
+    path = tmp_path / "s.jsonl"
+    before = record(1, None, "user", "one") + record(2, 1, "assistant", "two")
+    compaction = record(3, None, "system", "", subtype="compact_boundary")
+    compaction += record(4, 3, "user", "Summary:\nOne and two.", isCompactSummary=True)
+    path.write_text(before + compaction + record(5, 4, "user", "three"))
+    compacted = read(path)
+    assert compacted.summary == "One and two."
+    assert [m.body["content"] for m in compacted.messages if not m.hidden] == ["three"]
+    with path.open("a") as file:
+        file.write(record(6, 2, "user", "another three"))
+    rewound = read(path)
+    assert rewound.summary == ""
+    visible = [m.body["content"] for m in rewound.messages if not m.hidden]
+    assert visible == ["one", "two", "another three"]
