@@ -147,7 +147,13 @@ def _find_session_files(folder: Path) -> Iterator[Path]:
 def is_web_session(path: Path) -> bool:
     """Return whether a JSON file has a session of Claude Code on the web. Raises OSError."""
     with open_transcript(path) as file:
-        return b'"loglines"' in file.read(_HEAD_BYTES)
+        head = file.read(_HEAD_BYTES)
+        if b'"loglines"' not in head:
+            return False
+        content = head + file.read(MAX_RECORD_BYTES + 1 - len(head))
+    # A larger file may be a session, which the reader reports as too large.
+    is_large = len(content) > MAX_RECORD_BYTES
+    return is_large or isinstance(as_dict(parse_json(content)).get("loglines"), list)
 
 
 def _read_records(path: Path) -> Iterator[tuple[bytes, Any]]:
