@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from stenolog.agent.commands import CommandRunner, parse_command
 from stenolog.agent.instance import AgentInstance, AgentRegistry
+from stenolog.agent.lease_renewal import LEASE_SECONDS
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import LEASE_SECONDS, CloseReport, NewMessage, TurnScheduler
+from stenolog.agent.scheduler import CloseReport, NewMessage, TurnScheduler
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,

@@ -8,7 +8,6 @@ summary, but not for the notes.
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -19,12 +18,18 @@ from msgspec.structs import replace
 
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
+from stenolog.agent.lease_renewal import (
+    HeldLease,
+    acquire_lease,
+    release_lease,
+    renew_lease,
+)
 from stenolog.agent.session_history import (
     missing_session_error,
     withdraw_message,
 )
 from stenolog.agent.stored_answers import find_answer
-from stenolog.agent.threads import Threads, cancel_and_wait, get_result_shielded, wait_shielded
+from stenolog.agent.threads import Threads, wait_shielded
 from stenolog.agent.turn import TRIES_FIELD, CancelReason, Turn, answer_from_log
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
@@ -53,14 +58,10 @@ from stenolog.errors import (
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, SessionView, Store, find_info
 
-LEASE_SECONDS: Final = 20.0
-"""Lifetime of a lease in seconds; a running turn renews its lease."""
 _LEASE_POLL_SECONDS: Final = 0.1
 """Interval in seconds between attempts to acquire a lease that another process holds."""
 _CANCEL_TIMEOUT_SECONDS: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
-_RENEWALS_PER_LIFETIME: Final = 3
-"""Number of renewals within the lifetime of a lease."""
 TAKEN_OVER_TEXT: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
@@ -114,7 +115,7 @@ class ActiveSession(Struct, eq=False):
     turn: Turn | None = None
     task: asyncio.Task[Answer] | None = None
     summary_task: asyncio.Task[None] | None = None
-    lease: "HeldLease | None" = None
+    lease: HeldLease | None = None
     on_event: EventHandler = ignore_event
     caller_count: int = 0
     waiting_messages: int = 0
@@ -288,7 +289,7 @@ class TurnScheduler:
                     return await self._store_and_answer(session, message, is_locked=True)
                 finally:
                     if leases and await wait_shielded(
-                        self.threads.run_lease(_release_lease, leases.pop())
+                        self.threads.run_lease(release_lease, leases.pop())
                     ):
                         raise asyncio.CancelledError
 
@@ -726,86 +727,6 @@ class TurnScheduler:
         agent_and_key = (session.instance.id, session.key)
         if session.is_idle and self._active.get(agent_and_key) is session:
             del self._active[agent_and_key]
-
-
-async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
-    """Acquire the lease of a session without waiting. Raises the errors of `Store.lease`."""
-    future = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
-    try:
-        return await get_result_shielded(future)
-    except asyncio.CancelledError:
-        # The cancelled caller will not release the lease, so release it here.
-        if not future.cancelled() and future.exception() is None:
-            await wait_shielded(threads.run_lease(_release_lease, future.result()))
-        raise
-
-
-class HeldLease:
-    """A lease that is renewed until it is released. Thread-safe."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self._mutex = threading.Lock()
-        self.is_released = False
-
-    def renew(self) -> None:
-        """Renew the lease, unless it is released. Raises the errors of `Lease.renew`."""
-        with self._mutex:
-            if not self.is_released:
-                self._lease.renew()
-
-    def release(self) -> None:
-        """Release the lease; a second call does nothing. Errors are logged."""
-        with self._mutex:
-            if not self.is_released:
-                self.is_released = True
-                _release_lease(self._lease)
-
-
-@asynccontextmanager
-async def renew_lease(
-    threads: Threads, lease: Lease, *, ttl: float, on_lost: Callable[[], None]
-) -> AsyncIterator[HeldLease]:
-    """Renew the lease inside the `async with` block, and release the lease at the end.
-
-    The block may release the lease earlier. If another process takes the lease, call `on_lost`.
-    """
-    held_lease = HeldLease(lease)
-    interval = ttl / _RENEWALS_PER_LIFETIME
-    tasks: list[asyncio.Task[None]] = []
-
-    async def renew_until_lost() -> None:
-        while True:
-            try:
-                await get_result_shielded(threads.run_lease(held_lease.renew))
-            except LeaseLost:
-                on_lost()
-                return
-            except StenologError as error:
-                _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
-            await asyncio.sleep(interval)
-
-    def start_renewing() -> None:
-        tasks.append(asyncio.create_task(renew_until_lost()))
-
-    # Most turns end before the first renewal, so the task is created only when a renewal is due.
-    timer = asyncio.get_running_loop().call_later(interval, start_renewing)
-    try:
-        yield held_lease
-    finally:
-        timer.cancel()
-        was_cancelled = await cancel_and_wait(tasks)
-        if not held_lease.is_released:
-            was_cancelled |= await wait_shielded(threads.run_lease(held_lease.release))
-        if was_cancelled:
-            raise asyncio.CancelledError
-
-
-def _release_lease(lease: Lease) -> None:
-    try:
-        lease.release()
-    except Exception as error:  # noqa: BLE001 - the answer is stored, and the lease expires
-        _logger.warning("the lease of %r could not be released: %s", lease.key, error)
 
 
 def _withdraw_first_message(

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from stenolog.agent.scheduler import acquire_lease, renew_lease
+from stenolog.agent.lease_renewal import acquire_lease, renew_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store, find_info

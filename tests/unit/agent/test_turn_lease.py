@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from stenolog.agent.lease_renewal import HeldLease
 from stenolog.agent.resume import FIRST_DELAY_SECONDS, ResumeBackoff
-from stenolog.agent.scheduler import HeldLease
 from stenolog.agent.tools import Tool, tool
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.sessions.session_store import SessionStore
