@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the tests
 
 from stenolog.agent.session_history import replace_history
 from stenolog.records import Message
-from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.open_store import open_store
 from support.agents import KEY, agent_loop, say
 
@@ -68,7 +67,7 @@ def _rewrite(store: str, folder: Path, lines: _Lines) -> None:
 
         sys.settrace(lines)
         try:
-            replace_history(JSONLBackend(written), KEY, make)
+            replace_history(written, KEY, make)
         finally:
             sys.settrace(None)
 

@@ -24,8 +24,8 @@ from stenolog.errors import ModelRefused, NoSuchNote, NothingToUndo, StenologErr
 from stenolog.messages import has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
-from stenolog.sessions.session_store import SessionStore, undo_last
-from stenolog.stores.base import find_info
+from stenolog.sessions.session_store import undo_last
+from stenolog.stores.base import Store, find_info
 
 _MAX_LISTED_ITEMS: Final = 15
 """Maximum number of sessions or notes in a reply."""
@@ -149,11 +149,11 @@ class CommandRunner(Struct, eq=False, kw_only=True):
                 self.scheduler.use_session(self.instance, self.key) as session,
                 session.collect_new_seqs() as self.new_seqs,
             ):
-                self.last_seq = await self._run(read_last_seq, self.instance.sessions, self.key)
+                self.last_seq = await self._run(read_last_seq, self.instance.store, self.key)
 
-                async def change(sessions: SessionStore) -> Answer | None:
-                    self.seen_seq = await self._run(self._read_seen_seq, sessions)
-                    change_answer: Answer | None = await method(sessions)
+                async def change(store: Store) -> Answer | None:
+                    self.seen_seq = await self._run(self._read_seen_seq, store)
+                    change_answer: Answer | None = await method(store)
                     return change_answer
 
                 options = TurnOptions(sender=self.sender)
@@ -173,7 +173,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     def _reply(self, text: str, *, key: str = "") -> Answer:
         return Answer(key=key or self.key, text=text, outcome="command")
 
-    def _read_seen_seq(self, sessions: SessionStore) -> int:
+    def _read_seen_seq(self, store: Store) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
         Messages that arrived after the command do not count, even if this process stored and
@@ -181,7 +181,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         """
         new_seqs = list(self.new_seqs)  # guard: unseen-by-command
         if self.scheduler.has_waiting_message(self.instance, self.key):
-            new_seqs += turn_state(sessions.store.get_history(self.key)).unanswered
+            new_seqs += turn_state(store.get_history(self.key)).unanswered
         return min((self.last_seq, *(seq - 1 for seq in new_seqs)))
 
     # --- the session -------------------------------------------------------------------------
@@ -192,22 +192,22 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         )
         return self._reply(text, key=sibling_key(self.key))
 
-    async def _run_clear(self, sessions: SessionStore) -> Answer:
+    async def _run_clear(self, store: Store) -> Answer:
         # guard: clear-upto-seen
-        await self._run(sessions.store.clear, self.key, upto=self.seen_seq)
-        info = await self._run(find_info, sessions.store, self.key)
+        await self._run(store.clear, self.key, upto=self.seen_seq)
+        info = await self._run(find_info, store, self.key)
         hint = " /undo shows them again." if info is not None and info.undoable else ""
         return self._reply(f"All messages so far are hidden.{hint}")
 
-    async def _run_compact(self, sessions: SessionStore) -> Answer:
-        del sessions
+    async def _run_compact(self, store: Store) -> Answer:
+        del store
         context = self.instance.context(await self._run(self.instance.model_of, self.key))
         report = await self.scheduler.threads.run_model(context.summarize, self.key)
         return self._reply("Nothing to summarize." if report is None else f"{report}.")
 
-    async def _run_undo(self, sessions: SessionStore) -> Answer:
+    async def _run_undo(self, store: Store) -> Answer:
         try:
-            result = await self._run(undo_last, sessions.store, self.key)
+            result = await self._run(undo_last, store, self.key)
         except NothingToUndo:
             return self._reply("Nothing to undo.")
         effect = "summary restored"
@@ -216,17 +216,15 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         suffix = f", {_message_count_with_verb(result.hid)} hidden" if result.hid else ""
         return self._reply(f"Undid {_OPERATION_NAMES.get(result.op, result.op)}: {effect}{suffix}.")
 
-    async def _run_retry(self, sessions: SessionStore) -> Answer | None:
-        return await self._hide_last_answer(sessions, None)
+    async def _run_retry(self, store: Store) -> Answer | None:
+        return await self._hide_last_answer(store, None)
 
-    async def _run_edit(self, sessions: SessionStore) -> Answer | None:
+    async def _run_edit(self, store: Store) -> Answer | None:
         if not self.argument:
             return self._reply("Write the new text after the command: /edit TEXT")
-        return await self._hide_last_answer(sessions, self.argument)
+        return await self._hide_last_answer(store, self.argument)
 
-    async def _hide_last_answer(
-        self, sessions: SessionStore, new_text: str | None
-    ) -> Answer | None:
+    async def _hide_last_answer(self, store: Store, new_text: str | None) -> Answer | None:
         """Hide the answer to the last user message; with `new_text`, replace the message, too.
 
         Returns None if the history was changed, otherwise an Answer with the reason.
@@ -248,7 +246,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
             new_message = mark_received(new_body, sender=self.sender, origin=origin)
             return [*history[:user_index], *history[user_index + 1 : end], new_message]
 
-        result = await self._run(replace_history, sessions, self.key, make_history)
+        result = await self._run(replace_history, store, self.key, make_history)
         match result:
             case "done":
                 return None
@@ -261,9 +259,9 @@ class CommandRunner(Struct, eq=False, kw_only=True):
         stopped = await self.scheduler.stop(self.instance, self.key)
         return self._reply("Stopped." if stopped else "No answer is in progress.")
 
-    async def _run_fork(self, sessions: SessionStore) -> Answer:
+    async def _run_fork(self, store: Store) -> Answer:
         fork_key = sibling_key(self.key, self._make_fork_thread())
-        await self._run(sessions.store.fork, self.key, fork_key)
+        await self._run(store.fork, self.key, fork_key)
         text = f"Continuing in the copy `{fork_key}`. `{self.key}` stays unchanged."
         return self._reply(text, key=fork_key)
 

@@ -25,8 +25,7 @@ from stenolog.agent.turn_events import (
 from stenolog.catalog.message_metadata import mark_received, mark_request
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
-from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView
+from stenolog.stores.base import SessionView, Store
 
 T = TypeVar("T")
 
@@ -136,7 +135,7 @@ class AgentLoop:
     async def change_and_answer(
         self,
         key: str,
-        change: Callable[[SessionStore], Awaitable[Answer | None]],
+        change: Callable[[Store], Awaitable[Answer | None]],
         *,
         on_event: EventHandler = ignore_event,
         agent: str | None = None,
@@ -195,7 +194,7 @@ class AgentLoop:
         return await self._scheduler.threads.run_model(function, *values, **named)
 
     async def change(
-        self, key: str, change: Callable[[SessionStore], Awaitable[T]], *, agent: str | None = None
+        self, key: str, change: Callable[[Store], Awaitable[T]], *, agent: str | None = None
     ) -> T:
         """Run `change` while holding the lease, and return its result.
 
@@ -204,8 +203,8 @@ class AgentLoop:
         instance, session_key = await self._find_session(key, agent)
         results: list[T] = []
 
-        async def wrapped(sessions: SessionStore) -> Answer:
-            results.append(await change(sessions))
+        async def wrapped(store: Store) -> Answer:
+            results.append(await change(store))
             return Answer(key=session_key, text="", outcome="command")
 
         await self._scheduler.run_exclusive(instance, session_key, wrapped, on_event=ignore_event)

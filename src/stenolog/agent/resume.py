@@ -33,7 +33,7 @@ from stenolog.errors import (
     UnsupportedFormat,
 )
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import Lease, SessionView, fork_seq_of
+from stenolog.stores.base import Lease, SessionView, Store, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 """Maximum number of turns of one agent that are resumed at the same time."""
@@ -152,7 +152,9 @@ class Resumer:
         self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._scheduler.threads.run(_hide_late_message_and_read_view, sessions, key)
+        view = await self._scheduler.threads.run(
+            _hide_late_message_and_read_view, sessions.store, key
+        )
         state = turn_state(view.messages, view.info.lost_spans)
         is_started_by_agent = is_own_turn(view.messages, after=fork_seq_of(view.info))
         if is_started_by_agent:
@@ -253,7 +255,7 @@ class ForeignTurnCache:
         history = store.get_history(entry.key, last=_TAIL_MESSAGES)
         if last_user_message(history) is None:
             history = store.get_history(entry.key)
-        if is_own_turn(history, after=read_fork_seq(instance.sessions, entry.key)):
+        if is_own_turn(history, after=read_fork_seq(store, entry.key)):
             self._versions.pop(agent_and_key, None)
             return False
         self._versions[agent_and_key] = version
@@ -305,15 +307,15 @@ def _find_keys_with_late_message(instance: AgentInstance) -> list[str]:
         if entry.problem is None and 0 < entry.visible < entry.count:
             with suppress(StenologError):
                 view = instance.store.view(entry.key)
-                if find_late_seq(instance.sessions, view) is not None:
+                if find_late_seq(instance.store, view) is not None:
                     keys.append(entry.key)
     return keys
 
 
-def _hide_late_message_and_read_view(sessions: SessionStore, key: str) -> SessionView:
+def _hide_late_message_and_read_view(store: Store, key: str) -> SessionView:
     """Hide the late message of a session, if it has one, and return a view of the session."""
-    view = sessions.store.view(key)
-    return sessions.store.view(key) if hide_late_message(sessions, view) else view
+    view = store.view(key)
+    return store.view(key) if hide_late_message(store, view) else view
 
 
 def _read_last_seq_and_age(instance: AgentInstance, key: str) -> tuple[int, float]:

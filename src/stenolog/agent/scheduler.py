@@ -346,7 +346,7 @@ class TurnScheduler:
         self,
         instance: AgentInstance,
         key: str,
-        change: Callable[[SessionStore], Awaitable[Answer | None]],
+        change: Callable[[Store], Awaitable[Answer | None]],
         *,
         on_event: EventHandler,
         wait: bool = False,
@@ -377,7 +377,7 @@ class TurnScheduler:
                         lease = None
                 async with self.hold_lease(session, lease) as sessions:
                     session.on_event = on_event
-                    change_answer = await change(sessions)
+                    change_answer = await change(sessions.store)
                     if change_answer is not None:
                         return change_answer
                     if lease is None:

@@ -14,7 +14,6 @@ from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession, SessionDeleted, StaleHistory, StenologError
 from stenolog.messages import Body, body_of, calls_of, has_text
 from stenolog.records import Message
-from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, Store, find_info, find_view, fork_seq_of
 
 _MAX_SCANNED_MESSAGES: Final = 200
@@ -26,7 +25,7 @@ ReplaceResult = Literal["done", "unchanged", "message arrived"]
 
 
 def replace_history(
-    sessions: SessionStore,
+    store: Store,
     key: str,
     make_history: Callable[[Sequence[Message]], NewHistory | None],
     view: SessionView | None = None,
@@ -41,20 +40,20 @@ def replace_history(
     gone.
     """
     if view is None:
-        view = find_view(sessions.store, key)
+        view = find_view(store, key)
     history = make_history(() if view is None else view.messages)
     if history is None:
         return "unchanged"
     # `last_seq` would be wrong: it includes a message that another process is still writing.
     upto = 0 if view is None else view.upto
     try:
-        sessions.store.set_history(key, history, expect_last=upto)
+        store.set_history(key, history, expect_last=upto)
     except StaleHistory:
         if view is not None:
-            sessions.store.info(key)  # raises NoSuchSession if the session is gone
+            store.info(key)  # raises NoSuchSession if the session is gone
         return "message arrived"
     if view is not None:
-        _hide_copies(sessions.store, view, history)
+        _hide_copies(store, view, history)
     return "done"
 
 
@@ -81,9 +80,9 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
             return
 
 
-def read_last_seq(sessions: SessionStore, key: str) -> int:
+def read_last_seq(store: Store, key: str) -> int:
     """Return the last seq of a session, including hidden messages; 0 if there is no session."""
-    info = find_info(sessions.store, key)
+    info = find_info(store, key)
     return 0 if info is None else info.last_seq
 
 
@@ -116,26 +115,26 @@ def _bodies_after(history: Sequence[Message], seq: int) -> Iterator[Body]:
     return (message.to_dict() for message in reversed(history) if message.seq > seq)
 
 
-def read_fork_seq(sessions: SessionStore, key: str) -> int:
+def read_fork_seq(store: Store, key: str) -> int:
     """Return the seq up to which a session was copied from another session, or 0."""
-    info = find_info(sessions.store, key)
+    info = find_info(store, key)
     return 0 if info is None else fork_seq_of(info)
 
 
-def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
+def hide_late_message(store: Store, view: SessionView) -> bool:
     """Hide a message that a turn stored after its user message was hidden. This call blocks.
 
     At its end, the turn itself hides the message, unless the process is killed first. Returns
     whether a message was hidden. Only the lease holder may call this function.
     """
-    seq = find_late_seq(sessions, view)
+    seq = find_late_seq(store, view)
     if seq is None:
         return False
-    sessions.store.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
+    store.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
     return True
 
 
-def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
+def find_late_seq(store: Store, view: SessionView) -> int | None:
     """Return the seq of a message that was stored after its user message was hidden, or None.
 
     Before each write, a turn checks that its user message is still visible, so only the last
@@ -159,7 +158,7 @@ def find_late_seq(sessions: SessionStore, view: SessionView) -> int | None:
     if last_user_message(last_span_messages) is not None:
         return None
     seen_seq = last_seen_seq(body, newest_message.seq)
-    stored_messages = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+    stored_messages = store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
     seen_messages = [message for message in stored_messages if message.seq <= seen_seq]
     user_message = last_user_message(seen_messages)
     if user_message is None or not user_message.hidden:

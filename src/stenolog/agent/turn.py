@@ -269,7 +269,7 @@ class Turn(Struct, eq=False):
         self._store_usage()
         if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
-            hide_late_message(self.sessions, self.view)
+            hide_late_message(self.sessions.store, self.view)
         view = self._read_answerable_view(unsaved)
         state = _state_of(view)
         self.asked_seqs |= frozenset(state.unanswered)

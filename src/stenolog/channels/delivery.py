@@ -264,9 +264,8 @@ class Delivery:
         `received`. Answers to messages without `received` are sent only if the allow list contains
         the origin.
         """
-        # `instance.sessions` would return an empty history if the log cannot be read.
         history = await self._loop.run(instance.store.get_history, key)
-        fork_seq = await self._loop.run(read_fork_seq, instance.sessions, key)
+        fork_seq = await self._loop.run(read_fork_seq, instance.store, key)
         since = datetime.now(UTC) - _MAX_MESSAGE_AGE
         answers: dict[int, DueAnswer] = {}
         for index, message in enumerate(history):

@@ -240,7 +240,7 @@ class TerminalChat:
         history = sessions.get_history(self.key, last=HISTORY_LIMIT)
         markdown = self._opened_agent.settings.cli.markdown
         self.line.show(history_lines(history, self._console, markdown=markdown))
-        fork_seq = read_fork_seq(sessions, self.key)
+        fork_seq = read_fork_seq(sessions.store, self.key)
         if turn_state(history).is_unfinished and is_own_turn(history, after=fork_seq):
             self.show_notice("The last turn was interrupted. Resuming it.\n", "yellow")
             self._has_message = True

@@ -218,7 +218,7 @@ async def chat_completions(request: Request) -> Response:
 async def _record_receipt(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
     """Store that the client received this answer, so that its next request is not a retry."""
     if chat.marks_retries and answer.seq is not None:
-        await gateway.loop.run(store_receipt, chat.agent.sessions, answer.key, answer.seq)
+        await gateway.loop.run(store_receipt, chat.agent.store, answer.key, answer.seq)
 
 
 async def _run_turn(gateway: Gateway, chat: _Chat, buffer: _TurnBuffer, slot: Slot) -> Answer:
@@ -451,7 +451,7 @@ async def _answer_text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
     """Return the text of an answer for a client that has not received the text in pieces."""
     if not chat.key:
         return answer.text
-    return await gateway.loop.run(text_for_client, chat.agent.sessions, answer)
+    return await gateway.loop.run(text_for_client, chat.agent.store, answer)
 
 
 def _response_headers(chat: _Chat, key: str) -> dict[str, str]:

@@ -48,8 +48,7 @@ from stenolog.gateway.history_matching import Match, answer_text_at, match_histo
 from stenolog.messages import calls_of, has_text, results_of
 from stenolog.providers.chat_model import StreamedAnswer
 from stenolog.records import Message
-from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, find_view, fork_seq_of
+from stenolog.stores.base import SessionView, Store, find_view, fork_seq_of
 
 # Each entry has the idempotency key of a request, the seq of its last message, and its digest.
 _REQUESTS_FIELD: Final = "requests"
@@ -134,8 +133,8 @@ async def answer_chat(loop: AgentLoop, request: ChatTurnRequest, on_event: Event
         )
         return await handle(inbound, view=view)
 
-    async def change(sessions: SessionStore) -> Answer | None:
-        return await loop.run(_store_new_messages, sessions, key, request, view)
+    async def change(store: Store) -> Answer | None:
+        return await loop.run(_store_new_messages, store, key, request, view)
 
     return await loop.change_and_answer(
         key, change, on_event=on_event, agent=request.agent, options=request.options, view=view
@@ -219,7 +218,7 @@ class _NotPlainRequest(Exception):
 def _prepare_request(instance: AgentInstance, request: ChatTurnRequest) -> _PreparedRequest:
     """Find the session and match its messages with the request. Blocks."""
     key, view = resolve_session(instance, request.key, new_session=request.new_session)
-    return key, view, _match_request(instance.sessions, key, request, view)
+    return key, view, _match_request(instance.store, key, request, view)
 
 
 def _prepare_plain_request(instance: AgentInstance, request: ChatTurnRequest) -> SessionView:
@@ -234,7 +233,7 @@ def _prepare_plain_request(instance: AgentInstance, request: ChatTurnRequest) ->
     return view
 
 
-def text_for_client(sessions: SessionStore, answer: Answer) -> str:
+def text_for_client(store: Store, answer: Answer) -> str:
     """Return the text of an answer for a client that has not received the text in pieces.
 
     Other texts of its turn belong to it, also if they are hidden. Raises AnswerUnknown if a message
@@ -242,7 +241,7 @@ def text_for_client(sessions: SessionStore, answer: Answer) -> str:
     """
     if answer.seq is None:
         return answer.text
-    store, key, seq = sessions.store, answer.key, answer.seq
+    store, key, seq = store, answer.key, answer.seq
     stored = store.get_history(key, after=seq - 1, full=True)[:1]
     first = min((stored and answered_seqs(stored[0].to_dict())) or [seq])
     history = store.get_history(key, after=first - 1, full=True)
@@ -263,7 +262,7 @@ def _is_plain_prompt(body: Mapping[str, Any]) -> bool:
 
 
 def _match_request(
-    sessions: SessionStore, key: str, request: ChatTurnRequest, view: SessionView | None
+    store: Store, key: str, request: ChatTurnRequest, view: SessionView | None
 ) -> Match | Answer:
     """Match the request with the visible messages. For a retry, return the stored answer.
 
@@ -275,11 +274,11 @@ def _match_request(
     visible = view.messages
     request_seq, last_seq = None, 0
     if request.once:
-        request_seq, last_seq = _find_request(sessions, request, view)
+        request_seq, last_seq = _find_request(store, request, view)
     elif request.is_retry:
-        request_seq = _find_retried_seq(sessions, request, view)
+        request_seq = _find_retried_seq(store, request, view)
     if request_seq is not None:
-        found = find_answer(sessions.store, key, request_seq, view, after=last_seq)
+        found = find_answer(store, key, request_seq, view, after=last_seq)
         answer = answer_from_log(key, found, "again")
         if answer is None:
             # Everything is stored: the turn answers, or returns its tool calls to the client again.
@@ -289,7 +288,7 @@ def _match_request(
             return answer
 
     def read_hidden() -> list[Message]:
-        return [m for m in sessions.store.get_history(key, full=True) if m.hidden]
+        return [m for m in store.get_history(key, full=True) if m.hidden]
 
     match = match_history(
         visible, request.messages, read_hidden=read_hidden if view.info.floor else None
@@ -334,33 +333,32 @@ def _without_known_results(
 
 
 def _store_new_messages(
-    sessions: SessionStore, key: str, request: ChatTurnRequest, earlier_view: SessionView | None
+    store: Store, key: str, request: ChatTurnRequest, earlier_view: SessionView | None
 ) -> Answer | None:
     """Store the new messages of the request. Return an Answer only if no turn must run.
 
     Only the lease holder may call this function. `earlier_view` is a view that was read before the
     lease was acquired.
     """
-    store = sessions.store
     if earlier_view is None:
         view = find_view(store, key)
     else:
         view = earlier_view.merged(store.refresh(earlier_view))
         if view.uid != earlier_view.uid:
             raise SessionDeleted(key, recreated=True)
-    match = _match_request(sessions, key, request, view)
+    match = _match_request(store, key, request, view)
     if isinstance(match, Answer):
         return match
     if match.is_stored:
         return None
     failure = None
     if view is not None and match.kept_count < len(view.messages):
-        failure = _replace_last_messages(sessions, view, request, match)
+        failure = _replace_last_messages(store, view, request, match)
     elif match.new_messages:
         bodies = _mark_messages(request, match.new_messages)
         store.add_messages(key, bodies, once=request.once or None)
     if failure is None and request.once:
-        _remember_request(sessions, key, request)
+        _remember_request(store, key, request)
     return failure
 
 
@@ -396,9 +394,8 @@ def _was_received(view: SessionView, answer_seq: int | None) -> bool:
     return bool(view.info.meta.get(_RESPONSE_FIELD) == answer_seq)
 
 
-def store_receipt(sessions: SessionStore, key: str, seq: int) -> None:
+def store_receipt(store: Store, key: str, seq: int) -> None:
     """Store that a client has received the answer at this seq. Errors are logged."""
-    store = sessions.store
     try:
         store.info(key)  # set_meta would recreate a deleted session
         store.set_meta(key, **{_RESPONSE_FIELD: seq})
@@ -409,7 +406,7 @@ def store_receipt(sessions: SessionStore, key: str, seq: int) -> None:
 
 
 def _replace_last_messages(
-    sessions: SessionStore, view: SessionView, request: ChatTurnRequest, match: Match
+    store: Store, view: SessionView, request: ChatTurnRequest, match: Match
 ) -> Answer | None:
     def new_history(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
@@ -422,14 +419,14 @@ def _replace_last_messages(
             return None
         return [*history[: match.kept_count], *_mark_messages(request, match.new_messages)]
 
-    if replace_history(sessions, view.key, new_history, view) != "done":
+    if replace_history(store, view.key, new_history, view) != "done":
         text = "other messages in this session are being answered; try again in a moment"
         return Answer(key=view.key, text=text, outcome="failed")
     return None
 
 
 def _find_request(
-    sessions: SessionStore, request: ChatTurnRequest, view: SessionView
+    store: Store, request: ChatTurnRequest, view: SessionView
 ) -> tuple[int | None, int]:
     """Return where the request with this idempotency key is stored.
 
@@ -439,7 +436,7 @@ def _find_request(
     """
     fork_seq = fork_seq_of(view.info)
     requests = [row[1:] for row in _read_requests(view) if row[0] == request.once]
-    for message in sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
+    for message in store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
         request_mark = request_of(message.to_dict())
         if request_mark is not None and request_mark[0] == request.once and message.seq > fork_seq:
             requests.append((message.seq, request_mark[1], message.seq))
@@ -451,13 +448,11 @@ def _find_request(
     return seq, last_seq
 
 
-def _find_retried_seq(
-    sessions: SessionStore, request: ChatTurnRequest, view: SessionView
-) -> int | None:
+def _find_retried_seq(store: Store, request: ChatTurnRequest, view: SessionView) -> int | None:
     """Return the seq of the newest message of a client if it ends the retried request."""
     messages: Sequence[Message] = view.messages
     if view.info.visible < view.info.count:
-        messages = sessions.store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
+        messages = store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
     for message in reversed(messages):
         body = message.to_dict()
         if has_text(body) or request_of(body) is not None:
@@ -480,11 +475,11 @@ def _read_requests(view: SessionView) -> list[tuple[str, int, str, int]]:
     ]
 
 
-def _remember_request(sessions: SessionStore, key: str, request: ChatTurnRequest) -> None:
-    view = find_view(sessions.store, key, last=1)
+def _remember_request(store: Store, key: str, request: ChatTurnRequest) -> None:
+    view = find_view(store, key, last=1)
     if view is not None and view.messages:
         other_rows = [row for row in _read_requests(view) if row[0] != request.once]
         row = (request.once, view.messages[0].seq, request.digest, view.info.last_seq)
         rows = [*other_rows, row]
         newest_rows = [list(row) for row in rows[-_MAX_STORED_REQUESTS:]]
-        sessions.store.set_meta(key, **{_REQUESTS_FIELD: newest_rows})
+        store.set_meta(key, **{_REQUESTS_FIELD: newest_rows})

@@ -38,7 +38,7 @@ from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, EmptyBody, S
 from stenolog.gateway.responses import MessageItem, message_item
 from stenolog.maintenance.retention_rules import restore_for_user
 from stenolog.records import CompactionResult, Message, SessionInfo, TrashedSession, UndoResult
-from stenolog.sessions.session_store import SessionStore, undo_last
+from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store, leased_keys
 
 T = TypeVar("T")
@@ -490,8 +490,8 @@ async def summarize_session(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResp
     """Summarize all turns except the newest ones."""
     key = await call.gateway.loop.run(_find_existing_key, call.agent, call.key)
 
-    async def change(sessions: SessionStore) -> SummaryReport | None:
-        del sessions  # not needed, because `summarize` detects concurrent summaries itself
+    async def change(store: Store) -> SummaryReport | None:
+        del store  # not needed, because `summarize` detects concurrent summaries itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
             return await call.gateway.loop.run_model(call.agent.context(model).summarize, key)
@@ -516,8 +516,8 @@ async def _change_with_lease(call: ApiCall[Any, Any], change: Callable[[Store, s
     loop = call.gateway.loop
     key = await loop.run(_find_existing_key, call.agent, call.key)
 
-    async def run_change(sessions: SessionStore) -> T:
-        return await loop.run(change, sessions.store, key)
+    async def run_change(store: Store) -> T:
+        return await loop.run(change, store, key)
 
     return await loop.change(key, run_change, agent=call.agent.id)
 

@@ -16,7 +16,7 @@ from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF_TEXT, INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_model, mark_received, mark_seen
-from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import (
     KEY,
@@ -101,7 +101,7 @@ def test_resume_repeats_repeatable_calls_and_marks_others(store: str, tmp_path: 
 
 @every_store
 def test_messages_without_a_role_are_not_answered(store: str, tmp_path: Path) -> None:
-    async def nothing(_: SessionStore) -> None:
+    async def nothing(_: Store) -> None:
         pass
 
     async def main() -> None:

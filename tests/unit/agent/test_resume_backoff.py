@@ -10,7 +10,7 @@ from stenolog.agent.resume import ResumeBackoff
 from stenolog.agent.turn_events import Answer
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy, UnsupportedFormat
-from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, agent_loop, roles
 
@@ -70,13 +70,13 @@ def test_first_message_of_a_session_is_answered_by_the_lease_holder(
         async with agent_loop(store, tmp_path, ["Yes."]) as loop:
             held: list[Any] = []
 
-            async def change(sessions: SessionStore) -> Answer | None:
+            async def change(leased: Store) -> Answer | None:
                 own = loop.registry.agent().store
                 assert own is not None
                 with pytest.raises(StoreBusy):
                     await loop.run(own.lease, KEY, ttl=5.0, wait=0.0)
                 held.append(True)
-                assert await loop.run(sessions.add_message, KEY, "user", "Hello.")
+                assert await loop.run(leased.add_message, KEY, "user", "Hello.")
                 return None
 
             answer = await loop.change_and_answer(KEY, change)

@@ -151,7 +151,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
             sessions.add_message(KEY, "user", "late")
             return history[:1]
 
-        assert replace_history(sessions, KEY, make) == "message arrived"
+        assert replace_history(agent.store, KEY, make) == "message arrived"
         shown = [one.content for one in sessions.get_history(KEY)]
         assert shown == ["first", "answer", "late"]
     finally:

@@ -16,7 +16,7 @@ from stenolog.agent.lease_renewal import HeldLease
 from stenolog.agent.resume import FIRST_DELAY_SECONDS, ResumeBackoff
 from stenolog.agent.tools import Tool, tool
 from stenolog.errors import DamagedStore, StoreUnavailable
-from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.leases import FOLDER, JSONLLease, lock_name
 from stenolog.testing.scripted_model import ScriptedModel
@@ -94,7 +94,7 @@ def test_change_without_lease_raises_the_error_of_the_store(
 ) -> None:
     changed: list[str] = []
 
-    async def change(_: SessionStore) -> None:
+    async def change(_: Store) -> None:
         changed.append("changed")
 
     async def main() -> None:

@@ -13,7 +13,7 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta
-from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
 from stenolog.testing.scripted_model import ScriptedModel, tool_call
 from support.agents import KEY, STORES, agent_loop, bodies, roles
 
@@ -45,9 +45,9 @@ async def _ask(loop: AgentLoop, text: str, options: TurnOptions = OPTIONS, id: s
 
 
 async def _result(loop: AgentLoop, text: str) -> Answer:
-    async def change(sessions: SessionStore) -> None:
+    async def change(leased: Store) -> None:
         body = {"role": "tool", "tool_call_id": "call-lamp", "content": text}
-        assert await loop.run(sessions.add_full_message, KEY, body)
+        assert await loop.run(leased.add_full_message, KEY, body)
 
     return await loop.change_and_answer(KEY, change, options=OPTIONS)
 
