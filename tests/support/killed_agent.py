@@ -95,8 +95,8 @@ def _rewrite_often(store: str, folder: Path, kills: int) -> None:
 async def _answer(store: str, folder: Path) -> None:
     async with agent_loop(store, folder, ["to early", "to late"]) as loop:
         await say(loop, "early")
-        sessions: Any = type(loop.registry.agent().sessions)
-        add = sessions.add_full_message
+        engine: Any = type(loop.registry.agent().store)
+        add = engine.add_full_message
 
         def add_and_die(self: Any, key: str, body: Any, **named: Any) -> Any:
             if body["role"] == "assistant":
@@ -106,7 +106,7 @@ async def _answer(store: str, folder: Path) -> None:
                 _kill()
             return add(self, key, body, **named)
 
-        sessions.add_full_message = add_and_die
+        engine.add_full_message = add_and_die
         await say(loop, "late")
 
 

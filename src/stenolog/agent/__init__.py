@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stenolog.agent.turn_events import MessageStored as MessageStored
     from stenolog.agent.turn_events import ModelCalled as ModelCalled
     from stenolog.agent.turn_events import Notice as Notice
-    from stenolog.agent.turn_events import SaveFailed as SaveFailed
-    from stenolog.agent.turn_events import SaveRecovered as SaveRecovered
     from stenolog.agent.turn_events import SummaryCreated as SummaryCreated
     from stenolog.agent.turn_events import TextDelta as TextDelta
     from stenolog.agent.turn_events import ThinkingDelta as ThinkingDelta
@@ -40,7 +38,7 @@ else:
             "stenolog.agent.tools": "Tool ToolContext tool",
             "stenolog.agent.turn_events": (
                 "Answer Event InboundMessage MessageStored ModelCalled Notice "
-                "SaveFailed SaveRecovered SummaryCreated TextDelta ThinkingDelta ToolFinished "
+                "SummaryCreated TextDelta ThinkingDelta ToolFinished "
                 "ToolStarted TurnOptions UsageReported"
             ),
         },

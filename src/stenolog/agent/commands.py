@@ -6,9 +6,9 @@ process writes an answer in the session, such a command is rejected with a hint 
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -16,7 +16,6 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.session_history import read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
-from stenolog.agent.unsaved import RunInThread
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
 from stenolog.context.turn_state import is_finished_answer, turn_state
@@ -26,6 +25,8 @@ from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
 from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store, find_info
+
+T = TypeVar("T")
 
 _MAX_LISTED_ITEMS: Final = 15
 """Maximum number of sessions or notes in a reply."""
@@ -128,9 +129,8 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     seen_seq: int = 0
     """Last seq that the user can have seen when sending the command."""
 
-    @property
-    def _run(self) -> RunInThread:
-        return self.scheduler.threads.run
+    async def _run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+        return await self.scheduler.threads.run(function, *values, **named)
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result, or its error, in Markdown."""
@@ -157,7 +157,7 @@ class CommandRunner(Struct, eq=False, kw_only=True):
                     return change_answer
 
                 options = TurnOptions(sender=self.sender)
-                return await self.scheduler.run_exclusive(
+                return await self.scheduler.change_now(
                     self.instance, self.key, change, on_event=on_event, options=options
                 )
         except SessionBusy:

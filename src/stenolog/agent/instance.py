@@ -24,7 +24,7 @@ from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
-from stenolog.errors import StenologError, StoreUnavailable, UsageError
+from stenolog.errors import StenologError, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import DEFAULT_AGENT, Memory
 from stenolog.memory.recall import RecallResult
@@ -168,10 +168,7 @@ class AgentInstance:
 
     def resolve_key(self, key: str) -> str:
         """Return the key of the session that `key` names: `key` itself unless it is an alias."""
-        try:
-            return self._aliases.resolve_key(key)
-        except StoreUnavailable:
-            return key  # without the store, aliases are unknown, so treat `key` as a session key
+        return self._aliases.resolve_key(key)
 
     # --- models ------------------------------------------------------------------------------
 
@@ -259,7 +256,7 @@ class AgentInstance:
 
     def _make_context(self, model: ChatModel, options: TurnOptions, limits: Limits) -> Context:
         return Context(
-            self.sessions,
+            self.store,
             partial(self.blocking_model, model=model),
             limits=limits,
             # The models of the agent read only OpenAI's chat format: see ChatModel.

@@ -23,7 +23,14 @@ from stenolog.agent.turn_events import (
     ignore_event,
 )
 from stenolog.catalog.message_metadata import mark_received, mark_request
-from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
+from stenolog.errors import (
+    LeaseLost,
+    NoSuchSession,
+    StenologError,
+    StoreClosed,
+    StoreUnavailable,
+    UsageError,
+)
 from stenolog.sessions.keys import check_sender
 from stenolog.stores.base import SessionView, Store
 
@@ -84,9 +91,9 @@ class AgentLoop:
         `message.key`, if the caller has read it. `prepare`: a function that reads the view, in the
         thread that stores the message. If `prepare` fails, its error is raised and nothing is
         stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
-        or a message that can never be stored, StoreUnavailable if too many messages are unsaved.
-        Other errors of the store and of the model's server are in the returned Answer, for example
-        OnceConflict if the id was used for another message.
+        or a message that can never be stored. Other errors of the store and of the model's server
+        are in the returned Answer, for example NotStored if the disk is full, or OnceConflict if
+        the id was used for another message.
         """
         self._scheduler.check_open()
         instance = self._registry.agent(agent)
@@ -94,7 +101,10 @@ class AgentLoop:
         check_sender(message.sender)
         key = message.key
         if view is None and prepare is None:
-            key = await self._scheduler.threads.run(instance.resolve_key, key)
+            try:
+                key = await self._scheduler.threads.run(instance.resolve_key, key)
+            except StoreUnavailable as error:
+                return Answer(key=key, text=str(error), outcome="failed", saved=False, error=error)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
             if self._is_repeated_command(instance.id, key, message.id):
@@ -155,12 +165,11 @@ class AgentLoop:
             self._scheduler.check_open()
             instance, session_key = self._registry.agent(agent), key
         try:
-            return await self._scheduler.run_exclusive(
+            return await self._scheduler.change_when_free(
                 instance,
                 session_key,
                 change,
                 on_event=_make_safe_handler(on_event),
-                wait=True,
                 options=options,
                 view=view,
             )
@@ -207,7 +216,7 @@ class AgentLoop:
             results.append(await change(store))
             return Answer(key=session_key, text="", outcome="command")
 
-        await self._scheduler.run_exclusive(instance, session_key, wrapped, on_event=ignore_event)
+        await self._scheduler.change_now(instance, session_key, wrapped, on_event=ignore_event)
         return results[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler
+from stenolog.agent.scheduler import ActiveSession, TurnScheduler, unleased_text
 from stenolog.agent.session_history import (
     find_late_seq,
     hide_late_message,
@@ -32,7 +32,6 @@ from stenolog.errors import (
     StoreClosed,
     UnsupportedFormat,
 )
-from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Lease, SessionView, Store, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
@@ -90,8 +89,8 @@ class Resumer:
                 lease: Lease | None = None
                 try:
                     lease = await self._scheduler.acquire_lease(session)
-                    async with self._scheduler.hold_lease(session, lease) as sessions:
-                        answer, turn = await self._resume_turn(session, sessions, on_event)
+                    async with self._scheduler.hold_lease(session, lease) as store:
+                        answer, turn = await self._resume_turn(session, store, on_event)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
@@ -99,7 +98,7 @@ class Resumer:
                     self._backoff.record_failure(
                         instance.id, key, last_seq, error, double_delay=has_lease
                     )
-                    text = "" if has_lease else str(NotLeased(error))
+                    text = "" if has_lease else unleased_text(error)
                     return session.failed_answer(error, text=text)
                 if answer is not None and turn is not None:
                     self._scheduler.summarize_later(session, turn)
@@ -127,7 +126,6 @@ class Resumer:
                     _logger.exception("the turn in %r could not be resumed", key)
                     return Answer(key=key, text=repr(error), outcome="failed")
 
-        await self._scheduler.save_unsaved_messages(instance)
         candidates = await self._scheduler.threads.run(
             _find_interrupted, instance, self._foreign_turns
         )
@@ -149,12 +147,10 @@ class Resumer:
         return [answer for answer in answers if answer is not None]
 
     async def _resume_turn(
-        self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
+        self, session: ActiveSession, store: Store, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._scheduler.threads.run(
-            _hide_late_message_and_read_view, sessions.store, key
-        )
+        view = await self._scheduler.threads.run(_hide_late_message_and_read_view, store, key)
         state = turn_state(view.messages, view.info.lost_spans)
         is_started_by_agent = is_own_turn(view.messages, after=fork_seq_of(view.info))
         if is_started_by_agent:
@@ -164,13 +160,13 @@ class Resumer:
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
             options = TurnOptions(sender=None)
-            turn = self._scheduler.new_turn(session, sessions, on_event, options=options, view=view)
+            turn = self._scheduler.new_turn(session, store, on_event, options=options, view=view)
             answer = await self._scheduler.run_turn(session, turn)
             if answer.outcome == "answered":
                 messages_text = format_count(len(state.unanswered), "unanswered message")
                 _logger.info("Answered %s in %s", messages_text, key)
             return answer, turn
-        turn = self._scheduler.new_turn(session, sessions, on_event, view=view)
+        turn = self._scheduler.new_turn(session, store, on_event, view=view)
         self._too_old_sessions.append(key)
         return await turn.close("too old to be answered"), turn
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
@@ -25,6 +24,7 @@ from stenolog.agent.lease_renewal import (
     renew_lease,
 )
 from stenolog.agent.session_history import (
+    append_once,
     missing_session_error,
     withdraw_message,
 )
@@ -42,20 +42,18 @@ from stenolog.agent.turn_events import (
     TurnOptions,
     ignore_event,
 )
-from stenolog.agent.unsaved import UnsavedMessages, new_idempotency_key
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
-    DamagedStore,
     LeaseLost,
     NoSuchSession,
     OnceConflict,
+    ReadOnly,
     SessionDeleted,
     StenologError,
     StoreBusy,
     StoreClosed,
-    StoreUnavailable,
+    UsageError,
 )
-from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, SessionView, Store, find_info
 
 _LEASE_POLL_SECONDS: Final = 0.1
@@ -63,8 +61,6 @@ _LEASE_POLL_SECONDS: Final = 0.1
 _CANCEL_TIMEOUT_SECONDS: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that, the turns are abandoned."""
 TAKEN_OVER_TEXT: Final = "Another process has taken over this turn."
-_MAX_UNSAVED_BYTES: Final = 32 * 2**20
-"""Maximum size of all unsaved messages in bytes; further messages are rejected."""
 CLOSING_TEXT: Final = "Shutting down. Unanswered messages are answered after the restart."
 
 _logger = logging.getLogger("stenolog")
@@ -75,8 +71,6 @@ class CloseReport(Struct, frozen=True, kw_only=True):
 
     turns: tuple[str, ...] = ()
     """Sessions with a cancelled turn, which the next start resumes from the stored messages."""
-    not_saved: int = 0
-    """Number of messages that could not be stored and are lost with this process."""
     hanging: int = 0
     """Number of turns that did not end after they were cancelled."""
 
@@ -84,8 +78,6 @@ class CloseReport(Struct, frozen=True, kw_only=True):
         problems = []
         if self.turns:
             problems.append(f"unfinished, resumed at the next start: {', '.join(self.turns)}")
-        if self.not_saved:
-            problems.append(f"{self.not_saved} messages could not be saved and are lost")
         if self.hanging:
             problems.append(f"{self.hanging} turns did not stop because a tool still runs")
         return "; ".join(problems) or "all turns are finished"
@@ -95,15 +87,14 @@ class SessionBusy(Exception):
     """Another turn holds the lock or the lease of the session."""
 
 
-class NotLeased(StenologError):
-    """The lease of a session cannot be acquired, so its turn does not run."""
-
-    def __init__(self, cause: StenologError) -> None:
-        self.cause = cause
-        super().__init__(
-            f"the session could not be reserved for this process: {cause}. "
-            "The message is answered as soon as the problem is fixed"
-        )
+def unleased_text(error: StenologError) -> str:
+    """Return the text for a user whose turn cannot run because the lease cannot be acquired."""
+    if isinstance(error, NoSuchSession | StoreClosed):
+        return str(error)
+    return (
+        f"the session could not be reserved for this process: {error}. "
+        "The message is answered as soon as the problem is fixed"
+    )
 
 
 class ActiveSession(Struct, eq=False):
@@ -111,7 +102,6 @@ class ActiveSession(Struct, eq=False):
 
     instance: AgentInstance
     key: str
-    unsaved: UnsavedMessages
     turn: Turn | None = None
     task: asyncio.Task[Answer] | None = None
     summary_task: asyncio.Task[None] | None = None
@@ -128,7 +118,7 @@ class ActiveSession(Struct, eq=False):
     @property
     def is_idle(self) -> bool:
         """Whether this process has no work in the session."""
-        return not (self.caller_count or self.unsaved.bodies or self.summary_task or self.task)
+        return not (self.caller_count or self.summary_task or self.task)
 
     @asynccontextmanager
     async def hold_lock(self) -> AsyncIterator[None]:
@@ -170,24 +160,16 @@ class ActiveSession(Struct, eq=False):
                 self.turn.cancel_reason = reason
             self.task.cancel()
 
-    def failed_answer(self, error: StenologError, *, text: str = "") -> Answer:
-        """Return the Answer for a failed turn. `text` replaces the text of the error."""
+    def failed_answer(self, error: StenologError, *, text: str = "", saved: bool = True) -> Answer:
+        """Return the Answer for a failed turn.
+
+        `text` replaces the text of the error. `saved`: whether the user's message is stored.
+        """
         if isinstance(error, LeaseLost):
             text = TAKEN_OVER_TEXT
         return Answer(
-            key=self.key,
-            text=text or str(error),
-            outcome="failed",
-            saved=not self.unsaved.bodies,
-            error=error,
+            key=self.key, text=text or str(error), outcome="failed", saved=saved, error=error
         )
-
-    def unsaved_answer(self, once: str, outcome: Outcome = "elsewhere") -> Answer | None:
-        """Return the unsaved answer to the message with this idempotency key, or None."""
-        text = self.unsaved.find_answer_text(once)
-        if text is None:
-            return None
-        return Answer(key=self.key, text=text, outcome=outcome, saved=False)
 
 
 class NewMessage(Struct, kw_only=True):
@@ -205,18 +187,15 @@ class NewMessage(Struct, kw_only=True):
     leases: list[Lease] = []
     """At most one lease, which `append_and_lease` adds and the turn removes."""
 
-    def append_and_lease(
-        self, session: ActiveSession, body: Mapping[str, Any], *, once: str, ttl: float
-    ) -> int | None:
+    def append_and_lease(self, store: Store, key: str, *, ttl: float) -> int:
         """Append the message, take the lease if it is free, return the seq. This call blocks."""
-        instance, key = session.instance, session.key
         if self.prepare is not None:
             self.view = self.prepare()
-        seq = instance.sessions.add_full_message(key, body, once=once)
-        if seq is not None and (self.view is None or seq > self.view.upto):
+        seq = append_once(store, key, self.body, once=self.once)
+        if self.view is None or seq > self.view.upto:
             # The error is ignored: `_wait_for_lease` tries again and reports the next error.
             with suppress(StenologError):
-                self.leases.append(instance.store.lease(key, ttl=ttl, wait=0.0))
+                self.leases.append(store.lease(key, ttl=ttl, wait=0.0))
         return seq
 
 
@@ -232,8 +211,6 @@ class TurnScheduler:
         self._registry = registry
         self._ttl = ttl
         self._active: dict[tuple[str | None, str], ActiveSession] = {}
-        self._unsaved: set[UnsavedMessages] = set()
-        """Queues of active sessions that have, or had, unsaved messages."""
         self._notes: dict[str | None, BackgroundNotes] = {}
         self._closed = False
         self._cancelled_sessions: set[str] = set()
@@ -268,19 +245,14 @@ class TurnScheduler:
         """Store a message, and run a turn that answers all unanswered messages.
 
         If `message.prepare` fails, its error is raised and nothing is stored. Raises UsageError for
-        a message that can never be stored, StoreUnavailable if too many messages are unsaved. Other
-        errors of the store and of the model's server are in the returned Answer.
+        a message that can never be stored. Other errors of the store and of the model's server are
+        in the returned Answer; if the message is not stored, the model is not asked.
         """
-        self._unsaved -= {unsaved for unsaved in self._unsaved if not unsaved.bodies}
-        if sum(unsaved.size for unsaved in self._unsaved) > _MAX_UNSAVED_BYTES:
-            raise StoreUnavailable(
-                "the store accepts no messages, and too many are waiting for it; try again later"
-            )
         leases = message.leases
         with self.use_session(instance, key) as session, session.count_as_waiting():
             # A free lock is not enough, because another caller may be about to acquire the lock.
             is_busy = session.caller_count > 1 or session.lock.locked()
-            if is_busy or session.summary_task or session.unsaved.bodies:
+            if is_busy or session.summary_task:
                 if message.prepare is not None:
                     message.view = await self.threads.run(message.prepare)
                 return await self._store_and_answer(session, message)
@@ -300,115 +272,123 @@ class TurnScheduler:
 
         With the lock, one thread call reads the view, stores the message and takes the lease.
         """
-        instance, body = session.instance, message.body
-        idempotency_key = message.once or new_idempotency_key()
-        append = partial(message.append_and_lease, session, ttl=self._ttl) if is_locked else None
+        store = session.instance.store
+        append = partial(append_once, store, session.key, message.body, once=message.once)
+        if is_locked:
+            append = partial(message.append_and_lease, store, session.key, ttl=self._ttl)
         try:
-            seq = await session.unsaved.store_user_message(
-                instance.sessions,
-                body,
-                on_event=message.on_event,
-                once=idempotency_key,
-                append=append,
-            )
-        except (OnceConflict, DamagedStore) as refusal:
-            return replace(session.failed_answer(refusal), saved=False)
+            seq = await self.threads.run(append)
+        except StenologError as error:
+            if isinstance(error, UsageError) and not isinstance(error, OnceConflict | ReadOnly):
+                raise
+            return session.failed_answer(error, saved=False)
         view = message.view
-        is_newly_stored = view is not None and seq is not None and seq > view.upto
+        is_newly_stored = view is not None and seq > view.upto
         # Another process may have accepted a message with a client's idempotency key, so keep it.
         has_generated_key = not message.once  # guard: withdraw-own-message
-        if has_generated_key and view is not None and seq is not None and not is_newly_stored:
+        if has_generated_key and view is not None and not is_newly_stored:
             # The session of `view` is gone: withdraw the message, which has created a new session.
-            error = await self.threads.run(_withdraw_first_message, instance.store, view, seq, body)
-            return session.failed_answer(error)
-        if seq is not None:
-            message.on_event(MessageStored(seq=seq))
+            missing_error = await self.threads.run(
+                _withdraw_first_message, store, view, seq, message.body
+            )
+            return session.failed_answer(missing_error)
+        message.on_event(MessageStored(seq=seq))
         if message.once and not is_newly_stored:
-            if seq is None:
-                answer = session.unsaved_answer(idempotency_key, "again")
-            else:
-                try:
-                    answer = await self._read_answer(session, seq, "again")
-                except StenologError as error:
-                    return session.failed_answer(error)
+            try:
+                answer = await self._read_answer(session, seq, "again")
+            except StenologError as error:
+                return session.failed_answer(error)
             if answer is not None:
                 return answer
-        if seq is not None:
-            session.add_new_seq(seq)
+        session.add_new_seq(seq)
         async with nullcontext() if is_locked else session.hold_lock():
-            seq = seq or session.unsaved.seq_of(idempotency_key)
-            if seq is None and (answer := session.unsaved_answer(idempotency_key)):
-                return answer
-            view = view if is_newly_stored else None
-            return await self._answer_message(session, seq, idempotency_key, message, view)
+            return await self._answer_message(
+                session, seq, message, view if is_newly_stored else None
+            )
 
-    async def run_exclusive(
+    async def change_now(
         self,
         instance: AgentInstance,
         key: str,
         change: Callable[[Store], Awaitable[Answer | None]],
         *,
         on_event: EventHandler,
-        wait: bool = False,
         options: TurnOptions = DEFAULT_OPTIONS,
-        view: SessionView | None = None,
     ) -> Answer:
         """Run `change` while holding the lease. Raises SessionBusy if another turn runs.
 
-        If `change` returns None, answer the unanswered messages. `wait`: wait for the lease instead
-        of raising SessionBusy, and create a missing session. Without `wait`, `change` runs without
-        a lease if the session is missing. `view`: an earlier view of the session, so that the turn
-        reads only newer messages.
+        If `change` returns None, answer the unanswered messages. If the session does not exist,
+        `change` runs without a lease.
         """
         with self.use_session(instance, key) as session:
-            if session.lock.locked() and not wait:
+            if session.lock.locked():
                 raise SessionBusy
             async with session.hold_lock():
-                if wait:
-                    lease = await self._acquire_lease_for_change(session, on_event, known_view=view)
-                    if isinstance(lease, Answer):
-                        return lease
-                else:
-                    try:
-                        lease = await self.acquire_lease(session)
-                    except StoreBusy as error:
-                        raise SessionBusy from error
-                    except NoSuchSession:
-                        lease = None
-                async with self.hold_lease(session, lease) as sessions:
-                    session.on_event = on_event
-                    change_answer = await change(sessions.store)
-                    if change_answer is not None:
-                        return change_answer
-                    if lease is None:
+                try:
+                    lease = await self.acquire_lease(session)
+                except StoreBusy as error:
+                    raise SessionBusy from error
+                except NoSuchSession:
+                    answer = await change(instance.store)
+                    if answer is None:
                         # `change` found messages, so another process has created the session.
-                        raise SessionBusy
-                    turn = self.new_turn(session, sessions, on_event, options=options, view=view)
-                    answer = await self.run_turn(session, turn)
-                self.summarize_later(session, turn)
-                return answer
+                        raise SessionBusy from None
+                    return answer
+                return await self._change_and_answer(session, lease, change, on_event, options)
 
-    async def _acquire_lease_for_change(
-        self, session: ActiveSession, on_event: EventHandler, *, known_view: SessionView | None
-    ) -> Lease | Answer | None:
-        """Wait for the lease, and create the session if it does not exist.
+    async def change_when_free(
+        self,
+        instance: AgentInstance,
+        key: str,
+        change: Callable[[Store], Awaitable[Answer | None]],
+        *,
+        on_event: EventHandler,
+        options: TurnOptions,
+        view: SessionView | None,
+    ) -> Answer:
+        """Wait for the lease, run `change`, and answer the unanswered messages.
 
-        Returns an Answer if `stop` ends the wait. Raises the errors of `Store.lease`, and
-        NoSuchSession if the session of `known_view` is gone.
+        If `change` returns an Answer, no turn runs. A missing session is created. `view`: an
+        earlier view of the session, so that the turn reads only newer messages. Raises
+        NoSuchSession if the session of `view` is gone.
         """
-        store = session.instance.store
-        try:
-            lease = await self._wait_for_lease(session, None, on_event)
-            if lease is None and known_view is not None:
-                raise await self.threads.run(missing_session_error, store, session.key)
-            if lease is None:
-                # A session that does not exist has no lease, so create the session first.
-                await self.threads.run(store.set_meta, session.key, **{TRIES_FIELD: [0, 0]})
-                lease = await self._wait_for_lease(session, None, on_event)
-        except NotLeased as error:
-            # The text of NotLeased promises an answer, but a change stores no message to answer.
-            raise error.cause from error
-        return lease
+        with self.use_session(instance, key) as session:
+            async with session.hold_lock():
+                try:
+                    lease = await self._wait_for_lease(session, on_event)
+                except NoSuchSession:
+                    if view is not None:
+                        raise await self.threads.run(
+                            missing_session_error, instance.store, key
+                        ) from None
+                    # A session that does not exist has no lease, so create the session first.
+                    await self.threads.run(instance.store.set_meta, key, **{TRIES_FIELD: [0, 0]})
+                    lease = await self._wait_for_lease(session, on_event)
+                if lease is None:
+                    text = "Stopped waiting. Nothing was changed."
+                    return Answer(key=key, text=text, outcome="interrupted", saved=False)
+                return await self._change_and_answer(
+                    session, lease, change, on_event, options, view
+                )
+
+    async def _change_and_answer(
+        self,
+        session: ActiveSession,
+        lease: Lease,
+        change: Callable[[Store], Awaitable[Answer | None]],
+        on_event: EventHandler,
+        options: TurnOptions,
+        view: SessionView | None = None,
+    ) -> Answer:
+        async with self.hold_lease(session, lease) as store:
+            session.on_event = on_event
+            change_answer = await change(store)
+            if change_answer is not None:
+                return change_answer
+            turn = self.new_turn(session, store, on_event, options=options, view=view)
+            answer = await self.run_turn(session, turn)
+        self.summarize_later(session, turn)
+        return answer
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
         """Stop the answer in progress and store its text, or end the wait for the lease.
@@ -443,31 +423,12 @@ class TurnScheduler:
         for instance in self._registry:
             instance.blocking_model.close()
         await self._wait_for_turns(_CANCEL_TIMEOUT_SECONDS)
-        for instance in self._registry:
-            await self.save_unsaved_messages(instance)
         for notes in self._notes.values():
             await notes.close()
         return CloseReport(
             turns=tuple(sorted(self._cancelled_sessions)),
-            not_saved=sum(len(session.unsaved.bodies) for session in self._active.values()),
             hanging=len(self.busy),
         )
-
-    async def save_unsaved_messages(self, instance: AgentInstance) -> None:
-        """Retry storing the unsaved messages of sessions without a running turn."""
-        for session in list(self._active.values()):
-            is_due = session.instance is instance and session.unsaved.bodies
-            if not is_due or session.lock.locked():
-                continue
-            async with session.lock:
-                with suppress(StenologError):
-                    try:
-                        lease = await self.acquire_lease(session)
-                    except NoSuchSession:
-                        lease = None
-                    async with self.hold_lease(session, lease) as sessions:
-                        await session.unsaved.flush(sessions, on_event=session.on_event)
-            self._drop_if_idle(session)
 
     async def _wait_for_turns(self, patience: float) -> None:
         """Wait up to `patience` seconds until all turns, background tasks and callers are done."""
@@ -487,44 +448,38 @@ class TurnScheduler:
     # --- one turn ----------------------------------------------------------------------------
 
     async def _answer_message(
-        self,
-        session: ActiveSession,
-        seq: int | None,
-        once: str,
-        message: NewMessage,
-        view: SessionView | None,
+        self, session: ActiveSession, seq: int, message: NewMessage, view: SessionView | None
     ) -> Answer:
-        on_event, options, leases = message.on_event, message.options, message.leases
+        """Run the turn that answers the stored message at `seq`, if no other turn answers it."""
+        on_event, leases = message.on_event, message.leases
         try:
-            while True:
-                lease: Lease | Answer | None
-                lease = (
-                    leases.pop() if leases else await self._wait_for_lease(session, seq, on_event)
-                )
-                if isinstance(lease, Answer):
-                    return lease
-                async with self.hold_lease(session, lease) as sessions:
-                    await session.unsaved.flush(sessions, on_event=on_event)
-                    seq = seq or session.unsaved.seq_of(once)
-                    if lease is None and seq is not None:
-                        # The session has just been created, so acquire its lease first.
-                        continue
-                    if seq is None and (unsaved_answer := session.unsaved_answer(once)):
-                        return unsaved_answer
-                    # The turn first checks whether another process has answered this message.
-                    turn = self.new_turn(
-                        session, sessions, on_event, user_seq=seq, options=options, view=view
-                    )
-                    answer = await self.run_turn(session, turn)
-                    break
-        except NotLeased as error:
-            return session.failed_answer(error.cause, text=str(error))
+            lease = (
+                leases.pop() if leases else await self._wait_for_lease(session, on_event, seq=seq)
+            )
         except StenologError as error:
-            client_error = await self.error_for_client(session.instance, session.key, error)
-            return session.failed_answer(client_error)
+            return await self._failed_answer(session, error, text=unleased_text(error))
+        try:
+            if lease is None:
+                text = "Stopped waiting. The message is saved."
+                stopped_answer = Answer(key=session.key, text=text, outcome="interrupted")
+                return await self._read_answer(session, seq, "elsewhere") or stopped_answer
+            async with self.hold_lease(session, lease) as store:
+                # The turn first checks whether another process has answered this message.
+                turn = self.new_turn(
+                    session, store, on_event, user_seq=seq, options=message.options, view=view
+                )
+                answer = await self.run_turn(session, turn)
+        except StenologError as error:
+            return await self._failed_answer(session, error)
         if answer.outcome != "elsewhere":
             self.summarize_later(session, turn)
         return answer
+
+    async def _failed_answer(
+        self, session: ActiveSession, error: StenologError, *, text: str = ""
+    ) -> Answer:
+        client_error = await self.error_for_client(session.instance, session.key, error)
+        return session.failed_answer(client_error, text=text)
 
     async def error_for_client(
         self, instance: AgentInstance, key: str, error: StenologError
@@ -567,10 +522,10 @@ class TurnScheduler:
     def new_turn(
         self,
         session: ActiveSession,
-        sessions: SessionStore,
+        store: Store,
         on_event: EventHandler,
         *,
-        user_seq: int | None = None,
+        user_seq: int = 0,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Turn:
@@ -578,25 +533,22 @@ class TurnScheduler:
         return Turn(
             session.instance,
             session.key,
-            sessions,
-            session.unsaved,
+            store,
             threads=self.threads,
             on_event=on_event,
-            user_seq=user_seq or 0,
+            user_seq=user_seq,
             options=options,
             view=view,
             release_lease=None if session.lease is None else session.lease.release,
         )
 
     async def _wait_for_lease(
-        self, session: ActiveSession, seq: int | None, on_event: EventHandler
-    ) -> Lease | Answer | None:
-        """Wait for the lease, or until another process has answered the message at `seq`.
+        self, session: ActiveSession, on_event: EventHandler, *, seq: int = 0
+    ) -> Lease | None:
+        """Wait for the lease of a session.
 
-        Returns the lease, that answer, or an interrupted Answer if `stop` ends the wait. Returns
-        None if the session does not exist because its first message is unsaved. Raises
-        NoSuchSession if the message at `seq` was purged, StoreClosed if the scheduler closes, and
-        NotLeased for other errors of the store.
+        Returns None if `stop` ends the wait, or if another process has answered the message at
+        `seq`. Raises StoreClosed if the scheduler closes, and the errors of `Store.lease`.
         """
         session.waits_for_lease, is_notified = True, False
         try:
@@ -604,49 +556,37 @@ class TurnScheduler:
                 try:
                     return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq is not None and (
-                        answer := await self._read_answer(session, seq, "elsewhere")
-                    ):
-                        return answer
+                    if seq and await self._has_answer(session, seq):
+                        return None
                     if not is_notified:
                         on_event(Notice(text=f"waiting for another turn in this session: {error}"))
                         is_notified = True
-                except NoSuchSession:
-                    if seq is not None:
-                        raise  # the session was purged together with the message
-                    return None  # the first message of the session is unsaved
-                except StoreClosed:
-                    raise
-                except StenologError as error:
-                    raise NotLeased(error) from error  # guard: unleased-turn
                 await asyncio.sleep(_LEASE_POLL_SECONDS)
                 if not session.waits_for_lease:
-                    text = "Stopped waiting. The message is saved."
-                    return Answer(key=session.key, text=text, outcome="interrupted")
+                    return None
         finally:
             session.waits_for_lease = False
         raise StoreClosed(CLOSING_TEXT)
+
+    async def _has_answer(self, session: ActiveSession, seq: int) -> bool:
+        with suppress(StenologError):  # with the lease, the turn reports the error
+            return await self._read_answer(session, seq, "elsewhere") is not None
+        return False
 
     async def acquire_lease(self, session: ActiveSession) -> Lease:
         """Acquire the lease of a session without waiting. Raises the errors of `Store.lease`."""
         return await acquire_lease(self.threads, session.instance.store, session.key, ttl=self._ttl)
 
     @asynccontextmanager
-    async def hold_lease(
-        self, session: ActiveSession, lease: Lease | None
-    ) -> AsyncIterator[SessionStore]:
-        """Hold `lease` in the `async with` block, and yield a SessionStore that writes with it.
+    async def hold_lease(self, session: ActiveSession, lease: Lease) -> AsyncIterator[Store]:
+        """Renew `lease` in the `async with` block, and release it at the end.
 
-        The lease is renewed in the block and released at its end. If `lease` is None, yield the
-        agent's SessionStore.
+        Yields the store whose writes are fenced by the lease.
         """
-        if lease is None:
-            yield session.instance.sessions
-            return
         cancel = partial(session.cancel, "lost")
         async with renew_lease(self.threads, lease, ttl=self._ttl, on_lost=cancel) as session.lease:
             try:
-                yield JSONLBackend(lease.store, session=lease.key)
+                yield lease.store
             finally:
                 session.lease = None
 
@@ -709,9 +649,7 @@ class TurnScheduler:
         agent_and_key = (instance.id, key)
         session = self._active.get(agent_and_key)
         if session is None:
-            unsaved = UnsavedMessages(key, self.threads.run, nonempty_queues=self._unsaved)
-            session = ActiveSession(instance, key, unsaved)
-            self._active[agent_and_key] = session
+            session = self._active[agent_and_key] = ActiveSession(instance, key)
         session.caller_count += 1
         self._no_callers.clear()
         try:

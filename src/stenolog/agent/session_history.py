@@ -3,15 +3,29 @@
 Another process may change the session at any moment: add or hide messages, or delete the session.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Final, Literal
 
-from stenolog.catalog.message_metadata import FIELD, is_received, last_seen_seq, model_of
+from stenolog.catalog.message_metadata import (
+    FIELD,
+    is_received,
+    last_seen_seq,
+    model_of,
+    without_marks,
+)
 from stenolog.codec import encode_message
 from stenolog.context.turn_state import turn_state
-from stenolog.errors import NoSuchSession, SessionDeleted, StaleHistory, StenologError
+from stenolog.errors import (
+    MaybeStored,
+    NoSuchSession,
+    OnceConflict,
+    SessionDeleted,
+    StaleHistory,
+    StenologError,
+)
 from stenolog.messages import Body, body_of, calls_of, has_text
 from stenolog.records import Message
 from stenolog.stores.base import SessionView, Store, find_info, find_view, fork_seq_of
@@ -78,6 +92,27 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
             last_copy_seq = view.upto + copied_count - new_count
             store.hide(view.key, view.upto + 1, last_copy_seq)
             return
+
+
+def append_once(store: Store, key: str, body: Mapping[str, Any], *, once: str = "") -> int:
+    """Append a message and return its seq. This call blocks. Raises the errors of the store.
+
+    `once`: the idempotency key; without a key, one is generated.
+    """
+    once = once or secrets.token_hex(12)
+    try:
+        try:
+            return store.add_full_message(key, body, once=once)
+        except MaybeStored:
+            # The idempotency key makes the second write safe, and its outcome is usually known.
+            return store.add_full_message(key, body, once=once)
+    except OnceConflict as conflict:
+        # Another program may have stored the same message with this id and other metadata.
+        stored = store.get_history(key, after=conflict.seq - 1, full=True)[:1]
+        contents = [without_marks(message.to_dict()) for message in stored]
+        if contents == [without_marks(body)] and stored[0].seq == conflict.seq:
+            return conflict.seq
+        raise
 
 
 def read_last_seq(store: Store, key: str) -> int:

@@ -8,14 +8,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.session_history import (
+    append_once,
     has_own_last_calls,
     hide_late_message,
     last_user_message,
@@ -34,14 +34,12 @@ from stenolog.agent.turn_events import (
     ModelCalled,
     Notice,
     Outcome,
-    SaveFailed,
     TextDelta,
     ThinkingDelta,
     TurnOptions,
     UsageReported,
 )
-from stenolog.agent.unsaved import SeenMessages, UnsavedMessages
-from stenolog.catalog.message_metadata import mark_client_calls, mark_model
+from stenolog.catalog.message_metadata import mark_client_calls, mark_model, mark_seen
 from stenolog.context.context import Attempt
 from stenolog.context.turn_state import TurnState, turn_state
 from stenolog.errors import (
@@ -55,8 +53,7 @@ from stenolog.errors import (
 from stenolog.memory.recall import RecallResult
 from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
-from stenolog.sessions.session_store import SessionStore
-from stenolog.stores.base import SessionView, find_view, fork_seq_of
+from stenolog.stores.base import SessionView, Store, fork_seq_of
 
 INTERRUPTED_MARK: Final = "[interrupted]"
 CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
@@ -105,34 +102,33 @@ class _Request(NamedTuple):
     model: ChatModel
     recall_result: RecallResult
     attempt: Attempt
-    once: str
-    """Idempotency key of the newest unsaved message in the request."""
     answers: tuple[int, ...]
-    """Seqs of the stored messages that the model is to answer."""
-    unsaved_keys: tuple[str, ...]
-    """Idempotency keys of the unsaved messages that the model is to answer."""
+    """Seqs of the messages that the model is to answer."""
 
 
 class Turn(Struct, eq=False):
     """One turn of a session. Only the lease holder may run a turn.
 
-    `user_seq`: seq of the user message that started the turn, or 0. `release_lease`: a function
-    that releases the lease, called in the thread that stores the final answer.
+    `store`: the store, with writes that are fenced by the lease. `user_seq`: seq of the user
+    message that started the turn, or 0. `release_lease`: a function that releases the lease, called
+    in the thread that stores the final answer.
     """
 
     instance: AgentInstance
     key: str
-    sessions: SessionStore
-    unsaved: UnsavedMessages
+    store: Store
     threads: Threads
     on_event: EventHandler
     user_seq: int
     options: TurnOptions
     view: SessionView | None
-    """Last view that was read; None before the first read, or if the session does not exist."""
+    """Last view that was read; None before the first read."""
     release_lease: Callable[[], None] | None
     streamed: StreamedAnswer = field(default_factory=StreamedAnswer)
-    seen: SeenMessages = SeenMessages(upto=0)
+    seen_upto: int = 0
+    """Seq of the last message that the model received."""
+    answers: tuple[int, ...] = ()
+    """Seqs of the messages that the model had to answer."""
     model_and_seconds: tuple[str, float] = ("", 0.0)
     """Name of the model that answered last, and the duration of its answer in seconds."""
     final_text: str = ""
@@ -182,14 +178,12 @@ class Turn(Struct, eq=False):
 
     async def close(self, reason: str) -> Answer:
         """End a turn that will not be resumed: store the answer "[interrupted]" with `reason`."""
-        view = await self.threads.run(self.sessions.store.view, self.key)
+        view = await self.threads.run(self.store.view, self.key)
         await self._finish_calls(turn_state(view.messages, view.info.lost_spans), repeat=False)
         return await self._interrupt(reason, all_answered=True)
 
     async def _answer_messages(self) -> Answer:
-        # Check the log only if all messages are saved: it lacks the tool calls of unsaved messages.
-        all_saved = await self.unsaved.flush(self.sessions, on_event=self.on_event)
-        prepared = await self._prepare_request(check_log=all_saved)
+        prepared = await self.threads.run_model(self._build_request, check_log=True)
         if isinstance(prepared, Answer):
             return prepared
         request = None if isinstance(prepared, TurnState) else prepared
@@ -210,7 +204,7 @@ class Turn(Struct, eq=False):
             body = mark_client_calls(self._reply_body(reply), [call["id"] for call in client_calls])
             if is_cut_off := reply.finish == "length":
                 client_calls = []  # the last call is incomplete, so the client gets no calls
-            seq = await self._store_message(body, seen=self.seen)
+            seq = await self._store_message(self._mark_seen(body))
             if self.has_dropped_message:
                 return self._make_answer(reply.text, None)
             self.streamed = StreamedAnswer()
@@ -237,65 +231,41 @@ class Turn(Struct, eq=False):
     # --- the request -------------------------------------------------------------------------
 
     async def _prepare_next_request(self) -> "_Request":
-        await self.unsaved.flush(self.sessions, on_event=self.on_event)
-        request = await self._prepare_request(check_log=False)
+        request = await self.threads.run_model(self._build_request, check_log=False)
         assert isinstance(request, _Request)
         return request
 
-    async def _prepare_request(self, *, check_log: bool) -> "_Request | TurnState | Answer":
-        """Read the session and build the next request, in one thread call.
+    def _build_request(self, *, check_log: bool) -> "_Request | TurnState | Answer":
+        """Read the session and build the next request. This call blocks.
 
         With `check_log`, return the answer if the log already has one, or the TurnState if tool
         calls have no result. Raises _HistoryChanged if the user message is hidden now.
         """
-        # If an unsaved message were stored while the log is read, the model would get both copies.
-        async with self.unsaved.pause_writes():
-            return await self.threads.run_model(
-                self._build_request,
-                self.unsaved.bodies,
-                self.unsaved.newest_idempotency_key,
-                self.unsaved.question_keys,
-                check_log=check_log,
-            )
-
-    def _build_request(
-        self,
-        unsaved: Sequence[Mapping[str, Any]],
-        idempotency_key: str,
-        unsaved_keys: tuple[str, ...],
-        *,
-        check_log: bool,
-    ) -> "_Request | TurnState | Answer":
         self._store_usage()
         if check_log and self.view is not None:
             # A killed turn may have left an answer whose user message was hidden.
-            hide_late_message(self.sessions.store, self.view)
-        view = self._read_answerable_view(unsaved)
+            hide_late_message(self.store, self.view)
+        view = self._read_answerable_view()
         state = _state_of(view)
         self.asked_seqs |= frozenset(state.unanswered)
-        if check_log and view is not None:
+        if check_log:
             answer_or_calls = self._find_answer_or_calls(view, state)
             if answer_or_calls is not None:
                 return answer_or_calls
         model = self._find_model(view)
         previous_recall = self.last_recall
-        recall_result = self._recall(view, unsaved)
+        recall_result = self._recall(view)
         if self.last_recall is not previous_recall and self.instance.memory is not None:
-            view = self._read_answerable_view(unsaved)  # it may have changed during the search
+            view = self._read_answerable_view()  # it may have changed during the search
             state = _state_of(view)
         context = self.instance.context(model, self.options)
-        attempt = context.start_request(
-            self.key, memory=recall_result.block, unsaved=unsaved, view=view
-        )
-        self.last_request = None if view is None else (view, attempt)
-        answers = state.questions
-        return _Request(model, recall_result, attempt, idempotency_key, answers, unsaved_keys)
+        attempt = context.start_request(self.key, memory=recall_result.block, view=view)
+        self.last_request = (view, attempt)
+        return _Request(model, recall_result, attempt, state.questions)
 
-    def _read_answerable_view(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
+    def _read_answerable_view(self) -> SessionView:
         """Update and return `self.view`. Raises _HistoryChanged if the user messages are hidden."""
         view = self._read_view()
-        if view is None or unsaved:
-            return view
         if not view.messages or self._is_question_hidden(view):
             raise _HistoryChanged
         return view
@@ -305,18 +275,13 @@ class Turn(Struct, eq=False):
         asked_seqs = self.asked_seqs
         return bool(asked_seqs) and asked_seqs.isdisjoint(message.seq for message in view.messages)
 
-    def _read_view(self) -> SessionView | None:
-        """Update and return `self.view`; return None if no message of the session is stored yet.
-
-        Raises NoSuchSession if the session is gone.
-        """
-        store, old_view = self.sessions.store, self.view
+    def _read_view(self) -> SessionView:
+        """Update and return `self.view`. Raises NoSuchSession if the session is gone."""
+        old_view = self.view
         try:
-            view = refresh_view(store, self.key, old_view)
+            view = refresh_view(self.store, self.key, old_view)
         except NoSuchSession:
-            if old_view is None and not self.user_seq:
-                return None
-            raise missing_session_error(store, self.key) from None
+            raise missing_session_error(self.store, self.key) from None
         if old_view is not None and view.uid != old_view.uid:
             raise SessionDeleted(self.key, recreated=True)
         self.view = view
@@ -342,35 +307,32 @@ class Turn(Struct, eq=False):
             return self._make_answer("", None, outcome="elsewhere")
         return state if state.open_calls or state.client_calls else None
 
-    def _find_model(self, view: SessionView | None) -> ChatModel:
+    def _find_model(self, view: SessionView) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
         if self.options.model:
             return self.instance.model_for(self.options.model)
-        meta = {} if view is None else view.info.meta
-        return self.instance.chosen_model(meta, self._emit_notice_from_thread)
+        return self.instance.chosen_model(view.info.meta, self._emit_notice_from_thread)
 
-    def _recall(
-        self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
-    ) -> RecallResult:
+    def _recall(self, view: SessionView) -> RecallResult:
         """Search the memory for the user's newest text, or return the last result.
 
         The search is repeated if the text changes, or if a session with recalled messages is
         deleted or purged.
         """
-        history = () if view is None else view.messages[-_MAX_MESSAGES_FOR_RECALL:]
-        bodies = [*(message.to_dict() for message in history), *unsaved]
+        history = view.messages[-_MAX_MESSAGES_FOR_RECALL:]
         last_text, last_result = self.last_recall
-        user_texts = (text for body in reversed(bodies) if (text := _user_text(body)))
+        user_texts = (
+            text for message in reversed(history) if (text := _user_text(message.to_dict()))
+        )
         user_text = next(user_texts, last_text)
         if user_text == last_text and (
             self.source_sessions == self._find_source_sessions(last_result)
         ):
             return last_result
         self.last_recall, self.source_sessions = (user_text, RecallResult()), {}
-        info = None if view is None else view.info
         for _ in range(_MAX_MEMORY_SEARCHES):
             recall_result = self.instance.recall(
-                user_text, self.key, sender=self.options.sender, info=info
+                user_text, self.key, sender=self.options.sender, info=view.info
             )
             source_sessions = self._find_source_sessions(recall_result)
             if None not in source_sessions.values():
@@ -410,12 +372,7 @@ class Turn(Struct, eq=False):
                     model=model.name, tokens=window.tokens, budget=window.budget, recalled=hit_count
                 )
             )
-            self.seen = SeenMessages(
-                upto=window.upto,
-                once=request.once,
-                answers=request.answers,
-                unsaved_keys=request.unsaved_keys,
-            )
+            self.seen_upto, self.answers = window.upto, request.answers
             start_time = time.monotonic()
             try:
                 await self._stream_answer(model, window.messages)
@@ -537,8 +494,7 @@ class Turn(Struct, eq=False):
         tries = tries + 1 if seq == info.last_seq else 1
         if tries > _MAX_CALL_TRIES:
             return False
-        with suppress(StenologError):
-            self.sessions.store.set_meta(self.key, **{TRIES_FIELD: [info.last_seq, tries]})
+        self.store.set_meta(self.key, **{TRIES_FIELD: [info.last_seq, tries]})
         return True
 
     # --- ending ------------------------------------------------------------------------------
@@ -549,7 +505,8 @@ class Turn(Struct, eq=False):
         if not reply.text.strip():
             self.on_event(Notice(text="the model returned an empty answer"))
         self.final_text = reply.text
-        seq = await self._store_message(self._reply_body(reply), seen=self.seen, is_final=True)
+        body = self._mark_seen(self._reply_body(reply))
+        seq = await self._store_message(body, is_final=True)
         return self._make_answer(reply.text, seq, finish=reply.finish)
 
     def _reply_body(self, reply: StreamedAnswer) -> dict[str, Any]:
@@ -560,9 +517,8 @@ class Turn(Struct, eq=False):
 
     async def _give_up(self, text: str) -> Answer:
         self.on_event(TextDelta(text=text))
-        body = {"role": "assistant", "content": text}
-        seen = replace(self.seen, interrupted="given up")
-        return self._make_answer(text, await self._store_message(body, seen=seen))
+        body = self._mark_seen({"role": "assistant", "content": text}, interrupted="given up")
+        return self._make_answer(text, await self._store_message(body))
 
     async def _interrupt_shielded(self, reason: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
@@ -578,33 +534,24 @@ class Turn(Struct, eq=False):
         """
         if self.final_seq is not None:
             return self._make_answer(self.final_text, self.final_seq)
-        view = await self.threads.run(find_view, self.sessions.store, self.key)
-        for message in () if view is None else view.messages[-_MAX_CHECKED_MESSAGES:]:
+        view = await self.threads.run(self.store.view, self.key)
+        for message in view.messages[-_MAX_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
-            if self.final_text and message.seq > self.seen.upto and content == self.final_text:
+            if self.final_text and message.seq > self.seen_upto and content == self.final_text:
                 return self._make_answer(self.final_text, message.seq)  # the answer is complete
         state = _state_of(view)
         for call in state.open_calls:
             await self._store_message(tool_message(call.id or "", STOPPED_TEXT))
         partial_text = self.streamed.text.rstrip()
         text = f"{partial_text} {INTERRUPTED_MARK}" if partial_text else INTERRUPTED_MARK
-        upto = max(self.seen.upto, self.user_seq)
-        if not upto:  # stopped before the first request
-            upto = max(self.asked_seqs, default=0)
-        idempotency_key, unsaved_keys = self.seen.once, self.seen.unsaved_keys
+        self.seen_upto = max(self.seen_upto, self.user_seq)
+        if not self.seen_upto:  # stopped before the first request
+            self.seen_upto = max(self.asked_seqs, default=0)
         if all_answered:
-            upto = max((upto, *state.unanswered))
-            idempotency_key = self.unsaved.newest_idempotency_key or idempotency_key
-            unsaved_keys = self.unsaved.question_keys
-        seen = SeenMessages(
-            upto=upto,
-            once=idempotency_key,
-            answers=tuple(seq for seq in state.questions if seq <= upto),
-            unsaved_keys=unsaved_keys,
-            interrupted=reason,
-        )
-        body = {"role": "assistant", "content": text}
-        seq = await self._store_message(body, seen=seen)
+            self.seen_upto = max((self.seen_upto, *state.unanswered))
+        self.answers = state.questions
+        body = self._mark_seen({"role": "assistant", "content": text}, interrupted=reason)
+        seq = await self._store_message(body)
         return self._make_answer(text, seq, outcome="interrupted")
 
     def _make_answer(
@@ -621,37 +568,42 @@ class Turn(Struct, eq=False):
             text=text,
             outcome="calls" if calls else outcome,
             seq=seq,
-            saved=not self.unsaved.bodies and not self.has_dropped_message,
+            saved=not self.has_dropped_message,
             calls=tuple(calls),
             finish=finish,
         )
 
     # --- storing -----------------------------------------------------------------------------
 
+    def _mark_seen(self, body: Mapping[str, Any], *, interrupted: str = "") -> dict[str, Any]:
+        """Return an answer with the seqs of the messages that it is based on and answers."""
+        # Only the answer after the tool results answers the messages.
+        answers = None
+        if not calls_of(body):
+            answers = sorted(seq for seq in self.answers if seq <= self.seen_upto)
+        return mark_seen(body, seen=self.seen_upto, answers=answers, interrupted=interrupted)
+
     async def _store_message(
-        self, body: dict[str, Any], *, seen: SeenMessages | None = None, is_final: bool = False
+        self, body: Mapping[str, Any], *, is_final: bool = False
     ) -> int | None:
-        """Store a message of this turn, unless the user message is hidden now.
+        """Store a message of this turn; return None if the user message is hidden now.
 
         `is_final`: the message is the last message of the turn, so the lease is released in the
         worker-thread call that appends the message.
         """
         if self.has_dropped_message:
             return None
-        append = partial(self._append_message, is_final=is_final)
         try:
-            return await self.unsaved.store_turn_message(
-                self.sessions, body, on_event=self.on_event, seen=seen, append=append
-            )
+            return await self.threads.run(self._append_message, body, is_final=is_final)
         except _HistoryChanged:
             self._drop_answer()
             return None
 
     def _drop_answer(self) -> None:
         self.has_dropped_message = True
-        self.on_event(SaveFailed(count=1, text=HISTORY_CHANGED_TEXT))
+        self.on_event(Notice(text=HISTORY_CHANGED_TEXT))
 
-    def _append_message(self, body: Mapping[str, Any], once: str, *, is_final: bool) -> int | None:
+    def _append_message(self, body: Mapping[str, Any], *, is_final: bool) -> int:
         """Append a message if the session still needs the message. This call blocks.
 
         After the final message, release the lease. Raises NoSuchSession if the session is gone,
@@ -659,25 +611,19 @@ class Turn(Struct, eq=False):
         """
         old_view = self.view
         if old_view is not None:
-            try:
-                view = self._read_view()
-            except NoSuchSession:
-                raise
-            except StenologError:
-                view = old_view  # the append fails as well, and the message stays unsaved
-            is_unchanged = view is None or old_view.matches(view.uid, view.generation, view.change)
-            if view is not None and not is_unchanged and not self._is_needed(view, body):
+            view = self._read_view()
+            is_unchanged = old_view.matches(view.uid, view.generation, view.change)
+            if not is_unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
-        seq = self.sessions.add_full_message(self.key, body, once=once)
-        if seq is not None and self.view is not None and seq <= self.view.upto:
+        seq = append_once(self.store, self.key, body)
+        if self.view is not None and seq <= self.view.upto:
             # The session was deleted since the last read, so the append has created a new session.
             withdraw_message(self.instance.store, self.view, seq, body)
             raise SessionDeleted(self.key)
-        if seq is not None:
-            self.written_seqs.append(seq)
-            if is_final and self.release_lease is not None:
-                self.final_seq = seq
-                self.release_lease()
+        self.written_seqs.append(seq)
+        if is_final and self.release_lease is not None:
+            self.final_seq = seq
+            self.release_lease()
         return seq
 
     def _hide_late_messages(self, view: SessionView) -> None:
@@ -710,8 +656,8 @@ def answer_from_log(key: str, found: StoredAnswer, outcome: Outcome) -> Answer |
     return Answer(key=key, text=text, outcome=outcome, seq=found.message.seq)
 
 
-def _state_of(view: SessionView | None) -> TurnState:
-    return TurnState() if view is None else turn_state(view.messages, view.info.lost_spans)
+def _state_of(view: SessionView) -> TurnState:
+    return turn_state(view.messages, view.info.lost_spans)
 
 
 def _user_text(body: Mapping[str, Any]) -> str:

@@ -133,19 +133,6 @@ class SummaryCreated(Struct, frozen=True, kw_only=True):
     report: SummaryReport
 
 
-class SaveFailed(Struct, frozen=True, kw_only=True):
-    """Messages could not be stored; `text` tells the reason and what to do."""
-
-    count: int
-    text: str
-
-
-class SaveRecovered(Struct, frozen=True, kw_only=True):
-    """All unsaved messages are stored now."""
-
-    count: int
-
-
 TEXT_KEPT: Final = "the text so far is kept"
 """Clause in the notice about an interrupted answer. Front ends recognize the notice by it."""
 RETRY_HINT: Final = ", /retry asks again"
@@ -167,8 +154,6 @@ Event = (
     | ToolFinished
     | UsageReported
     | SummaryCreated
-    | SaveFailed
-    | SaveRecovered
     | Notice
 )
 """An event of a turn, in the order in which it happened."""
@@ -188,11 +173,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     The outcome `answered` means that the turn has ended with this text, which is in the log if
     `seq` is set. `calls` means that the client has to run tools first. `interrupted` means that the
     answer was stopped, and its text so far is kept. `failed` means that the user's message stays
-    unanswered, and the text tells the reason. With the error OnceConflict, the message was not
-    stored, because its id belongs to another message; with AnswerUnknown, the message was sent
-    before, and its answer may be damaged. `again` means that the message was answered before.
-    `elsewhere` means that another process, or another turn of this process, answered the message.
-    `command` means that the message was a command.
+    unanswered, and the text tells the reason; if a write failed, the error is StoreUnavailable.
+    With the error OnceConflict, the id of the message belongs to another message; with
+    AnswerUnknown, the message was sent before, and its answer may be damaged. `again` means that
+    the message was answered before. `elsewhere` means that another process, or another turn of this
+    process, answered the message. `command` means that the message was a command.
     """
 
     key: str
@@ -202,7 +187,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     seq: int | None = None
     """Seq of the answer; None if the answer is not stored."""
     saved: bool = True
-    """Whether all messages of the turn are stored."""
+    """Whether the messages of the turn are stored; if it failed, whether the user's message is."""
     calls: tuple[Mapping[str, Any], ...] = ()
     """Tool calls that the client has to run, in OpenAI's chat format."""
     error: StenologError | None = None

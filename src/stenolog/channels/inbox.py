@@ -23,7 +23,8 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
 from stenolog.agent.threads import cancel_and_wait, start_task
-from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored, SaveFailed
+from stenolog.agent.turn import HISTORY_CHANGED_TEXT
+from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored
 from stenolog.channels.channel import Destination, IncomingMessage
 from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.delivery import Delivery
@@ -237,7 +238,8 @@ def _digest(*texts: str) -> str:
 
 _SILENT_ANSWERS: Final = (CLOSING_TEXT, TAKEN_OVER_TEXT)
 """Answers that are not sent to the user, because the resumed turn's answer is delivered later."""
-_NOT_SAVED_TEXT: Final = "This is not saved yet, because storage is not available right now."
+_NOT_SAVED_TEXT: Final = "Your message is not saved yet."
+_NOT_KEPT_TEXT: Final = f"({HISTORY_CHANGED_TEXT[0].upper()}{HISTORY_CHANGED_TEXT[1:]}.)"
 _REASON_TEXTS: Final[Mapping[type[StenologError], str]] = {
     AnswerUnknown: "the earlier answer to this message is damaged, so please write it again",
     ContextTooSmall: "the conversation is too long for the model",
@@ -382,8 +384,6 @@ class Inbox:
             raise answer.error
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
-        if task.save_error:
-            _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.save_error)
         is_durable = answer.outcome != "failed" or answer.saved
         _set_durable(durable, is_durable)
         if not is_durable and not self._is_first_failure(message):
@@ -479,8 +479,6 @@ class _MessageTask:
         self._durable = durable
         self._task: asyncio.Task[Answer] | None = None
         self._typing: asyncio.Task[None] | None = None
-        self.save_error = ""
-        """Text of the last error of the store; empty if everything was saved."""
 
     async def start(
         self, loop: AgentLoop, inbound: InboundMessage, instance: AgentInstance
@@ -512,8 +510,6 @@ class _MessageTask:
             _set_durable(self._durable, True)
             if self._message.origin is not None and self._typing is None:
                 self._typing = asyncio.create_task(self._inbox.keep_typing(self._message.origin))
-        elif isinstance(event, SaveFailed):
-            self.save_error = event.text
 
     async def _cancel_tasks(self) -> None:
         await cancel_and_wait(task for task in (self._typing, self._task) if task is not None)
@@ -539,7 +535,7 @@ def text_for_user(answer: Answer) -> str:
     if answer.outcome == "answered" and not text.strip():
         text = "(The model returned an empty answer.)"
     if text and not answer.saved:
-        text += f"\n\n({_NOT_SAVED_TEXT})"
+        text += f"\n\n{_NOT_KEPT_TEXT}"
     return text
 
 

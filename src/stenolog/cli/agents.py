@@ -22,7 +22,7 @@ from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.catalog.background_catalog import BackgroundCatalog, ReadHeads
 from stenolog.cli.chat_screen import UNSUPPORTED_FORMAT_ADVICE
 from stenolog.cli.config import AgentOptions, read_settings
-from stenolog.cli.output import error_sentence, plural, print_notice, sentence
+from stenolog.cli.output import error_sentence, print_notice, sentence
 from stenolog.cli.workspace import session_command
 from stenolog.errors import ModelRefused, StenologError, UnsupportedFormat, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
@@ -370,8 +370,8 @@ async def close_agent(
 ) -> int:
     """Let running turns finish, close everything and return the exit code.
 
-    `print_notice` prints texts about unfinished turns and unsaved messages. A signal during this
-    time cancels the turns. If a cancelled turn does not end, the process exits anyway.
+    `print_notice` prints texts about unfinished turns. A signal during this time cancels the turns.
+    If a cancelled turn does not end, the process exits anyway.
     """
     loop = opened_agent.loop
     signals.watch(signal.SIGINT)
@@ -401,8 +401,6 @@ async def close_agent(
     close_report = [await close_task for close_task in close_tasks][-1]
     if text := interruption_text(close_report):
         print_notice(text)
-    if close_report.not_saved:
-        return EXIT_NOT_SAVED
     return _signal_exit_code(signals) if close_report.turns else 0
 
 
@@ -411,13 +409,8 @@ def _signal_exit_code(signals: Signals) -> int:
 
 
 def interruption_text(report: CloseReport) -> str:
-    """Describe unfinished turns and unsaved messages; empty if there are none."""
-    sentences = []
-    if report.turns:
-        commands = ", ".join(f"`{session_command('chat', key)}`" for key in report.turns)
-        sentences.append(
-            f"The answer is not finished. All messages are stored; resume with {commands}."
-        )
-    if report.not_saved:
-        sentences.append(f"Lost: {plural(report.not_saved, 'message')} could not be saved.")
-    return "\n".join(sentences)
+    """Describe unfinished turns; empty if there are none."""
+    if not report.turns:
+        return ""
+    commands = ", ".join(f"`{session_command('chat', key)}`" for key in report.turns)
+    return f"The answer is not finished. All messages are stored; resume with {commands}."

@@ -170,7 +170,6 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
     from stenolog.agent.commands import new_key, parse_command
     from stenolog.cli.agents import (
         CHANNEL,
-        EXIT_NOT_SAVED,
         SENDER,
         Signals,
         close_agent,
@@ -196,10 +195,6 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
         status, verbose=sys.stderr.isatty(), quiet=wants_json(), is_last=True, on_closed=stop
     )
 
-    def print_unreported(text: str) -> None:
-        if not printer.has_reported_loss:
-            print_notice(text)
-
     async def stream_answer() -> "Answer":
         """Stream and return the answer. Raises UsageError, and OSError if stdout fails."""
         loop.add_signal_handler(signal.SIGINT, stop)
@@ -218,12 +213,10 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
         answer_task = asyncio.create_task(stream_answer())
         await signals.wait_for_task_or_signal(answer_task)
     finally:
-        exit_code = await close_agent(opened_agent, signals, print_unreported)
+        exit_code = await close_agent(opened_agent, signals, print_notice)
     answer = await answer_task
     print_json(_answer_fields(answer, printer, status))
-    answer_code = exit_code_of(answer)
-    # If the answer has its own exit code, it takes precedence over EXIT_NOT_SAVED.
-    return (answer_code or exit_code) if exit_code == EXIT_NOT_SAVED else (exit_code or answer_code)
+    return exit_code or exit_code_of(answer)
 
 
 def _answer_fields(

@@ -19,8 +19,6 @@ from stenolog.agent.turn_events import (
     Answer,
     Event,
     Notice,
-    SaveFailed,
-    SaveRecovered,
     SummaryCreated,
     TextDelta,
     ToolFinished,
@@ -30,14 +28,11 @@ from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_screen import (
     PROMPT,
     StatusLine,
-    UnsavedReport,
     duration_text,
     first_line,
     is_interruption_notice,
-    is_question_unsaved,
     new_summary_text,
     outcome_text,
-    saved_text,
     tool_call_text,
 )
 from stenolog.cli.output import (
@@ -113,10 +108,8 @@ class TurnPrinter:
         self._verbose = verbose
         self._quiet = quiet
         self._is_last = is_last
-        self.has_reported_loss = False
         self._interruption_reported = False
         self._output_filter = ControlSequenceFilter()
-        self._unsaved = UnsavedReport()
         self._call_arguments: dict[str, str] = {}
         self._last_output = ""
         self._needs_empty_line = False
@@ -137,11 +130,6 @@ class TurnPrinter:
                 self._record_and_print_tool(event)
             case SummaryCreated():
                 self._print_notice(new_summary_text(event.report))
-            case SaveFailed():
-                self._print_notice(self._unsaved.describe(event))
-            case SaveRecovered():
-                self._unsaved.mark_saved()
-                self._print_notice(saved_text(event))
             case Notice():
                 self._interruption_reported |= is_interruption_notice(event)
                 # After the last message the user cannot type a command, so none is suggested.
@@ -163,9 +151,6 @@ class TurnPrinter:
             raise self._output_error
         is_reported = self._interruption_reported
         self._print_notice(outcome_text(answer, is_reported=is_reported, is_last=self._is_last))
-        if not self._is_last:  # `close_agent` reports the unsaved messages of the last turn
-            self._print_notice(self._unsaved.describe_unreported())
-        self.has_reported_loss = is_question_unsaved(answer)
         if self._verbose and answer.outcome in ("answered", "interrupted"):
             self._print_notice(self._status.text())
 

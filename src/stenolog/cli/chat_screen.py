@@ -15,8 +15,6 @@ from stenolog.agent.turn_events import (
     Event,
     ModelCalled,
     Notice,
-    SaveFailed,
-    SaveRecovered,
     SummaryCreated,
     TextDelta,
     ThinkingDelta,
@@ -28,7 +26,6 @@ from stenolog.catalog.message_metadata import model_label
 from stenolog.cli.output import (
     error_sentence,
     one_line,
-    plural,
     printable,
     render_lines,
     sentence,
@@ -38,7 +35,7 @@ from stenolog.cli.output import (
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 from stenolog.cli.workspace import session_command
 from stenolog.context.summarize import UNDO_HINT, SummaryReport
-from stenolog.errors import NoSuchSession, StoreUnavailable, UnsupportedFormat
+from stenolog.errors import MaybeStored, NoSuchSession, UnsupportedFormat
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
@@ -93,51 +90,9 @@ def new_summary_text(report: SummaryReport) -> str:
     return f"{summary_text}. Use /undo to restore them."
 
 
-class UnsavedReport:
-    """Texts about unsaved messages: a full report once, and a count at the end of each turn."""
-
-    def __init__(self) -> None:
-        self._reported_problem = ""
-        self._reported_count = 0
-        self._unsaved_count = 0
-
-    def describe(self, event: SaveFailed) -> str:
-        """Return the number of unsaved messages and the error; empty if the error was reported."""
-        self._unsaved_count = event.count
-        if event.text == self._reported_problem:
-            return ""
-        self._reported_problem, self._reported_count = event.text, event.count
-        return f"{self._count_text()} {error_sentence(event.text)}"
-
-    def mark_saved(self) -> None:
-        """Forget the reported problem, because all messages are saved now."""
-        self._reported_problem, self._reported_count, self._unsaved_count = "", 0, 0
-
-    def describe_unreported(self) -> str:
-        """Return the number of unsaved messages as text; empty if it was already reported."""
-        if self._unsaved_count == self._reported_count:
-            return ""
-        self._reported_count = self._unsaved_count
-        return self._count_text()
-
-    def _count_text(self) -> str:
-        return f"Not saved: {plural(self._unsaved_count, 'message')} in memory only."
-
-
-def saved_text(event: SaveRecovered) -> str:
-    """Return a sentence that says how many unsaved messages are saved now."""
-    subject = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
-    return f"Saved {subject}."
-
-
 def is_interruption_notice(event: Notice) -> bool:
     """Return whether the notice reports that the answer was interrupted."""
     return TEXT_KEPT in event.text
-
-
-def is_question_unsaved(answer: Answer) -> bool:
-    """Return whether the user's message could not be saved, which `SaveFailed` has reported."""
-    return not answer.saved and isinstance(answer.error, StoreUnavailable)
 
 
 UNSUPPORTED_FORMAT_ADVICE: Final = (
@@ -167,12 +122,10 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
             return (
                 f"{error_sentence(answer.text)} Your message is saved. {UNSUPPORTED_FORMAT_ADVICE}"
             )
-        case "failed" if is_last and is_question_unsaved(answer):
-            return "Your question was not answered. Ask again when the problem is fixed."
         case "failed" if not answer.saved:
-            last_advice = "Your question was not saved; ask again."
-            advice = last_advice if is_last else "Use /retry to try again."
-            return f"{error_sentence(answer.text)} {advice}"
+            state = "may not be saved" if isinstance(answer.error, MaybeStored) else "was not saved"
+            subject = "question" if is_last else "message"
+            return f"{error_sentence(answer.text)} Your {subject} {state}; send it again."
         case "failed" if is_last:
             return f"{error_sentence(answer.text)} Your question is saved; try again with {chat}."
         case "failed":
@@ -308,7 +261,6 @@ class TurnScreen:
         self._has_answer_text = False
         self._last_line_kind = ""
         self._is_finished = False
-        self._unsaved = UnsavedReport()
         self._has_summarized = False
         self._interruption_reported = False
         self._counts_this_turn = False
@@ -339,12 +291,6 @@ class TurnScreen:
             case SummaryCreated():
                 self._has_summarized = True
                 self._show_notice(f"⊟ {new_summary_text(event.report)}", "cyan")
-            case SaveFailed():
-                if text := self._unsaved.describe(event):
-                    self._show_notice(f"! {text}", _ERROR_STYLE)
-            case SaveRecovered():
-                self._unsaved.mark_saved()
-                self._show_notice(f"✓ {saved_text(event)}", "green")
             case Notice():
                 self._interruption_reported |= is_interruption_notice(event)
                 self._show_notice(f"! {sentence(event.text)}", _WARNING_STYLE)
@@ -368,8 +314,6 @@ class TurnScreen:
             self._show_blocks([*stream.add(answer.text), *stream.end()])
         if text := outcome_text(answer, is_reported=self._interruption_reported):
             self._show_notice(text, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
-        if unsaved := self._unsaved.describe_unreported():
-            self._show_notice(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
             turn_time = duration_text(self._clock() - self._started_at)
             text = f"{self._status.text()} · {turn_time}"

@@ -81,7 +81,7 @@ def serve_command(
 
     Example: steno serve --model openai/gpt-5-mini
 
-    Exit codes: 0 stopped, 1 could not start, 2 wrong usage, 3 stopped with unsaved messages.
+    Exit codes: 0 stopped, 1 could not start, 2 wrong usage.
     """
     settings = read_settings(config, {"gateway.host": host, "gateway.port": port})
     options = AgentOptions(config=config, workspace=workspace, model=model)
@@ -100,7 +100,7 @@ def _import_gateway() -> None:
 async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool = False) -> int:
     # These imports are slow, and the gateway is an optional extra.
     _import_gateway()
-    from stenolog.cli.agents import EXIT_NOT_SAVED, interruption_text, open_agents, open_viewers
+    from stenolog.cli.agents import interruption_text, open_agents, open_viewers
     from stenolog.gateway.daemon import listen
 
     _log_to_stderr(settings)
@@ -143,12 +143,11 @@ async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool
     if failure is not None:
         print_notice(f"The server stopped unexpectedly: {failure!r}")
         return 1
-    exit_code = EXIT_NOT_SAVED if close_report.not_saved else 0
     if close_report.hanging:
         sys.stderr.flush()
         # Exit at once: a tool that does not end occupies a thread that cannot be stopped.
-        os._exit(exit_code)
-    return exit_code
+        os._exit(0)
+    return 0
 
 
 async def _start_daemon(

@@ -101,15 +101,13 @@ class Context:
         """The calibrated token counter."""
         return Tokens(count=self._tokens.count, ratio=self._tokens.ratio * self.calibration.ratio)
 
-    def window(
-        self, key: str, *, memory: str = "", unsaved: Sequence[Mapping[str, Any]] = ()
-    ) -> Window:
+    def window(self, key: str, *, memory: str = "") -> Window:
         """Return the messages to send now, without writing to the store.
 
-        `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
-        store. Raises ContextTooSmall, and UnsupportedFormat if a message cannot be sent.
+        `memory`: the text that recall produced. Raises ContextTooSmall, and UnsupportedFormat if a
+        message cannot be sent.
         """
-        return self._build_window(find_view(self.store, key), memory, unsaved, self.limits)
+        return self._build_window(find_view(self.store, key), memory, self.limits)
 
     def call(
         self,
@@ -117,7 +115,6 @@ class Context:
         model: Callable[[list[Body]], T],
         *,
         memory: str = "",
-        unsaved: Sequence[Mapping[str, Any]] = (),
         usage: Callable[[T], int | None] | None = None,
     ) -> T:
         """Call the model with the window and return its answer. The caller stores the answer.
@@ -129,7 +126,7 @@ class Context:
         sent, and all other errors of the model.
         """
         check_not_async(model, _MODEL_SIGNATURE)
-        attempt = self.start_request(key, memory=memory, unsaved=unsaved)
+        attempt = self.start_request(key, memory=memory)
         while True:
             try:
                 answer = check_answer(model(attempt.window.messages), _MODEL_SIGNATURE)
@@ -145,7 +142,6 @@ class Context:
         key: str,
         *,
         memory: str = "",
-        unsaved: Sequence[Mapping[str, Any]] = (),
         view: SessionView | None = None,
     ) -> "Attempt":
         """Start a request for a caller that calls the model itself.
@@ -155,7 +151,7 @@ class Context:
         """
         limits = self.limits
         view = view or find_view(self.store, key)
-        window = self._build_window(view, memory, unsaved, limits)
+        window = self._build_window(view, memory, limits)
         overfull = bool(window.left_out)
         is_complete = not (overfull or window.elided or window.memory_left_out)
         is_long = view is not None and len(view.messages) > limits.max_history_messages
@@ -164,8 +160,8 @@ class Context:
             key, view, "auto", limits, memory, overfull=overfull
         ):
             view = find_view(self.store, key)
-            window = self._build_window(view, memory, unsaved, limits)
-        return Attempt(self, key, memory, unsaved, limits, window)
+            window = self._build_window(view, memory, limits)
+        return Attempt(self, key, memory, limits, window)
 
     def summarize_if_needed(
         self, key: str, *, memory: str = "", view: SessionView | None = None
@@ -214,12 +210,11 @@ class Context:
         self,
         view: SessionView | None,
         memory: str,
-        unsaved: Sequence[Mapping[str, Any]],
         limits: Limits,
     ) -> Window:
         with _named_session(view):
             return build_window(
-                unsaved if view is None else [*view.messages, *unsaved],
+                () if view is None else view.messages,
                 "" if view is None else view.info.summary,
                 system=self._system,
                 tools=self._tools,
@@ -307,7 +302,6 @@ class Attempt(Struct, eq=False):
     _context: Context
     _key: str
     _memory: str
-    _unsaved: Sequence[Mapping[str, Any]]
     _limits: Limits
     window: Window
     _stated_limit: int | None = None
@@ -333,7 +327,7 @@ class Attempt(Struct, eq=False):
         context._summarize(self._key, view, "overflow", limits, self._memory)
         try:
             view = find_view(context.store, self._key)
-            self.window = context._build_window(view, self._memory, self._unsaved, limits)
+            self.window = context._build_window(view, self._memory, limits)
         except ContextTooSmall as too_small_error:
             raise _cannot_shorten_error(self.window, overflow, too_small_error) from error
         return True

@@ -17,7 +17,7 @@ from starlette.types import ExceptionHandler
 from stenolog import errors
 from stenolog.agent.scheduler import SessionBusy
 from stenolog.codec import encode_object
-from stenolog.errors import StenologError, StoreBusy
+from stenolog.errors import StenologError, StoreUnavailable
 from stenolog.records import Message, decode_object
 from stenolog.settings.secrets import HIDDEN, mask_secrets
 from stenolog.settings.values import Settings
@@ -169,8 +169,8 @@ async def response_for(request: Request, error: Exception) -> Response:
     text = _shorten(without_secrets(str(error), settings))
     if status == 500:
         _logger.error("%s %s: %s", request.method, request.url.path, text)
-    # The lock of the store may be free soon, so the client may retry after a second.
-    headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
+    # The store may work again soon, so the client may retry after a second.
+    headers = {"Retry-After": "1"} if isinstance(error, StoreUnavailable) else None
     # The error code is the name of the exception class in snake case.
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
     return error_response(status, text, code=code, headers=headers)

@@ -405,11 +405,14 @@ async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResp
     if isinstance(answer.error, OnceConflict | AnswerUnknown):
         raise answer.error
     if answer.outcome == "failed":
-        storage_text = "the message is stored" if answer.saved else "the message is not stored yet"
+        storage_text = "the message is stored" if answer.saved else "the message is not stored"
         # The status is 503 if a retry may help, and 502 if the model failed.
         is_temporary = isinstance(answer.error, StoreUnavailable | StoreClosed | ModelUnavailable)
-        status = 503 if is_temporary or not answer.saved else 502
-        raise HTTPException(status, f"{answer.text} ({storage_text})")
+        raise HTTPException(
+            503 if is_temporary or not answer.saved else 502,
+            f"{answer.text} ({storage_text})",
+            headers={"Retry-After": "1"} if isinstance(answer.error, StoreUnavailable) else None,
+        )
     return MessageResponse(
         answer=answer.text,
         outcome=answer.outcome,

@@ -24,7 +24,6 @@ from stenolog.agent.turn_events import (
     EventHandler,
     InboundMessage,
     ModelCalled,
-    SaveFailed,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -39,16 +38,11 @@ def _say(*words: object) -> None:
 
 def _teller(id: str) -> EventHandler:
     """Return an event handler that prints the events of a message or a resumed turn."""
-    unsaved = False
 
     def tell(event: Event) -> None:
-        nonlocal unsaved
         match event:
-            case SaveFailed():
-                unsaved = True
-                _say("unsaved", id, event.text)
             case ModelCalled():
-                _say("asked" if unsaved or not id else "ack", id)
+                _say("ack" if id else "asked", id)
             case TextDelta():
                 _say("said", id)
             case ToolStarted():

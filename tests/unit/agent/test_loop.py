@@ -11,7 +11,6 @@ from stenolog.agent.tools import tool
 from stenolog.agent.turn import INTERRUPTED_MARK, SAME_CALLS_TEXT
 from stenolog.agent.turn_events import (
     ModelCalled,
-    SaveFailed,
     SummaryCreated,
     TextDelta,
     ToolFinished,
@@ -469,17 +468,6 @@ def test_failing_event_handler_does_not_end_the_turn(
 
     asyncio.run(main())
     assert "the screen is gone" in caplog.text
-
-
-@every_store
-def test_no_unsaved_event_without_a_failure(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        heard = Heard()
-        async with agent_loop(store, tmp_path, ["Hello."]) as loop:
-            await say(loop, "Hi.", on_event=heard)
-        assert heard.of(SaveFailed) == []
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])

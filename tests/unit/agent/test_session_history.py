@@ -13,9 +13,11 @@ import pytest
 
 from stenolog.agent import commands
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.session_history import read_last_seq, replace_history
+from stenolog.agent.session_history import append_once, read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
+from stenolog.errors import MaybeStored, OnceConflict
 from stenolog.records import Message
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, STORES, agent_loop, bodies, open_agent, say
@@ -98,15 +100,15 @@ def test_clear_is_rejected_while_a_message_is_being_stored(
 ) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
-            sessions: Any = loop.registry.agent().sessions
-            add, begun, go_on = sessions.add_full_message, threading.Event(), threading.Event()
+            own: Any = loop.registry.agent().store
+            add, begun, go_on = own.add_full_message, threading.Event(), threading.Event()
 
             def slowly(*values: Any, **named: Any) -> Any:
                 begun.set()
                 assert go_on.wait(30)
                 return add(*values, **named)
 
-            monkeypatch.setattr(sessions, "add_full_message", slowly)
+            monkeypatch.setattr(own, "add_full_message", slowly)
             asking = asyncio.create_task(say(loop, "early"))
             await asyncio.to_thread(begun.wait, 30)
             cleared = await say(loop, "/clear")
@@ -190,5 +192,60 @@ def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
             # The message may have been answered first.
             hidden = ["late", "to late"] if "are hidden" in cleared.text else None
             assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
+
+    asyncio.run(main())
+
+
+class _ForgetfulStore(InMemoryStore):
+    """A store whose first write of each message has an unknown outcome."""
+
+    is_stored = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tried: set[str | None] = set()
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Store a message; the first write may store it and always fails."""
+        is_first = once not in self._tried
+        self._tried.add(once)
+        if is_first and not self.is_stored:
+            raise MaybeStored("the connection was lost")
+        seq = super().add_full_message(key, message, once=once)
+        if is_first:
+            raise MaybeStored("the connection was lost")
+        return seq
+
+
+@pytest.mark.parametrize("once", ["", "update-1"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_p12_write_of_unknown_outcome_is_repeated_and_stored_once(
+    once: str, *, is_stored: bool
+) -> None:
+    store = _ForgetfulStore()
+    store.is_stored = is_stored
+    seqs = [
+        append_once(store, KEY, {"role": "user", "content": text}, once=once and f"{once}-{text}")
+        for text in ("one", "two")
+    ]
+    assert seqs == [1, 2]
+    assert [message.content for message in store.get_history(KEY)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("content", ["Hello.", "Other."])
+def test_redelivered_message_is_compared_without_metadata(content: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hi."]) as loop:
+            marks = {"of another program": True}
+            stored = {"role": "user", "content": "Hello.", "stenolog": marks}
+            loop.registry.agent().store.add_full_message(KEY, stored, once="update-1")
+            answer = await say(loop, content, id="update-1")
+            if content == "Hello.":
+                assert answer.text == "Hi."
+                assert _contents(loop) == ["Hello.", "Hi."]
+            else:
+                assert isinstance(answer.error, OnceConflict)
 
     asyncio.run(main())

@@ -12,6 +12,7 @@ from stenolog.channels.delivery import MAX_OWED, DeliveryMark, make_owed_mark, r
 from stenolog.channels.inbox import ChatMove, find_session_key, read_move, text_for_user
 from stenolog.channels.telegram import UpdateTracker
 from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, make_signature
+from stenolog.errors import NotStored
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'
@@ -196,8 +197,13 @@ def test_turn_taken_over_by_another_process_has_no_text_for_the_user() -> None:
     assert told == "I could not answer: something went wrong. Your message is saved."
 
 
-def test_unsaved_answer_has_a_notice_for_the_user() -> None:
+def test_answer_that_is_not_kept_has_a_notice_for_the_user() -> None:
     answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
     assert text_for_user(answer).endswith(
-        "(This is not saved yet, because storage is not available right now.)"
+        "(The conversation was cleared or changed by another process, so this answer is not kept.)"
+    )
+    error = NotStored("the disk is full: /srv/sessions")
+    answer = Answer(key="k", text=str(error), outcome="failed", saved=False, error=error)
+    assert text_for_user(answer) == (
+        "I could not answer: storage is not available right now. Your message is not saved yet."
     )

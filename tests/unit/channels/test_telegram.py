@@ -16,7 +16,7 @@ from stenolog.channels.channel import IncomingMessage, Undeliverable
 from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
-from stenolog.errors import ModelUnavailable, NotStored
+from stenolog.errors import NotStored
 from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -261,14 +261,14 @@ def test_offset_does_not_pass_a_message_that_is_not_durable(
     let_go = threading.Event()
 
     def slowed(instance: AgentInstance) -> None:
-        write = instance.sessions.add_full_message
+        write = instance.store.add_full_message
 
         def slow(key: str, message: Any, **named: Any) -> Any:
             if key == KEY:
                 let_go.wait()
             return write(key, message, **named)
 
-        instance.sessions.add_full_message = slow  # type: ignore[method-assign]
+        instance.store.add_full_message = slow  # type: ignore[method-assign]
 
     async def scenario() -> None:
         options: dict[str, Any] = {"settings": {"allow": ("1001", "1002")}, "opened": slowed}
@@ -307,17 +307,18 @@ def test_message_that_could_not_be_stored_is_fetched_again(
 
         store.add_full_message = fails  # type: ignore[method-assign]
 
-    def answer(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
-        if broken.is_set():
-            raise ModelUnavailable("it is not there")
-        return _echo(messages, tools)
+    model = ScriptedModel(_echo)
 
     async def scenario() -> None:
-        async with bot(tmp_path, server, ScriptedModel(answer), opened=failing) as loop:
+        async with bot(tmp_path, server, model, opened=failing) as loop:
             number = server.say("hello")
             await until(server, lambda: len(server.offsets) > 5)
             assert server.unconfirmed == [number]
-            assert len(server.texts(ALICE)) == 1  # one error message
+            assert server.texts(ALICE) == [
+                "I could not answer: storage is not available right now. "
+                "Your message is not saved yet."
+            ]
+            assert model.asked == []
             broken.clear()
             await until(server, confirmed(server, number))
             await until(server, lambda: server.texts(ALICE)[-1] == "You said: hello")

@@ -17,7 +17,6 @@ from stenolog.agent.turn_events import (
     Answer,
     Notice,
     Outcome,
-    SaveFailed,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -153,30 +152,6 @@ def test_failed_answer_is_reported_on_stderr_and_in_json(monkeypatch: pytest.Mon
     assert contents("cli:a") == ["hello"]
 
 
-def test_unsaved_question_is_reported_as_not_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
-    monkeypatch.setenv("STENO_MODELS__BAD__MODEL", "x")
-    monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise NotStored("nothing can be written here")
-
-    for name in ("add_message", "add_full_message", "add_messages", "add_group"):
-        monkeypatch.setattr(JSONLStore, name, refuse)
-    ended = ask("--session", "cli:a", "--model", "bad", "hello")
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert "is kept" not in ended.stderr
-    assert "Your question was not saved; ask again." in ended.stderr
-    assert "Lost: 1 message could not be saved" in ended.stderr
-    answered = ask("--session", "cli:a", "hello")
-    assert answered.exit_code == 3
-    assert answered.stdout != ""
-    assert "Not saved: 2 messages" not in answered.stderr
-    assert answered.stderr.endswith("Lost: 2 messages could not be saved.\n")
-
-
 def test_question_in_an_unwritable_workspace_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,8 +165,7 @@ def test_question_in_an_unwritable_workspace_is_reported_once(
     ended = ask("--session", "cli:a", "again")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr == (
-        "Not saved: 1 message in memory only. Writing 'cli:a': Permission denied.\n"
-        "Your question was not answered. Ask again when the problem is fixed.\n"
+        "Writing 'cli:a': Permission denied. Your question was not saved; send it again.\n"
     )
 
 
@@ -246,7 +220,7 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
         ToolStarted(id="1", name="now", arguments="{}"),
         ToolFinished(id="1", name="now", text="noon\nsharp", failed=False, seconds=0.1),
         TextDelta(text="It is \x1b[2Jnoon."),
-        SaveFailed(count=1, text="the disk is full"),
+        Notice(text="this answer is not kept"),
     ):
         printer.print_event(event)
     printer.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
@@ -254,7 +228,7 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
     assert said == "Let me look.\n\nIt is noon.\n"
     assert told.splitlines() == [
         "✓ now() · 0.1 s · noon (+1 lines)",
-        "Not saved: 1 message in memory only. The disk is full.",
+        "this answer is not kept.",
         "m",
     ]
 

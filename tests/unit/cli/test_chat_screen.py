@@ -11,8 +11,6 @@ from stenolog.agent.turn_events import (
     Event,
     ModelCalled,
     Notice,
-    SaveFailed,
-    SaveRecovered,
     SummaryCreated,
     TextDelta,
     ThinkingDelta,
@@ -29,6 +27,7 @@ from stenolog.cli.chat_screen import (
     tool_call_text,
 )
 from stenolog.context.summarize import SummaryReport
+from stenolog.errors import MaybeStored, NotStored
 from stenolog.providers.chat_model import Usage
 
 COMPACTION = SummaryReport(
@@ -134,11 +133,6 @@ def test_status_line_shows_the_tokens_of_a_turn() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (
-            SaveFailed(count=2, text="the disk is full; make room"),
-            "! Not saved: 2 messages in memory only. The disk is full; make room.",
-        ),
-        (SaveRecovered(count=2), "✓ Saved all 2 unsaved messages."),
         (Notice(text="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(report=COMPACTION),
@@ -152,20 +146,6 @@ def test_notices_name_the_next_step(event: Event, words: str) -> None:
     recorder = ScreenRecorder()
     recorder.show_events(event)
     assert " ".join(recorder.lines) == words
-
-
-def test_full_disk_is_reported_once_with_a_total_at_the_end() -> None:
-    recorder = ScreenRecorder()
-    recorder.show_events(*(SaveFailed(count=count, text="the disk is full") for count in (1, 2, 3)))
-    assert " ".join(recorder.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
-    recorder.screen.finish(DONE)
-    assert "! Not saved: 3 messages in memory only." in recorder.lines
-    saved = ScreenRecorder()
-    saved.show_events(
-        SaveFailed(count=1, text="x"), SaveFailed(count=2, text="x"), SaveRecovered(count=2)
-    )
-    saved.screen.finish(DONE)
-    assert " ".join(saved.lines).count("Not saved") == 1
 
 
 def test_summary_after_the_answer_is_reported() -> None:
@@ -186,6 +166,16 @@ def test_summary_after_the_answer_is_reported() -> None:
         (
             Answer(key="k", text="the server is down", outcome="failed"),
             "The server is down. Your message is saved; use /retry to try again.",
+        ),
+        (
+            Answer(
+                key="k", text="the disk is full", outcome="failed", saved=False, error=NotStored("")
+            ),
+            "The disk is full. Your message was not saved; send it again.",
+        ),
+        (
+            Answer(key="k", text="no answer", outcome="failed", saved=False, error=MaybeStored("")),
+            "No answer. Your message may not be saved; send it again.",
         ),
         (Answer(key="k", text="Old.", outcome="again"), "Old. This message was already answered."),
         (
@@ -228,7 +218,6 @@ def test_tool_names_and_results_cannot_control_the_terminal() -> None:
         ToolFinished(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
         ThinkingDelta(text=f"{evil}\n"),
         Notice(text=evil),
-        SaveFailed(count=1, text=evil),
     )
     assert not set("\x1b\x07\r") & set("".join(recorder.lines))
 

@@ -238,13 +238,13 @@ def test_undone_summary_is_not_repeated_after_the_next_turn(store: Store) -> Non
 
 
 def test_messages_left_out_of_the_window_are_summarized(store: Store) -> None:
-    # The stored messages fit, but not together with an unsaved one.
+    # The stored messages fit, but not together with a long one.
     store.add_messages(KEY, talk(4, size=500))
-    unsaved = [user("q" * 4 * (LIMITS.room - 800))]
     loop = Loop(store)
-    assert loop.context.window(KEY, unsaved=unsaved).left_out > 0
     assert loop.context.summarize_if_needed(KEY) is None
-    sent = loop.context.call(KEY, lambda messages: messages, unsaved=unsaved)
+    store.add_messages(KEY, [user("q" * 4 * (LIMITS.room - 800))])
+    assert loop.context.window(KEY).left_out > 0
+    sent = loop.context.call(KEY, lambda messages: messages)
     assert loop.reasons == ["tokens"]
     assert "earlier messages are left out" not in str(sent)
 
@@ -265,12 +265,11 @@ def test_fields_that_are_not_sent_trigger_no_summary(store: Store) -> None:
     assert sending.context.summarize_if_needed(KEY) is not None
 
 
-def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:
+def test_memory_is_sent_and_not_stored(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(1))
-    window = loop.context.window(KEY, memory="[m] tea [/m]", unsaved=[user("not on disk")])
+    window = loop.context.window(KEY, memory="[m] tea [/m]")
     assert window.messages[0]["content"] == "[m] tea [/m]"
-    assert window.messages[-1] == user("not on disk")
     assert len(store.get_history(KEY)) == 2
 
 

@@ -351,10 +351,10 @@ def test_too_long_summary_is_cut() -> None:
     assert window.left_out == 0
 
 
-def test_unsaved_messages_are_sent() -> None:
-    unsaved = [user("now"), assistant(None, "c1"), tool("c1", "x" * 9_000)]
+def test_messages_that_are_not_stored_are_sent() -> None:
+    bodies = [user("now"), assistant(None, "c1"), tool("c1", "x" * 9_000)]
     limits = Limits(max_context_tokens=500, reserve=50)
-    window = build_window([*stored(talk(1)), *unsaved], limits=limits, tokens=CHEAP)
+    window = build_window([*stored(talk(1)), *bodies], limits=limits, tokens=CHEAP)
     check(window, limits, CHEAP)
     assert user("now") in window.messages
     assert "[… elided: 2,250 tokens]" in window.messages[-1]["content"]

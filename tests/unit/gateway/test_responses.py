@@ -91,7 +91,9 @@ def test_each_error_has_its_status(error: Exception, status: int, code: str) -> 
     assert told["type"] == {403: "permission_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-    assert response.headers.get("retry-after") == ("1" if code == "store_busy" else None)
+    assert response.headers.get("retry-after") == (
+        "1" if isinstance(error, errors.StoreUnavailable) else None
+    )
 
 
 def test_every_stenolog_error_has_a_status() -> None:
