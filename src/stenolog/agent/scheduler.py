@@ -23,14 +23,15 @@ from stenolog.agent.lease_renewal import (
     release_lease,
     renew_lease,
 )
+from stenolog.agent.model_exchange import ModelExchange
 from stenolog.agent.session_history import (
     append_once,
     missing_session_error,
     withdraw_message,
 )
-from stenolog.agent.stored_answers import find_answer
+from stenolog.agent.stored_answers import answer_from_log, find_answer
 from stenolog.agent.threads import Threads, wait_shielded
-from stenolog.agent.turn import TRIES_FIELD, CancelReason, Turn, answer_from_log
+from stenolog.agent.turn import CancelReason, Turn
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -42,6 +43,8 @@ from stenolog.agent.turn_events import (
     TurnOptions,
     ignore_event,
 )
+from stenolog.agent.turn_log import TRIES_FIELD, TurnLog
+from stenolog.agent.turn_memory import TurnMemory
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
     LeaseLost,
@@ -530,15 +533,16 @@ class TurnScheduler:
         view: SessionView | None = None,
     ) -> Turn:
         """Create a turn without starting it."""
+        instance, key = session.instance, session.key
         return Turn(
-            session.instance,
-            session.key,
-            store,
+            instance,
+            TurnLog(leased_store=store, store=instance.store, key=key, view=view),
+            TurnMemory(instance, key, options.sender),
+            ModelExchange(instance, self.threads, on_event, options),
             threads=self.threads,
             on_event=on_event,
             user_seq=user_seq,
             options=options,
-            view=view,
             release_lease=None if session.lease is None else session.lease.release,
         )
 

@@ -14,17 +14,24 @@ Four cases must not be mistaken for each other:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
+from stenolog.agent.turn_events import Answer, Outcome
 from stenolog.catalog.message_metadata import answered_seqs, last_seen_seq
 from stenolog.context.turn_state import answer_to, is_finished_answer
 from stenolog.errors import AnswerUnknown
+from stenolog.messages import text_parts_of
 from stenolog.records import Message, Span
 from stenolog.stores import spans
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+
+HIDDEN_UNANSWERED_TEXT: Final = (
+    "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
+    "answered. Send it again to have it answered."
+)
 
 
 class StoredAnswer(Struct, frozen=True):
@@ -105,3 +112,13 @@ def _messages_text(lost: Sequence[Span]) -> str:
     first, last = lost[0]
     text = f"message {first}" if first == last else f"messages {first} to {last}"
     return text if len(lost) == 1 else f"{text} and others"
+
+
+def answer_from_log(key: str, found: StoredAnswer, outcome: Outcome) -> Answer | None:
+    """Return the Answer to a message that needs no turn; None if a turn must answer it."""
+    if found.message is None:
+        return None
+    text = HIDDEN_UNANSWERED_TEXT
+    if found.state == "answered":
+        text = text_parts_of(found.message.to_dict())
+    return Answer(key=key, text=text, outcome=outcome, seq=found.message.seq)

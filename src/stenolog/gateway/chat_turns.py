@@ -16,8 +16,7 @@ from msgspec import Struct
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import replace_history
-from stenolog.agent.stored_answers import find_answer, find_lost
-from stenolog.agent.turn import answer_from_log
+from stenolog.agent.stored_answers import answer_from_log, find_answer, find_lost
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -241,7 +240,7 @@ def text_for_client(store: Store, answer: Answer) -> str:
     """
     if answer.seq is None:
         return answer.text
-    store, key, seq = store, answer.key, answer.seq
+    key, seq = answer.key, answer.seq
     stored = store.get_history(key, after=seq - 1, full=True)[:1]
     first = min((stored and answered_seqs(stored[0].to_dict())) or [seq])
     history = store.get_history(key, after=first - 1, full=True)
