@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from stenolog.agent.scheduler import TAKEN_OVER_TEXT
+from stenolog.agent.active_sessions import TAKEN_OVER_TEXT
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedMessage
 from support.crash.agent_process import Agent

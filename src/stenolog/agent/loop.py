@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from stenolog.agent.commands import CommandRunner, parse_command
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.lease_renewal import LEASE_SECONDS
+from stenolog.agent.new_messages import MessageReceiver, NewMessage
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import CloseReport, NewMessage, TurnScheduler
+from stenolog.agent.scheduler import CloseReport, TurnScheduler
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -56,6 +57,7 @@ class AgentLoop:
         """
         self._registry = registry
         self._scheduler = TurnScheduler(registry, ttl=ttl)
+        self._receiver = MessageReceiver(self._scheduler)
         self._resumer = Resumer(self._scheduler)
         self._closing: asyncio.Task[None] | None = None
         self._command_ids: OrderedDict[tuple[str | None, str, str], None] = OrderedDict()
@@ -89,11 +91,11 @@ class AgentLoop:
         after the answer. `all_sessions`: commands may list and open the sessions of all users.
         `allow_commands`: content that starts with / may be a command. `view`: view of the session
         `message.key`, if the caller has read it. `prepare`: a function that reads the view, in the
-        thread that stores the message. If `prepare` fails, its error is raised and nothing is
-        stored. With `view` or `prepare`, the key must not be an alias. Raises UsageError for a key
-        or a message that can never be stored. Other errors of the store and of the model's server
-        are in the returned Answer, for example NotStored if the disk is full, or OnceConflict if
-        the id was used for another message.
+        thread that stores the message. If `prepare` fails, nothing is stored. With `view` or
+        `prepare`, the key must not be an alias. Raises UsageError for a key or a message that can
+        never be stored. Other errors of the store and of the model's server are in the returned
+        Answer, for example NotStored if the disk is full, or OnceConflict if the id was used for
+        another message.
         """
         self._scheduler.check_open()
         instance = self._registry.agent(agent)
@@ -134,7 +136,7 @@ class AgentLoop:
             view=view,
             prepare=prepare,
         )
-        return await self._scheduler.answer(instance, key, new_message)
+        return await self._receiver.answer(instance, key, new_message)
 
     async def _find_session(self, key: str, agent: str | None) -> tuple[AgentInstance, str]:
         """Return the agent, and the key of the session that `key` names."""

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
 
+from stenolog.agent.active_sessions import ActiveSession
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.scheduler import ActiveSession, TurnScheduler, unleased_text
+from stenolog.agent.scheduler import TurnScheduler, unleased_text
 from stenolog.agent.session_history import (
     find_late_seq,
     hide_late_message,

@@ -6,6 +6,7 @@ Another process may change the session at any moment: add or hide messages, or d
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, Literal
 
@@ -25,6 +26,7 @@ from stenolog.errors import (
     SessionDeleted,
     StaleHistory,
     StenologError,
+    StoreUnavailable,
 )
 from stenolog.messages import Body, body_of, calls_of, has_text
 from stenolog.records import Message
@@ -99,13 +101,9 @@ def append_once(store: Store, key: str, body: Mapping[str, Any], *, once: str = 
 
     `once`: the idempotency key; without a key, one is generated.
     """
-    once = once or secrets.token_hex(12)
+    append = partial(store.add_full_message, key, body, once=once or secrets.token_hex(12))
     try:
-        try:
-            return store.add_full_message(key, body, once=once)
-        except MaybeStored:
-            # The idempotency key makes the second write safe, and its outcome is usually known.
-            return store.add_full_message(key, body, once=once)
+        return _repeat_if_unknown(append)
     except OnceConflict as conflict:
         # Another program may have stored the same message with this id and other metadata.
         stored = store.get_history(key, after=conflict.seq - 1, full=True)[:1]
@@ -113,6 +111,17 @@ def append_once(store: Store, key: str, body: Mapping[str, Any], *, once: str = 
         if contents == [without_marks(body)] and stored[0].seq == conflict.seq:
             return conflict.seq
         raise
+
+
+def _repeat_if_unknown(append: Callable[[], int]) -> int:
+    """Append a message that has an idempotency key; if the outcome is unknown, try again once."""
+    try:
+        return append()
+    except MaybeStored as error:
+        try:
+            return append()
+        except StoreUnavailable:
+            raise error from None  # the outcome of the first attempt is still unknown
 
 
 def read_last_seq(store: Store, key: str) -> int:

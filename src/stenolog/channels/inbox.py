@@ -19,9 +19,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from stenolog.agent import commands
+from stenolog.agent.active_sessions import TAKEN_OVER_TEXT
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
+from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn import HISTORY_CHANGED_TEXT
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored

@@ -492,7 +492,8 @@ def test_lease_taken_over_ends_the_turn_immediately(tmp_path: Path) -> None:
             speaking = asyncio.create_task(say(loop, "Hi."))
             await model.first.wait()
             # The renewal finds the lease taken over, even while the model is silent.
-            loop._scheduler._active[None, KEY].cancel("lost")
+            [session] = loop._scheduler._sessions
+            session.cancel("lost")
             assert (await speaking).outcome == "failed"
             assert roles(loop) == ["user"]
 
@@ -573,7 +574,7 @@ def test_message_that_arrives_between_two_turns_is_stored_at_once(
             await model.first.wait()
             second = asyncio.create_task(say(loop, "two"))
             await until(lambda: len(bodies(loop)) == 2)
-            [session] = loop._scheduler._active.values()
+            [session] = loop._scheduler._sessions
             release, late = session.lock.release, list[asyncio.Task[Any]]()
             message = InboundMessage(key=KEY, content="three")
             view = partial(session.instance.store.view, KEY)

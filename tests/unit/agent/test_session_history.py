@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +15,7 @@ from stenolog.agent import commands
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import append_once, read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
-from stenolog.errors import MaybeStored, OnceConflict
+from stenolog.errors import MaybeStored, NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -232,6 +232,19 @@ def test_p12_write_of_unknown_outcome_is_repeated_and_stored_once(
     ]
     assert seqs == [1, 2]
     assert [message.content for message in store.get_history(KEY)] == ["one", "two"]
+
+
+def test_p12_write_stays_unknown_if_its_repetition_fails() -> None:
+    class FullStore(InMemoryStore):
+        errors: ClassVar = [MaybeStored("the connection was lost"), NotStored("no space is left")]
+
+        def add_full_message(self, *_: object, **__: object) -> int:
+            raise self.errors.pop(0)
+
+    store = FullStore()
+    with pytest.raises(MaybeStored):
+        append_once(store, KEY, {"role": "user", "content": "one"})
+    assert store.errors == []
 
 
 @pytest.mark.parametrize("content", ["Hello.", "Other."])

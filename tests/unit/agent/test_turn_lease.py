@@ -239,7 +239,8 @@ def test_cancelled_message_that_has_taken_the_lease_releases_it(store: str, tmp_
                 release = taken.release
 
                 def release_and_note(_: Any) -> None:
-                    was_locked.append(loop._scheduler._active[None, KEY].lock.locked())
+                    [session] = loop._scheduler._sessions
+                    was_locked.append(session.lock.locked())
                     release()
 
                 patch.setattr(type(taken), "release", release_and_note)

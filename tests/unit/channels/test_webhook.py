@@ -19,8 +19,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message
 
+from stenolog.agent.active_sessions import TAKEN_OVER_TEXT
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSING_TEXT, TAKEN_OVER_TEXT
+from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
     MAX_BODY_BYTES,
