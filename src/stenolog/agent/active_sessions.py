@@ -31,6 +31,8 @@ class ActiveSession(Struct, eq=False):
     waits_for_lease: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that a turn or a session change holds while it runs or waits for the lease."""
+    store_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that keeps new messages in the order in which they arrived."""
     seq_lists: list[list[int]] = []
     """The lists of all `collect_new_seqs` blocks in progress."""
 

@@ -92,7 +92,8 @@ class MessageReceiver:
         if is_locked:
             append = partial(message.append_and_lease, store, session.key, ttl=self._scheduler.ttl)
         try:
-            seq = await self._scheduler.threads.run(append)
+            async with session.store_lock:
+                seq = await self._scheduler.threads.run(append)
         except StenologError as error:
             if isinstance(error, UsageError) and not isinstance(error, OnceConflict | ReadOnly):
                 raise

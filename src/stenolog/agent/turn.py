@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.model_exchange import ModelExchange, ModelRequest
@@ -101,6 +101,8 @@ class Turn(Struct, eq=False):
     """Tool results of the current round, by call id."""
     last_request: tuple[SessionView, Attempt] | None = None
     """Last request to the model, and the view that it was built from."""
+    store_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that makes tools that run at the same time store their results one after the other."""
     has_dropped_message: bool = False
     cancel_reason: CancelReason = ""
 
@@ -390,13 +392,14 @@ class Turn(Struct, eq=False):
         `is_final`: the message is the last message of the turn, so the lease is released in the
         worker-thread call that appends the message.
         """
-        if self.has_dropped_message:
-            return None
-        try:
-            return await self.threads.run(self._append_message, body, is_final=is_final)
-        except HistoryChanged:
-            self._drop_answer()
-            return None
+        async with self.store_lock:
+            if self.has_dropped_message:
+                return None
+            try:
+                return await self.threads.run(self._append_message, body, is_final=is_final)
+            except HistoryChanged:
+                self._drop_answer()
+                return None
 
     def _drop_answer(self) -> None:
         self.has_dropped_message = True

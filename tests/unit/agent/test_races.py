@@ -24,6 +24,7 @@ from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, Usa
 from stenolog.providers.chat_model import Delta
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.base import SessionView
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -35,6 +36,7 @@ from support.agents import (
     agent_loop,
     bodies,
     called,
+    calls,
     open_agent,
     reopened,
     roles,
@@ -591,5 +593,75 @@ def test_message_that_arrives_between_two_turns_is_stored_at_once(
             await until(lambda: bodies(loop)[-1]["content"] == "three")
             model.go.set()
             assert all(answer.saved for answer in await asyncio.gather(second, *late))
+
+    asyncio.run(main())
+
+
+class _SharedStore(InMemoryStore):
+    """A store whose append of a tool result returns after another read, if one is made."""
+
+    was_read = threading.Event()
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Append a message."""
+        _SharedStore.was_read.clear()
+        seq = super().add_full_message(key, message, once=once)
+        if getattr(message, "get", lambda _: "")("role") == "tool":
+            _SharedStore.was_read.wait(0.2)
+        return seq
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Read new messages."""
+        new_view = super().refresh(view)
+        _SharedStore.was_read.set()
+        return new_view
+
+
+def test_results_of_tools_that_end_together_are_stored_one_after_the_other() -> None:
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    async def main() -> None:
+        script: list[Any] = [calls(("look", "{}", "c1"), ("look", "{}", "c2")), "done"]
+        agent = AgentInstance(
+            SPEC,
+            model=ScriptedModel(script),
+            sessions=JSONLBackend(_SharedStore()),
+            tools=[look],
+        )
+        async with AgentLoop(AgentRegistry([agent])) as loop:
+            assert (await say(loop, "Look twice.")).text == "done"
+            assert roles(loop) == ["user", "assistant", "tool", "tool", "assistant"]
+
+    asyncio.run(main())
+
+
+def test_messages_are_stored_in_the_order_in_which_they_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["to the first", "to the second"]) as loop:
+            own: Any = loop.registry.agent().store
+            add, begun, second_begun = own.add_full_message, asyncio.Event(), threading.Event()
+            event_loop = asyncio.get_running_loop()
+
+            def add_slowly(key: str, message: Any, **options: Any) -> int:
+                if message["content"] == "first":
+                    event_loop.call_soon_threadsafe(begun.set)
+                    second_begun.wait(0.2)
+                else:
+                    second_begun.set()
+                seq: int = add(key, message, **options)
+                return seq
+
+            monkeypatch.setattr(own, "add_full_message", add_slowly)
+            first = asyncio.create_task(say(loop, "first"))
+            await begun.wait()
+            await asyncio.gather(first, say(loop, "second"))
+            contents = [body["content"] for body in bodies(loop) if body["role"] == "user"]
+            assert contents == ["first", "second"]
 
     asyncio.run(main())
