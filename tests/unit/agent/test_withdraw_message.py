@@ -12,8 +12,12 @@ from stenolog.agent.session_history import withdraw_message
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.agent.turn_events import MessageStored as HeardEvent
 from stenolog.stores.base import SessionView, Store
+from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
+from stenolog.transfer.fallback import FallbackStore
+from stenolog.transfer.open_sessions import open_sessions
 from support.agents import KEY, Heard, agent_loop, say
+from support.merge_steps import broken
 
 LATE = {"role": "assistant", "content": "late answer"}
 
@@ -91,6 +95,20 @@ def test_another_message_with_the_same_seq_stays(stores: tuple[Store, Store]) ->
     other.add_message(KEY, "user", "acknowledged")
     withdraw_message(mine, view, seq, LATE)
     assert [message.content for message in other.get_history(KEY)] == ["acknowledged"]
+
+
+def test_message_in_a_fallback_store_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broken(monkeypatch), open_sessions(tmp_path) as sessions:
+        store = sessions.store
+        assert isinstance(store, FallbackStore)
+        # A person deletes a session in the fallback folder.
+        with JSONLStore(store.folder.parent, namespace=store.folder.name) as other:
+            view, seq = late_answer(store, other)
+        withdraw_message(store, view, seq, LATE)
+        assert store.get_history(KEY) == []
+        assert [message.to_dict() for message in store.get_history(KEY, full=True)] == [LATE]
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
