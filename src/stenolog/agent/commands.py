@@ -17,7 +17,7 @@ from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.session_history import read_last_seq, replace_history
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
+from stenolog.catalog.message_metadata import has_seen, is_received, mark_received, origin_of
 from stenolog.context.turn_state import is_finished_answer, turn_state
 from stenolog.errors import ModelRefused, NoSuchNote, NothingToUndo, StenologError, UsageError
 from stenolog.messages import has_text, text_parts_of
@@ -483,6 +483,6 @@ def _index_after_earlier_answers(history: Sequence[Message], user_index: int) ->
     user_seq = history[user_index].seq
     for index in range(len(history) - 1, user_index, -1):
         body = history[index].to_dict()
-        if is_finished_answer(body) and last_seen_seq(body, history[index].seq) < user_seq:
+        if is_finished_answer(body) and not has_seen(body, history[index].seq, user_seq):
             return index + 1
     return user_index + 1

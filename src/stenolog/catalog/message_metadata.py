@@ -1,11 +1,13 @@
 """Metadata that an agent stores in a message, in its field `stenolog`. Pure.
 
-`seen` is the seq of the newest message that an answer takes into account. A message that arrives
-while an answer is being written precedes the answer in the log, but is not answered by it. Answers
-of other programs have no `seen`: they count as having seen all messages before them. `answers`
-lists the seqs of the messages that an answer answers: messages of users, and results of tools that
-a client has run. So a message that is sent again gets exactly its answer
-(`agent/stored_answers.py`). `interrupted` is the reason why an answer is incomplete.
+An answer takes all messages up to the seq `seen` into account, and the messages in `answers`. A
+message that arrives while an answer is being written precedes the answer in the log, but is not
+answered by it. Answers of other programs have no `seen`: they count as having seen all messages
+before them. `answers` lists the seqs of the messages that an answer answers: messages of users, and
+results of tools that a client has run. So a message that is sent again gets exactly its answer
+(`agent/stored_answers.py`). These seqs may be above `seen` in a session that got the messages of
+another session (`transfer/answer_seqs.py`). `interrupted` is the reason why an answer is
+incomplete.
 
 In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.
 
@@ -82,6 +84,41 @@ def last_seen_seq(message: Mapping[str, Any], seq: int) -> int:
     if isinstance(seen_seq, int) and not isinstance(seen_seq, bool) and 0 <= seen_seq < seq:
         return seen_seq
     return seq - 1
+
+
+def has_seen(message: Mapping[str, Any], seq: int, earlier_seq: int) -> bool:
+    """Return whether the message at `seq` takes the message at `earlier_seq` into account."""
+    is_named = earlier_seq in (answered_seqs(message) or ())
+    return is_named or earlier_seq <= last_seen_seq(message, seq)
+
+
+class AnsweredMessages:
+    """The messages that a session's answers take into account.
+
+    The answers are added from the newest to the oldest.
+    """
+
+    def __init__(self) -> None:
+        self.upto = 0
+        """Every message up to this seq is included."""
+        self._named: set[int] = set()
+
+    def add(self, answer: Mapping[str, Any], seq: int) -> None:
+        """Add the messages that the answer at `seq` takes into account."""
+        self.upto = max(self.upto, last_seen_seq(answer, seq))
+        self._named.update(answered_seqs(answer) or ())
+
+    def __contains__(self, seq: int) -> bool:
+        return seq <= self.upto or seq in self._named
+
+
+def without_seqs(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message without `seen` and `answers`, which name messages by seq."""
+    metadata = _metadata(message)
+    if not {"seen", "answers"} & metadata.keys():
+        return dict(message)
+    kept = {name: value for name, value in metadata.items() if name not in ("seen", "answers")}
+    return {**message, FIELD: kept}
 
 
 def interruption(message: Mapping[str, Any]) -> str:

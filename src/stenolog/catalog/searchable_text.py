@@ -7,7 +7,7 @@ import msgspec
 
 from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.catalog.entries import State
-from stenolog.catalog.message_metadata import FIELD, last_seen_seq
+from stenolog.catalog.message_metadata import FIELD, AnsweredMessages
 from stenolog.messages import (
     REASONING_FIELDS,
     UNNAMED,
@@ -158,19 +158,24 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
     take an earlier user message into account. What another program wrote itself, such as the output
     of a command, is no part of a turn, except for a notice that the user interrupted the turn.
     """
-    seen_seq: int | None = None
+    seen = AnsweredMessages()
+    is_last = True
     for message in reversed(tail):
         fields = message.to_dict()
         if _kind_of(fields) not in ("", "interruption"):
             continue
-        if seen_seq is not None and message.seq <= seen_seq:
+        if message.seq <= seen.upto:
             return "idle"
         if fields.get("role") == "user":
-            return "interrupted"
-        if seen_seq is None:
-            if fields.get("role") == "tool" or calls_of(fields) or _is_call_item(fields):
+            if message.seq not in seen:
                 return "interrupted"
-            seen_seq = last_seen_seq(fields, message.seq)
+            continue
+        has_calls = bool(calls_of(fields))
+        if is_last and (fields.get("role") == "tool" or has_calls or _is_call_item(fields)):
+            return "interrupted"
+        if is_last or (fields.get("role") == "assistant" and not has_calls):
+            seen.add(fields, message.seq)
+        is_last = False
     return "idle" if whole else None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import last_seen_seq
+from stenolog.catalog.message_metadata import has_seen, last_seen_seq
 from stenolog.context.turn_state import is_finished_answer, split_turns
 from stenolog.errors import UnsupportedFormat
 from stenolog.messages import (
@@ -128,21 +128,38 @@ def _order_by_answers(
     """If the next answer has not seen a user message, move the message after that answer.
 
     A message that was stored while an answer was being written precedes the answer in the log.
-    Without the move, a model would consider the message answered.
+    Without the move, a model would consider the message answered. A message that waits since before
+    the messages of another session were added is moved, too.
     """
     ordered_messages: list[tuple[Body, int | None]] = []
+    start = 0  # the first message after the last finished answer
     for body, seq in stored_messages:
-        position = len(ordered_messages)
+        unseen: list[tuple[Body, int | None]] = []
         if seq is not None and is_finished_answer(body):
-            seen_seq = last_seen_seq(body, seq)
-            while (
-                position
-                and has_text(ordered_messages[position - 1][0])
-                and (ordered_messages[position - 1][1] or 0) > seen_seq
-            ):
-                position -= 1
-        ordered_messages.insert(position, (body, seq))
+            unseen = _unseen_messages(ordered_messages[start:], body, seq)
+            seqs = {unseen_seq for _, unseen_seq in unseen}
+            if unseen:
+                ordered_messages[start:] = [m for m in ordered_messages[start:] if m[1] not in seqs]
+            start = len(ordered_messages) + 1
+        ordered_messages += [(body, seq), *unseen]
     return ordered_messages
+
+
+def _unseen_messages(
+    turn: Sequence[tuple[Body, int | None]], answer: Body, answer_seq: int
+) -> list[tuple[Body, int | None]]:
+    """Return the user messages of a turn that neither its answer nor its tool calls have seen."""
+    upto = last_seen_seq(answer, answer_seq)
+    unseen = [(body, seq) for body, seq in turn if seq and seq > upto and has_text(body)]
+    if not unseen:
+        return []
+    replies = [(body, seq) for body, seq in turn if seq and body.get("role") == "assistant"]
+    replies.append((answer, answer_seq))
+    return [
+        (body, seq)
+        for body, seq in unseen
+        if seq and not any(has_seen(reply, reply_seq, seq) for reply, reply_seq in replies)
+    ]
 
 
 def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import answered_seqs, client_call_ids, last_seen_seq
+from stenolog.catalog.message_metadata import AnsweredMessages, answered_seqs, client_call_ids
 from stenolog.messages import CallPosition, ToolCall, calls_of, has_text, pair_calls
 from stenolog.records import Message, Span
 
@@ -112,15 +112,15 @@ class TurnState(Struct, frozen=True, kw_only=True):
 def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnState:
     """Return the state of a session with these visible messages and these lost messages."""
     newest_messages: list[tuple[Message, dict[str, Any]]] = []
-    finished_index, seen_seq = None, 0
+    finished_index, seen = None, AnsweredMessages()
     for message in reversed(history):
-        # An answer sees only earlier messages, so earlier answers cannot raise `seen_seq`.
-        if message.seq <= seen_seq:
+        # An answer sees only earlier messages, so earlier answers cannot add later messages.
+        if message.seq <= seen.upto:
             break
         body = message.to_dict()
         if is_finished_answer(body):
             finished_index = len(newest_messages) if finished_index is None else finished_index
-            seen_seq = max(seen_seq, last_seen_seq(body, message.seq))
+            seen.add(body, message.seq)
         newest_messages.append((message, body))
     # A result comes after its call, so only the messages of the unfinished turn matter.
     unfinished_messages = newest_messages[:finished_index][::-1]
@@ -151,7 +151,7 @@ def turn_state(history: Sequence[Message], lost: Sequence[Span] = ()) -> TurnSta
     without_answer = [
         message.seq
         for message, body in reversed(newest_messages)
-        if message.seq > seen_seq and has_text(body)
+        if message.seq not in seen and has_text(body)
     ]
     last_lost = max((last for _, last in lost), default=0)  # guard: lost-answer-is-unknown
     return TurnState(

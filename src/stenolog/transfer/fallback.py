@@ -34,7 +34,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Never
 
-from msgspec import Raw, Struct, convert, to_builtins
+from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
 from stenolog.errors import (
@@ -47,7 +47,7 @@ from stenolog.errors import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.records import Health, Message, PurgeResult, TrashedSession, timestamp
+from stenolog.records import Health, Message, PurgeResult, SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
@@ -57,6 +57,13 @@ from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.directory import log_files
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
+from stenolog.transfer.answer_seqs import (
+    AnswerSeqs,
+    find_equal_messages,
+    find_unseen,
+    message_of,
+    without_answer_seqs,
+)
 from stenolog.transfer.migration import import_folder, log_report
 
 LOCK_TIMEOUT: Final = 60.0
@@ -69,6 +76,8 @@ _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
 """Meta fields that are not merged, because they describe seqs or imports of the fallback store."""
+
+_MOVED_TEXT: Final = "another process has just moved the session in the store"
 
 _logger = logging.getLogger("stenolog")
 
@@ -294,7 +303,7 @@ class _StoredSession(Struct, frozen=True, kw_only=True):
 
     snapshot: Snapshot
     payloads: dict[int, bytes]
-    """Readable messages by seq."""
+    """Readable messages by seq, without the seqs that they name."""
     tokens: dict[str, int]
     """First seq of each idempotency key."""
 
@@ -303,7 +312,7 @@ class _StoredSession(Struct, frozen=True, kw_only=True):
         for token in (batch.token, batch.own_token):
             first = self.tokens.get(token)
             if first is not None and all(
-                self.payloads.get(first + number) == message.to_json()
+                self.payloads.get(first + number) == without_answer_seqs(message.to_json())
                 for number, message in enumerate(batch.messages)
             ):
                 return first
@@ -341,11 +350,12 @@ class _Merger:
             old_batches = [b for b in batches if record.upto < b.first <= record.begun]
             sessions = self._read_possible_targets(record)
             missing = [b for b in old_batches if all(s.find(b) is None for s in sessions)]
-            record = replace(self._add(missing, key, record), upto=record.begun)
+            record = self._add(missing, snapshot, batches, record)
+            record = replace(record, upto=record.begun)
         new_batches = [batch for batch in batches if batch.first > record.upto]
         if new_batches:
             record = self._begin(record, key, snapshot.last_seq)
-            record = self._add(new_batches, key, record)
+            record = self._add(new_batches, snapshot, batches, record)
         digest = _state_digest(snapshot)
         if record.state != digest:
             self._merge_state(snapshot, messages, batches)
@@ -387,26 +397,73 @@ class _Merger:
         self._write_record(record)
         return record
 
-    def _add(self, batches: Iterable[_Batch], key: str, record: "_MergeRecord") -> "_MergeRecord":
+    def _add(
+        self,
+        batches: Iterable[_Batch],
+        snapshot: Snapshot,
+        all_batches: Sequence[_Batch],
+        record: "_MergeRecord",
+    ) -> "_MergeRecord":
         """Add the batches to the session with this key or alias, or to a new session.
 
         Return the record, which names a new session as soon as it exists.
         """
+        uid: str | None = None
+        answer_seqs = AnswerSeqs()
         for batch in batches:
-            target_key = self._target_key(key)
-            bodies = [Raw(message.to_json()) for message in batch.messages]
-            messages = [Message(seq=1, _at="", _body=body) for body in bodies]
-            times = [message.at for message in batch.messages]
-            try:
-                self._store.add_messages(target_key, messages, once=batch.token, at=times)
-            except OnceConflict:
-                # The regular store got other messages with this idempotency key.
-                self._store.add_messages(target_key, messages, once=batch.own_token, at=times)
-            self.added_count += len(messages)
-            if not record.target and (info := find_info(self._store, target_key)) is not None:
-                record = replace(record, target=info.uid)
+            target_key = self._target_key(snapshot.key)
+            info = find_info(self._store, target_key)
+            if uid is None or uid != ("" if info is None else info.uid):
+                # The first batch, or another process has deleted or restored a session.
+                answer_seqs = self._read_answer_seqs(info, snapshot, all_batches)
+            answer_seqs.add(
+                [message.seq for message in batch.messages],
+                self._add_batch(target_key, batch, answer_seqs),
+            )
+            if info is None:
+                info = find_info(self._store, target_key)
+            uid = "" if info is None else info.uid
+            if not record.target and uid:
+                record = replace(record, target=uid)
                 self._write_record(record)
         return record
+
+    def _read_answer_seqs(
+        self, info: SessionInfo | None, snapshot: Snapshot, batches: Sequence[_Batch]
+    ) -> AnswerSeqs:
+        """Return which messages of the fallback a session of the store has. Raises _CannotMerge."""
+        if info is None:
+            return AnswerSeqs()
+        try:
+            stored = self._read_stored(SnapshotMark(key=info.key, uid=info.uid, stamp=""))
+            view = self._store.view(info.key)
+        except NoSuchSession as error:
+            raise _CannotMerge(_MOVED_TEXT) from error
+        if view.uid != info.uid:
+            raise _CannotMerge(_MOVED_TEXT)
+        seqs = _stored_seqs(snapshot, batches, stored)
+        unseen = find_unseen(view.messages, set(seqs.values()))
+        return AnswerSeqs(seqs=seqs, upto=view.upto, unseen=unseen)
+
+    def _add_batch(self, key: str, batch: _Batch, answer_seqs: AnswerSeqs) -> list[int]:
+        """Add the messages of a batch, and return their seqs. Raises _CannotMerge."""
+        payloads = [message.to_json() for message in batch.messages]
+        messages = [
+            message_of(answer_seqs.payload_for(payload, message.seq))
+            for payload, message in zip(payloads, batch.messages, strict=True)
+        ]
+        times = [message.at for message in batch.messages]
+        for token in (batch.token, batch.own_token):
+            try:
+                seqs = self._store.add_messages(key, messages, once=token, at=times)
+            except OnceConflict as conflict:
+                # The store has these messages with other seqs, or other messages.
+                if seqs := find_equal_messages(self._store, key, conflict.seq, payloads):
+                    return seqs
+            else:
+                self.added_count += len(messages)
+                return seqs
+        raise _CannotMerge(f"another message has the idempotency key of message {batch.first}")
 
     def _read_possible_targets(self, record: "_MergeRecord") -> list[_StoredSession]:
         """Return the sessions to which an interrupted merge may have added messages.
@@ -428,13 +485,14 @@ class _Merger:
         try:
             return [self._read_stored(mark) for mark in marks]
         except NoSuchSession as error:
-            raise _CannotMerge("another process has just moved the session in the store") from error
+            raise _CannotMerge(_MOVED_TEXT) from error
 
     def _read_stored(self, mark: SnapshotMark) -> _StoredSession:
         payloads, tokens = {}, {}
         with self._snapshots.read_snapshot(mark) as reading:
             for message in reading.messages:
-                payloads[message.seq] = message.to_json()
+                # guard: fallback-found-without-seqs
+                payloads[message.seq] = without_answer_seqs(message.to_json())
                 token_and_count = token_of(message)
                 if token_and_count is not None:
                     tokens[token_and_count[0]] = message.seq

@@ -19,6 +19,7 @@ from msgspec import Struct
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
+from stenolog.transfer.answer_seqs import without_answer_seqs
 from stenolog.transfer.importers.legacy_session import LegacySession
 
 MESSAGES_DIGEST: Final = "said_sha256"
@@ -39,6 +40,7 @@ class ExistingSession(Struct, frozen=True, kw_only=True):
     """The data of an existing session that a merge needs."""
 
     payloads: Sequence[bytes] = ()
+    """Messages without the seqs that they name, which differ in the old session."""
     seqs: Sequence[int] = ()
     times: Sequence[datetime] = ()
     """Time of each message."""
@@ -78,7 +80,7 @@ def plan_merge(
 
     Return None if the old session is another conversation.
     """
-    payloads = [message.payload for message in old_session.messages]
+    payloads = [without_answer_seqs(message.payload) for message in old_session.messages]
     merged_count = count_merged_messages(old_session, existing.meta)
     token_indexes = (n for n, m in enumerate(old_session.messages) if m.once is not None)
     # A session that was merged before is the same conversation, even if it was changed since.

@@ -41,6 +41,7 @@ from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 from stenolog.transfer import merge as merging
+from stenolog.transfer.answer_seqs import without_answer_seqs
 from stenolog.transfer.importers.chat_format import ConversationLines, find_line_files
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
@@ -172,9 +173,9 @@ def import_folder(
       `is_own`, sessions that were deleted in the store are imported again.
     - `with_fallbacks`: import JSON files of a fallback store. If False, these files are skipped,
       because another store merges them.
-    - `is_own`: the folder belongs to this agent, so messages of its fallback store are stored
-      unchanged and aliases are accepted. Without `is_own`, reserved fields and idempotency keys are
-      dropped.
+    - `is_own`: the folder belongs to this agent, so messages of its fallback store keep their
+      reserved fields and idempotency keys, and aliases are accepted. Without `is_own`, these fields
+      and keys are dropped.
     - `accept_aliases`: accept aliases even without `is_own`. If False, they are only reported.
     - `dry_run`: write nothing.
     - `layouts`: layouts to import. With `rename_files`, a file with one conversation per line is
@@ -508,7 +509,7 @@ class _ImportRun:
             return None
         is_imported = merging.is_imported(info.meta, content.digest)
         messages = [] if is_imported else self._store.get_history(key, full=True)
-        payloads = [message.to_json() for message in messages]
+        payloads = [without_answer_seqs(message.to_json()) for message in messages]
         if not self._options.is_own:
             # Ignore the reserved field, which earlier versions stored with imported messages.
             payloads = [without_reserved_field(payload) for payload in payloads]

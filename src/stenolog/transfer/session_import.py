@@ -8,16 +8,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.errors import OnceConflict, UsageError
-from stenolog.records import Message, timestamp
+from stenolog.records import timestamp
 from stenolog.sessions.aliases import aliases_in, change_alias_mark, prepare_alias_mark
 from stenolog.stores import spans
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_view
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
+from stenolog.transfer.answer_seqs import (
+    AnswerSeqs,
+    find_equal_messages,
+    find_unseen,
+    message_of,
+    names_seqs,
+)
 from stenolog.transfer.importers.legacy_session import LegacySession
 from stenolog.transfer.merge import ExistingSession, MergePlan
 
@@ -87,23 +94,46 @@ class SessionImport(Struct):
 
     def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
+        answer_seqs = self._read_answer_seqs()
         for start, batch in _split_into_batches(self.old.messages, len(self.seqs)):
             token = batch[0].once
+            payloads = [
+                answer_seqs.payload_for(message.payload, seq)
+                for seq, message in enumerate(batch, start + 1)
+            ]
             try:
-                seqs = self._append_batch(batch, token or f"import:{self.digest}:{start}")
+                seqs = self._append_batch(batch, payloads, token or f"import:{self.digest}:{start}")
             except OnceConflict:
                 self.problems.append(
                     f"another message already has the idempotency key of message {start + 1}: "
                     "the imported message got a new key"
                 )
-                seqs = self._append_batch(batch, f"import:{self.digest}:{start}")
+                seqs = self._append_batch(batch, payloads, f"import:{self.digest}:{start}")
+            answer_seqs.add(range(start + 1, start + 1 + len(batch)), seqs)
             self.seqs += seqs
             yield seqs
 
-    def _append_batch(self, batch: Sequence[JSONMessage], once: str) -> list[int]:
-        messages = [Message(seq=1, _at="", _body=Raw(message.payload)) for message in batch]
+    def _read_answer_seqs(self) -> AnswerSeqs:
+        """Return which of the old messages are stored so far."""
+        seqs = {old_seq: seq for old_seq, seq in enumerate(self.seqs, 1) if seq}
+        view = find_view(self.store, self.key) if self.existing.seqs else None
+        if view is None:
+            return AnswerSeqs(seqs=seqs)
+        unseen = find_unseen(view.messages, set(seqs.values()))
+        return AnswerSeqs(seqs=seqs, upto=view.upto, unseen=unseen)
+
+    def _append_batch(
+        self, batch: Sequence[JSONMessage], payloads: Sequence[bytes], once: str
+    ) -> list[int]:
+        messages = [message_of(payload) for payload in payloads]
         times = [message.at for message in batch if message.at is not None]
-        return self.store.add_messages(self.key, messages, once=once, at=times)
+        try:
+            return self.store.add_messages(self.key, messages, once=once, at=times)
+        except OnceConflict as conflict:
+            seqs = find_equal_messages(self.store, self.key, conflict.seq, payloads)
+            if not seqs:
+                raise
+            return seqs
 
     def apply_visibility(self) -> None:
         """Set the summary, and hide the messages that are hidden in the old session.
@@ -192,7 +222,8 @@ def _split_into_batches(
     """Yield batches of messages to add, each with the index of its first message.
 
     Messages with the same token are in one batch. Messages without a token are in batches of
-    limited size.
+    limited size. A message that names other messages by seq starts a batch: their seqs are known
+    only when they are stored.
     """
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)
@@ -201,7 +232,10 @@ def _split_into_batches(
                 end += 1
         else:
             while (
-                end < len(messages) and end - start < BATCH_MESSAGES and messages[end].once is None
+                end < len(messages)
+                and end - start < BATCH_MESSAGES
+                and messages[end].once is None
+                and not names_seqs(messages[end].payload)
             ):
                 size += len(messages[end].payload)
                 if size > BATCH_BYTES:

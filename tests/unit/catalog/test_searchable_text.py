@@ -31,6 +31,10 @@ def _seen(upto: object) -> dict[str, Any]:
     return {"role": "assistant", "content": "x", "stenolog": {"seen": upto}}
 
 
+def _answering(seen: int, *seqs: int) -> dict[str, Any]:
+    return {**ANSWER, "stenolog": {"seen": seen, "answers": list(seqs)}}
+
+
 def _stored(said: list[dict[str, Any]]) -> list[Message]:
     with InMemoryStore() as store:
         if said:
@@ -114,6 +118,10 @@ def test_any_message_has_storable_text(message: dict[str, Any]) -> None:
         ([USER, USER, _seen(2)], "idle"),
         ([USER, _call("1"), USER, _result("1"), _seen(2)], "interrupted"),
         ([USER, USER, _seen("two")], "idle"),
+        ([USER, ANSWER, USER, _answering(0, 3)], "idle"),
+        ([USER, ANSWER, USER, _answering(0, 3), USER, _answering(0, 5)], "idle"),
+        ([USER, ANSWER, USER, USER, _answering(2, 4)], "interrupted"),
+        ([USER, ANSWER, USER, USER, _answering(2, 4), USER, _answering(2, 6)], "interrupted"),
         ([{"role": "system", "content": "x"}], "idle"),
         ([{"content": "x"}], "idle"),
         ([_result("1")], "interrupted"),

@@ -282,6 +282,40 @@ def test_message_that_an_answer_has_not_seen_follows_it() -> None:
     ]
 
 
+@pytest.mark.parametrize("uses_tool", [False, True])
+def test_message_that_waits_since_before_added_messages_follows_them(uses_tool: bool) -> None:
+    def add(message: dict[str, Any], **seqs: Any) -> int:
+        return store.add_full_message("a", mark_seen(message, seen=seqs.pop("seen", None), **seqs))
+
+    store = InMemoryStore()
+    store.add_message("a", "user", "waits")
+    for text in ("second", "third"):
+        seq = store.add_message("a", "user", text)
+        if uses_tool:
+            add(uses("", f"u{seq}"), seen=0)
+            store.add_full_message("a", hands(f"u{seq}"))
+        add(assistant(f"to {text}"), seen=0, answers=[seq])
+    lines = outline(prepare_messages(store.get_history("a"), PLAIN))
+    texts = [line for line in lines if line.startswith("user ") or " to " in line]
+    assert lines[-1] == "user waits"
+    assert [text for text in texts if "second" in text or "third" in text] == [
+        "user second",
+        "assistant to second",
+        "user third",
+        "assistant to third",
+    ]
+
+
+def test_message_that_a_tool_call_has_seen_stays_before_the_call() -> None:
+    store = InMemoryStore()
+    store.add_message("a", "user", "waits")
+    store.add_full_message("a", mark_seen(uses("", "u1"), seen=1))
+    store.add_message("a", "user", "second")
+    store.add_full_message("a", mark_seen(assistant("to second"), seen=0, answers=[3]))
+    lines = outline(prepare_messages(store.get_history("a"), PLAIN))
+    assert (lines[0], lines[-1]) == ("user waits", "assistant to second")
+
+
 RESPONSES_ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c1", "output": "sunny"},

@@ -28,6 +28,10 @@ def _answering(*seqs: int) -> dict[str, Any]:
     return {**ANSWER, "stenolog": {"seen": max(seqs), "answers": list(seqs)}}
 
 
+def _added(*seqs: int) -> dict[str, Any]:
+    return {**ANSWER, "stenolog": {"seen": 2, "answers": list(seqs)}}
+
+
 def _calls(*ids: str) -> dict[str, Any]:
     return {
         "role": "assistant",
@@ -57,6 +61,10 @@ def _result(of: str) -> dict[str, Any]:
         ([USER, _calls("a"), _result("a")], (1,), [], True),
         ([USER, _calls("a"), USER, _result("a"), _seen(4)], (), [], False),
         ([USER, _calls("a"), _result("a"), ANSWER, USER], (5,), [], True),
+        # These answers were added from another session, and have not seen message 3.
+        ([USER, _seen(1), USER, USER, _added(4)], (3,), [], True),
+        ([USER, _seen(1), USER, USER, _added(4), USER, USER, _added(6)], (3, 7), [], True),
+        ([USER, _seen(1), USER, USER, _added(4), _seen(4)], (), [], False),
         # A call without a result is not pending if messages followed it.
         ([USER, _calls("a"), ANSWER], (), [], False),
         ([{"role": "system", "content": "x"}], (), [], False),
