@@ -333,6 +333,19 @@ def test_retried_answer_is_the_visible_one(place: Place) -> None:
     assert (again.outcome, again.seq) == ("again", 4)
 
 
+def test_message_whose_newest_answer_alone_is_hidden_is_answered_again(place: Place) -> None:
+    place.change(lambda store: store.hide(KEY, 4, 4))
+    assert asyncio.run(place.redeliver(EVEREST, "u2")).seq == 4  # until there is a new answer
+    later = asyncio.run(place.redeliver("And K2?", "u3"))
+    assert place.asked.questions == ["And K2?"]
+    for text, id in ((EVEREST, "u2"), ("And K2?", "u3")):
+        again = asyncio.run(place.redeliver(text, id))
+        assert (again.outcome, again.seq) == ("again", later.seq)
+    again = asyncio.run(place.redeliver())
+    assert (again.outcome, again.seq) == ("again", 2)
+    assert asyncio.run(place.resume()) == []
+
+
 class _Flaky(InMemoryStore):
     """A store whose next reads fail."""
 
