@@ -9,8 +9,8 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from stenolog.channels.delivery import MARK_FIELD
 from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, SIGNATURE_HEADER, make_signature
+from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from support import temporary_folders
@@ -99,7 +99,7 @@ def gateway(
 
 def _delivery(where: str) -> Any:
     with open_store(where, read_only=True) as store:
-        return store.info(KEY).meta[MARK_FIELD]
+        return store.info(KEY).meta[DELIVERY_FIELD]
 
 
 def _said(where: str) -> list[Any]:

@@ -10,8 +10,8 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.channels.channel_group import Channels
-from stenolog.channels.delivery import MARK_FIELD
 from stenolog.providers.chat_model import ChatModel
+from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.settings.values import (
     ChannelSettings,
     Settings,
@@ -105,4 +105,4 @@ def mark(loop: AgentLoop, key: str = KEY) -> Any:
     """Return the delivery mark in the session's metadata."""
     store = loop.registry.agent().store
     assert store is not None
-    return store.info(key).meta.get(MARK_FIELD)
+    return store.info(key).meta.get(DELIVERY_FIELD)

@@ -11,13 +11,13 @@ answer certainly did not arrive, it is recorded as owed, and is sent even after 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
@@ -32,32 +32,10 @@ from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import StenologError, StoreBusy, StoreUnavailable, UsageError
 from stenolog.messages import text_parts_of
+from stenolog.sessions.chat_marks import DELIVERY_FIELD, MAX_OWED, DeliveryMark, read_mark
 from stenolog.stores.base import find_info
 
 # --- marks ----------------------------------------------------------------------------------------
-
-
-MARK_FIELD: Final = "delivery"
-"""Meta field of a session that contains its delivery mark."""
-
-MAX_OWED: Final = 20
-"""Maximum number of owed answers per session. Only the newest owed answers are kept."""
-
-
-class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Progress of delivery in a session, with the result of the last attempt."""
-
-    seq: int
-    """Seq of the newest answer that a process started to send."""
-    state: Literal["sending", "sent", "unsure", "refused", "owed"] = field(name="mark")
-    """State of the answer that was tried last, which may be an owed answer older than `seq`.
-
-    `owed` means that the answer was certainly not sent. `unsure` means that the answer may have
-    arrived, and that the user was notified.
-    """
-    origin: Destination
-    owed: list[int] = []
-    """Seqs of the answers up to `seq` that were certainly not sent, in order."""
 
 
 class DueAnswer(Struct, frozen=True, kw_only=True):
@@ -66,21 +44,6 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
     seq: int
     text: str
     origin: Destination
-
-
-def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
-    """Return the delivery mark in a session's meta, or None."""
-    stored_mark = meta.get(MARK_FIELD)
-    if not isinstance(stored_mark, Mapping):
-        return None
-    stored_seqs = stored_mark.get("owed")
-    # A damaged list must not lose the mark: without the mark, answers would be sent twice.
-    seqs = stored_seqs if isinstance(stored_seqs, list) else []
-    owed_seqs = sorted(seq for seq in seqs if type(seq) is int)
-    try:
-        return msgspec.convert({**stored_mark, "owed": owed_seqs}, DeliveryMark)
-    except msgspec.ValidationError:
-        return None
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:
@@ -413,7 +376,7 @@ class Delivery:
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         await self._loop.run(
-            instance.store.set_meta, key, **{MARK_FIELD: msgspec.to_builtins(mark)}
+            instance.store.set_meta, key, **{DELIVERY_FIELD: msgspec.to_builtins(mark)}
         )
 
 

@@ -41,14 +41,13 @@ from stenolog.errors import (
     UnsupportedFormat,
     UsageError,
 )
+from stenolog.sessions.chat_marks import MOVE_FIELD
 from stenolog.sessions.keys import Origin, key_for, owner_for
 from stenolog.stores.base import find_info
 
 # --- moving a chat to another session ------------------------------------------------------------
 
 
-MOVE_FIELD: Final = "goes_on_in"
-"""Meta field of a chat's first session that records the chat's last move to another session."""
 _MAX_EARLIER_MOVES: Final = 50
 """Maximum number of earlier moves that are stored."""
 _MAX_UNSAVED_MOVES: Final = 10_000

@@ -37,6 +37,7 @@ from typing import Any, Final, Never
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
+from stenolog.catalog.message_metadata import answered_seqs
 from stenolog.errors import (
     DamagedStore,
     NoSuchSession,
@@ -49,6 +50,7 @@ from stenolog.errors import (
 )
 from stenolog.records import Health, Message, PurgeResult, SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.aliases import Aliases
+from stenolog.sessions.chat_marks import DELIVERY_FIELD, MOVE_FIELD, merge_marks, read_mark
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, DeletedSession, Store, find_info
@@ -75,8 +77,12 @@ _POLL_SECONDS: Final = 0.05
 _UNMERGED_FIELDS: Final = NOT_FORKED | {
     *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
 }
-"""Meta fields that are not merged, because they describe seqs or imports of the fallback store."""
+"""Meta fields that are not copied, because they describe seqs or imports of the fallback store.
 
+The delivery mark and the move of a chat are merged.
+"""
+
+_MARK_FIELDS: Final = (DELIVERY_FIELD, MOVE_FIELD)
 _MOVED_TEXT: Final = "another process has just moved the session in the store"
 
 _logger = logging.getLogger("stenolog")
@@ -306,6 +312,8 @@ class _StoredSession(Struct, frozen=True, kw_only=True):
     """Readable messages by seq, without the seqs that they name."""
     tokens: dict[str, int]
     """First seq of each idempotency key."""
+    answers: list[int]
+    """Seqs of the answers that name the messages that they answer."""
 
     def find(self, batch: _Batch) -> int | None:
         """Return the seq of the first message of the batch; None if the batch is not stored."""
@@ -358,8 +366,12 @@ class _Merger:
             record = self._add(new_batches, snapshot, batches, record)
         digest = _state_digest(snapshot)
         if record.state != digest:
-            self._merge_state(snapshot, messages, batches)
-        record = replace(record, upto=snapshot.last_seq, begun=snapshot.last_seq, state=digest)
+            self._merge_move(snapshot, record)  # guard: fallback-move-merged
+            self._merge_state(snapshot, messages, batches, record)
+        marks = {name: snapshot.meta[name] for name in _MARK_FIELDS if name in snapshot.meta}
+        record = replace(
+            record, upto=snapshot.last_seq, begun=snapshot.last_seq, state=digest, marks=marks
+        )
         if record != stored_record:
             self._write_record(record)
         return _describe_lost(snapshot, messages)
@@ -488,7 +500,7 @@ class _Merger:
             raise _CannotMerge(_MOVED_TEXT) from error
 
     def _read_stored(self, mark: SnapshotMark) -> _StoredSession:
-        payloads, tokens = {}, {}
+        payloads, tokens, answers = {}, {}, []
         with self._snapshots.read_snapshot(mark) as reading:
             for message in reading.messages:
                 # guard: fallback-found-without-seqs
@@ -496,12 +508,27 @@ class _Merger:
                 token_and_count = token_of(message)
                 if token_and_count is not None:
                     tokens[token_and_count[0]] = message.seq
-            return _StoredSession(snapshot=reading.snapshot, payloads=payloads, tokens=tokens)
+                if answered_seqs(message.to_dict()) is not None:
+                    answers.append(message.seq)
+            return _StoredSession(
+                snapshot=reading.snapshot, payloads=payloads, tokens=tokens, answers=answers
+            )
 
     # --- summary, hidden messages and meta ---------------------------------------------------
 
+    def _merge_move(self, snapshot: Snapshot, record: "_MergeRecord") -> None:
+        """Merge the move of a chat to another session, which is the newest one."""
+        move = snapshot.meta.get(MOVE_FIELD)
+        if move is not None and move != record.marks.get(MOVE_FIELD):
+            # The chat's first session may have no message.
+            self._store.set_meta(self._target_key(snapshot.key), **{MOVE_FIELD: move})
+
     def _merge_state(
-        self, snapshot: Snapshot, messages: Sequence[Message], batches: Sequence[_Batch]
+        self,
+        snapshot: Snapshot,
+        messages: Sequence[Message],
+        batches: Sequence[_Batch],
+        record: "_MergeRecord",
     ) -> None:
         """Merge summary, hidden messages and meta into the live session, if it still exists."""
         key = self._target_key(snapshot.key)
@@ -518,6 +545,8 @@ class _Merger:
                 if snapshot.summary and stored.payloads.keys() <= set(seqs.values()):
                     self._merge_summary(key, snapshot, stored.snapshot, seqs)
                 self._merge_meta(key, snapshot.meta, stored.snapshot.meta)
+            # guard: fallback-delivery-merged
+            self._merge_delivery(key, snapshot, stored, seqs, record)
             hidden = spans.union(snapshot.hidden, withdrawn_messages.withdrawn_seqs(snapshot.meta))
             if snapshot.floor and not snapshot.summary:
                 hidden = spans.union(hidden, [(1, snapshot.floor)])
@@ -550,6 +579,25 @@ class _Merger:
                 self._store.set_meta(key, **{name: meta[name] for name in new_names})
         except UsageError as error:
             _logger.warning("the meta of %r was not merged: %s", key, error)
+
+    def _merge_delivery(
+        self,
+        key: str,
+        snapshot: Snapshot,
+        stored: _StoredSession,
+        seqs: Mapping[int, int],
+        record: "_MergeRecord",
+    ) -> None:
+        """Merge which answers were delivered, so that no answer is delivered twice."""
+        added, merged_before = read_mark(snapshot.meta), read_mark(record.marks)
+        if added is None or added == merged_before:
+            return
+        mark = read_mark(stored.snapshot.meta)
+        new_mark = merge_marks(
+            mark, added, merged_before=merged_before, seqs=seqs, answers=stored.answers
+        )
+        if new_mark.seq and new_mark != mark:
+            self._store.set_meta(key, **{DELIVERY_FIELD: to_builtins(new_mark)})
 
     # --- merge records -----------------------------------------------------------------------
 
@@ -584,6 +632,8 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Messages up to this seq were added to the regular store, and are never added again."""
     begun: int = 0
     """Messages up to this seq may have been added."""
+    marks: dict[str, Any] = {}
+    """Merged delivery mark and move of the session, with the seqs of the fallback store."""
     state: str = ""
     """Digest of the merged summary, hidden messages and meta."""
     keys: tuple[str, ...] = ()

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, IncomingMessage, is_local
-from stenolog.channels.delivery import MAX_OWED, DeliveryMark, make_owed_mark, read_mark
+from stenolog.channels.delivery import make_owed_mark
 from stenolog.channels.inbox import ChatMove, find_session_key, read_move, text_for_user
 from stenolog.channels.telegram import UpdateTracker
 from stenolog.channels.webhook import MAX_SIGNATURE_AGE_SECONDS, is_signed, make_signature
 from stenolog.errors import NotStored
+from stenolog.sessions.chat_marks import MAX_OWED, DeliveryMark, read_mark
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'

@@ -15,8 +15,9 @@ from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim_name
-from stenolog.channels.delivery import MARK_FIELD, UNSURE_NOTICE, Delivery, split_text
+from stenolog.channels.delivery import UNSURE_NOTICE, Delivery, split_text
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
+from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -48,7 +49,7 @@ def _change(folder: Path, change: Callable[[Store], object]) -> None:
 
 def _delivery(folder: Path) -> Any:
     with open_store(str(folder)) as store:
-        return store.info(KEY).meta.get(MARK_FIELD)
+        return store.info(KEY).meta.get(DELIVERY_FIELD)
 
 
 async def _recovered(folder: Path) -> list[str]:
@@ -104,7 +105,7 @@ def test_interrupted_delivery_is_not_repeated_and_the_user_gets_one_notice(
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{MARK_FIELD: sending}))
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
         async with bot(tmp_path, server, []):
             await until(server, lambda: server.texts(ALICE) == [UNSURE_NOTICE])
         assert await _recovered(tmp_path) == []
@@ -449,7 +450,7 @@ def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{MARK_FIELD: sending}))
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
         app, claims = _App(), Claims()
         async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
             await _hear(loop, Delivery(loop, app, claims), "b")
@@ -526,7 +527,7 @@ def test_delivery_in_progress_in_another_gateway_is_left_to_it(
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{MARK_FIELD: sending}))
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
         app = _App()
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
@@ -548,7 +549,7 @@ def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) ->
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{MARK_FIELD: sending}))
+        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
         another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
         async with (
             agent_loop("jsonl", tmp_path, []) as loop,

@@ -17,9 +17,10 @@ from stenolog.catalog.message_metadata import mark_model, mark_received, origin_
 from stenolog.channels import delivery
 from stenolog.channels.channel import Destination, IncomingMessage, NotSent
 from stenolog.channels.claims import Claims
-from stenolog.channels.delivery import MARK_FIELD, Delivery, DeliveryMark
+from stenolog.channels.delivery import Delivery
 from stenolog.channels.inbox import Inbox
 from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat
+from stenolog.sessions.chat_marks import DELIVERY_FIELD, DeliveryMark
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -142,7 +143,7 @@ def test_fork_that_an_older_version_made_delivers_its_answers(store: str, tmp_pa
                 await process.say(f"question {number}")
             process.store.fork(KEY, FORK, at=2)
             copied = DeliveryMark(seq=10, state="sent", origin=ORIGIN)
-            process.store.set_meta(FORK, **{MARK_FIELD: msgspec.to_builtins(copied)})
+            process.store.set_meta(FORK, **{DELIVERY_FIELD: msgspec.to_builtins(copied)})
             await process.say(f"/resume {FORK}")
             process.app.sent.clear()
             await process.say("question 6")
@@ -168,7 +169,7 @@ def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
             await process.delivery.recover_answers()
             assert process.app.sent == ["answer to: question 2"]
             for key in (FORK, "research"):
-                assert MARK_FIELD not in process.store.info(key).meta
+                assert DELIVERY_FIELD not in process.store.info(key).meta
 
     asyncio.run(main())
 

@@ -660,7 +660,10 @@ def test_p7_messages_of_a_killed_merge_that_were_deleted_stay_deleted(
         with fallback() as sessions:
             said = [f"{number}.{n}" for n in range(3)]
             for n, text in enumerate(said):
-                sessions.add_message(KEY, "user", text, once=f"t{n}" if once else None)
+                body: dict[str, Any] = {"role": "user", "content": text}
+                if n == 1:  # its seqs differ in the store
+                    body = {**body, "role": "assistant", "stenolog": {"seen": 1, "answers": [1]}}
+                sessions.store.add_full_message(KEY, body, once=f"t{n}" if once else None)
             sessions.store.hide(KEY, 2, 2)
         if not merge_killed(where, monkeypatch, number):
             break
