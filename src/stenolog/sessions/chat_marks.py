@@ -69,6 +69,8 @@ def merge_marks(
     owed_then = {seqs[seq] for seq in owed_before if seq in seqs}
     owed_now = {seqs[seq] for seq in added.owed if seq in seqs}
     owed |= (set(mark.owed if mark else ()) - (owed_then - owed_now)) | (owed_now - owed_then)
+    newest = added
     # The user must still be told about an answer that may have arrived.
-    newest = mark if mark is not None and mark.state == "sending" else added
+    if mark is not None and (mark.state == "sending" or added == merged_before):
+        newest = mark
     return replace(newest, seq=max(sent_upto, upto), owed=sorted(owed)[-MAX_OWED:])

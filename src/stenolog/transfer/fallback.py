@@ -10,10 +10,10 @@ So only one process merges, and nobody changes the fallback store meanwhile. Oth
 the regular store, and delete the sessions that the merge writes to. The merge is a small protocol,
 so that each message is added exactly once, even if a merge is killed (docs/decisions/0015):
 
-1. A merge record, next to the folder, says up to which seq the merge will add messages.
+1. A merge record, next to the folder, says which messages the merge will add.
 2. The messages are added, each with its idempotency key, or with a key made of uid and seq.
 3. Summary, hidden messages and meta are merged.
-4. The merge record says that everything up to this seq was added.
+4. The merge record says that these messages were added.
 
 If a merge record has step 1 and not step 4, the next merge looks for the keys of these messages in
 all sessions that the killed merge may have written to, deleted or not.
@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -37,7 +38,7 @@ from typing import Any, Final, Never
 from msgspec import Struct, convert, to_builtins
 from msgspec.structs import replace
 
-from stenolog.catalog.message_metadata import answered_seqs
+from stenolog.catalog.message_metadata import AnsweredMessages, answered_seqs, is_received
 from stenolog.errors import (
     DamagedStore,
     NoSuchSession,
@@ -48,7 +49,16 @@ from stenolog.errors import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.records import Health, Message, PurgeResult, SessionInfo, TrashedSession, timestamp
+from stenolog.messages import calls_of
+from stenolog.records import (
+    Health,
+    Message,
+    PurgeResult,
+    SessionInfo,
+    Span,
+    TrashedSession,
+    timestamp,
+)
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.chat_marks import DELIVERY_FIELD, MOVE_FIELD, merge_marks, read_mark
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
@@ -295,6 +305,8 @@ def _rename_merged_folder(workspace: Path, added_count: int) -> None:
 class _Batch(Struct, frozen=True, kw_only=True):
     """Messages that the fallback store acknowledged together."""
 
+    uid: str
+    """Uid of the session in the fallback store."""
     first: int
     """Seq of the first message in the fallback store."""
     token: str
@@ -302,6 +314,21 @@ class _Batch(Struct, frozen=True, kw_only=True):
     own_token: str
     """Key made of uid and seq; used if the session has other messages with the key `token`."""
     messages: list[Message]
+
+    def part(self, included: Sequence[Span]) -> "_Batch | None":
+        """Return a batch of those messages whose seqs are in `included`; None if there are none."""
+        messages = [m for m in self.messages if spans.contains(included, m.seq)]
+        if not messages or len(messages) == len(self.messages):
+            return self if messages else None
+        first = messages[0].seq
+        own_token = _own_token(self.uid, first)
+        token = self.token if first == self.first else own_token
+        return replace(self, first=first, token=token, own_token=own_token, messages=messages)
+
+    def singles(self) -> "list[_Batch]":
+        """Return a batch for each message."""
+        parts = (self.part([(message.seq, message.seq)]) for message in self.messages)
+        return [part for part in parts if part is not None]
 
 
 class _StoredSession(Struct, frozen=True, kw_only=True):
@@ -325,6 +352,15 @@ class _StoredSession(Struct, frozen=True, kw_only=True):
             ):
                 return first
         return None
+
+    def find_seqs(self, batch: _Batch) -> dict[int, int]:
+        """Return the seqs of the stored messages of the batch, by their seqs in the fallback."""
+        first = self.find(batch)
+        if first is not None:
+            return {message.seq: first + number for number, message in enumerate(batch.messages)}
+        # A message that was damaged for a time is stored alone.
+        found = {single.first: self.find(single) for single in batch.singles()}
+        return {seq: stored_seq for seq, stored_seq in found.items() if stored_seq is not None}
 
 
 class _Merger:
@@ -354,27 +390,29 @@ class _Merger:
             raise _CannotMerge(str(error)) from error
         batches = _acknowledged_batches(snapshot, messages)
         record = stored_record = self._read_record(snapshot.uid)
-        if record.begun > record.upto:  # a merge was killed  # guard: fallback-merge-begun
-            old_batches = [b for b in batches if record.upto < b.first <= record.begun]
+        if record.begun:  # a merge was killed  # guard: fallback-merge-begun
             sessions = self._read_possible_targets(record)
-            missing = [b for b in old_batches if all(s.find(b) is None for s in sessions)]
+            old_batches = _parts(batches, record.begun)
+            missing = [batch for old in old_batches for batch in _missing_parts(old, sessions)]
             record = self._add(missing, snapshot, batches, record)
-            record = replace(record, upto=record.begun)
-        new_batches = [batch for batch in batches if batch.first > record.upto]
+            merged = spans.union(record.merged, _spans_of(old_batches))
+            record = replace(record, merged=tuple(merged), begun=())
+        readable = spans.from_seqs(message.seq for message in messages)
+        new_batches = _parts(batches, spans.minus(readable, record.merged))
         if new_batches:
-            record = self._begin(record, key, snapshot.last_seq)
+            record = self._begin(record, key, _spans_of(new_batches))
             record = self._add(new_batches, snapshot, batches, record)
-        digest = _state_digest(snapshot)
+        lost = _find_lost(snapshot, messages)
+        digest = _state_digest(snapshot, lost)
         if record.state != digest:
             self._merge_move(snapshot, record)  # guard: fallback-move-merged
             self._merge_state(snapshot, messages, batches, record)
         marks = {name: snapshot.meta[name] for name in _MARK_FIELDS if name in snapshot.meta}
-        record = replace(
-            record, upto=snapshot.last_seq, begun=snapshot.last_seq, state=digest, marks=marks
-        )
+        merged = spans.union(record.merged, readable)
+        record = replace(record, merged=tuple(merged), begun=(), state=digest, marks=marks)
         if record != stored_record:
             self._write_record(record)
-        return _describe_lost(snapshot, messages)
+        return _describe_lost(lost)
 
     def _target_key(self, key: str) -> str:
         """Return `key` if a session has this key, else the key of the session with this alias."""
@@ -391,13 +429,13 @@ class _Merger:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _begin(self, record: "_MergeRecord", key: str, last_seq: int) -> "_MergeRecord":
-        """Record durably that messages up to `last_seq` will be added."""
+    def _begin(self, record: "_MergeRecord", key: str, begun: Sequence[Span]) -> "_MergeRecord":
+        """Record durably that the messages with these seqs will be added."""
         target_key = self._target_key(key)
         info = find_info(self._store, target_key)
         record = replace(
             record,
-            begun=last_seq,
+            begun=tuple(begun),
             keys=tuple(dict.fromkeys((key, target_key))),
             target="" if info is None else info.uid,
             old_trash=tuple(
@@ -550,7 +588,8 @@ class _Merger:
             hidden = spans.union(snapshot.hidden, withdrawn_messages.withdrawn_seqs(snapshot.meta))
             if snapshot.floor and not snapshot.summary:
                 hidden = spans.union(hidden, [(1, snapshot.floor)])
-            hidden_seqs = [seqs[seq] for seq in seqs if spans.contains(hidden, seq)]
+            settled = _find_settled(messages, _find_lost(snapshot, messages), seqs)
+            hidden_seqs = [seqs[n] for n in seqs if n in settled or spans.contains(hidden, n)]
             for first, last in spans.from_seqs(hidden_seqs):
                 self._store.hide(key, first, last)
 
@@ -590,7 +629,7 @@ class _Merger:
     ) -> None:
         """Merge which answers were delivered, so that no answer is delivered twice."""
         added, merged_before = read_mark(snapshot.meta), read_mark(record.marks)
-        if added is None or added == merged_before:
+        if added is None:
             return
         mark = read_mark(stored.snapshot.meta)
         new_mark = merge_marks(
@@ -628,18 +667,18 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Record of the merges of one session of the fallback store."""
 
     uid: str
-    upto: int = 0
-    """Messages up to this seq were added to the regular store, and are never added again."""
-    begun: int = 0
-    """Messages up to this seq may have been added."""
+    merged: tuple[Span, ...] = ()
+    """Seqs of the messages that were added to the regular store, and are never added again."""
+    begun: tuple[Span, ...] = ()
+    """Seqs of further messages that may have been added."""
     marks: dict[str, Any] = {}
     """Merged delivery mark and move of the session, with the seqs of the fallback store."""
     state: str = ""
     """Digest of the merged summary, hidden messages and meta."""
     keys: tuple[str, ...] = ()
-    """Keys of the sessions to which messages after `upto` may have been added."""
+    """Keys of the sessions to which the messages in `begun` may have been added."""
     target: str = ""
-    """Uid of the session to which messages after `upto` were added; empty if it is not known."""
+    """Uid of the session to which messages in `begun` were added; empty if it is not known."""
     old_trash: tuple[tuple[str, str], ...] = ()
     """Uid and time of each deletion of a session with such a key before the merge began."""
 
@@ -667,8 +706,7 @@ def _acknowledged_batches(snapshot: Snapshot, messages: Sequence[Message]) -> li
     token = ""
     for message in messages:
         token_and_count = token_of(message)
-        # guard: fallback-merged-by-uid-and-seq
-        own_token = f"fallback:{snapshot.uid}:{message.seq}"
+        own_token = _own_token(snapshot.uid, message.seq)
         if token_and_count is not None:
             token, batch_end = token_and_count[0], message.seq + token_and_count[1]
         elif message.seq >= batch_end:
@@ -678,9 +716,42 @@ def _acknowledged_batches(snapshot: Snapshot, messages: Sequence[Message]) -> li
         if token_and_count is None and message.seq < batch_end and batches:
             batches[-1].messages.append(message)
         else:
-            batch = _Batch(first=message.seq, token=token, own_token=own_token, messages=[message])
+            batch = _Batch(
+                uid=snapshot.uid,
+                first=message.seq,
+                token=token,
+                own_token=own_token,
+                messages=[message],
+            )
             batches.append(batch)
     return batches
+
+
+def _own_token(uid: str, seq: int) -> str:
+    """Return the idempotency key of a message without a key of its own."""
+    return f"fallback:{uid}:{seq}"  # guard: fallback-merged-by-uid-and-seq
+
+
+def _parts(batches: Iterable[_Batch], included: Sequence[Span]) -> list[_Batch]:
+    """Return the batches with only those messages whose seqs are in `included`."""
+    parts = (batch.part(included) for batch in batches)
+    return [part for part in parts if part is not None]
+
+
+def _missing_parts(batch: _Batch, sessions: Sequence[_StoredSession]) -> list[_Batch]:
+    """Return the part of a batch that is in none of these sessions."""
+
+    def is_missing(part: _Batch) -> bool:
+        return all(session.find(part) is None for session in sessions)
+
+    if not is_missing(batch):
+        return []
+    missing = [single for single in batch.singles() if is_missing(single)]
+    return [batch] if len(missing) == len(batch.messages) else missing
+
+
+def _spans_of(batches: Iterable[_Batch]) -> list[Span]:
+    return spans.from_seqs(message.seq for batch in batches for message in batch.messages)
 
 
 def _stored_seqs(
@@ -702,11 +773,36 @@ def _stored_seqs(
     common_length = max((length for _, length in common_files), default=0)
     seqs = {seq: seq for seq in range(1, common_length + 1)}
     for batch in batches:
-        first = stored.find(batch)
-        if first is not None:
-            for number, message in enumerate(batch.messages):
-                seqs[message.seq] = first + number
+        seqs.update(stored.find_seqs(batch))
     return seqs
+
+
+def _find_settled(
+    messages: Sequence[Message], lost: Sequence[Span], seqs: Mapping[int, int]
+) -> set[int]:
+    """Return the seqs of the messages that would wrongly start a turn in the store.
+
+    Their answer may be lost. Or it was merged first, while they could not be read, and so does not
+    name them in the store (docs/decisions/0023).
+    """
+    last_lost = lost[-1][1] if lost else 0
+    answered, answer_seqs, next_answer_seq = AnsweredMessages(), dict[int, int](), 0
+    settled, unknown, asks = set(), set(), False
+    for message in reversed(messages):
+        body, seq = message.to_dict(), message.seq
+        named_seqs = answered_seqs(body)
+        if named_seqs is not None:
+            answered.add(body, seq)
+            answer_seqs.update(dict.fromkeys(named_seqs, seq))
+            next_answer_seq = seq
+        elif is_received(body) or body.get("role") == "tool" or calls_of(body):
+            answer_seq = answer_seqs.get(seq, 0) if is_received(body) else next_answer_seq
+            if seqs.get(seq, 0) > seqs.get(answer_seq, sys.maxsize):
+                settled.add(seq)
+            elif not answer_seq and seq < last_lost and seq not in answered:
+                unknown.add(seq)
+                asks = asks or is_received(body)
+    return settled | unknown if asks else settled  # guard: fallback-lost-answer-is-unknown
 
 
 def _is_whole_session(receipt: Mapping[str, Any]) -> bool:
@@ -715,11 +811,15 @@ def _is_whole_session(receipt: Mapping[str, Any]) -> bool:
     return isinstance(last_seq, int) and receipt.get("messages") == last_seq
 
 
-def _describe_lost(snapshot: Snapshot, messages: Iterable[Message]) -> str:
-    """Return a sentence about messages that cannot be read; empty if there are none."""
+def _find_lost(snapshot: Snapshot, messages: Iterable[Message]) -> list[Span]:
+    """Return the seqs of the messages that cannot be read."""
     readable = spans.from_seqs(message.seq for message in messages)
     present = [(1, snapshot.last_seq)] if snapshot.last_seq else []
-    lost = spans.minus(present, spans.union(readable, snapshot.void, snapshot.purged))
+    return spans.minus(present, spans.union(readable, snapshot.void, snapshot.purged))
+
+
+def _describe_lost(lost: Sequence[Span]) -> str:
+    """Return a sentence about messages that cannot be read; empty if there are none."""
     if not lost:
         return ""
     return (
@@ -728,9 +828,9 @@ def _describe_lost(snapshot: Snapshot, messages: Iterable[Message]) -> str:
     )
 
 
-def _state_digest(snapshot: Snapshot) -> str:
-    """Return a digest that differs after every change of summary, hidden messages or meta."""
-    values = [snapshot.floor, snapshot.hidden, snapshot.summary, snapshot.meta]
+def _state_digest(snapshot: Snapshot, lost: Sequence[Span]) -> str:
+    """Return a digest of summary, meta, and the seqs of hidden and of lost messages."""
+    values = [snapshot.floor, snapshot.hidden, snapshot.summary, snapshot.meta, lost]
     return sha256(json.dumps(to_builtins(values), sort_keys=True).encode()).hexdigest()
 
 

@@ -29,6 +29,14 @@ def _mark(seq: int, *owed: int, state: Any = "sent", chat: int = 0) -> DeliveryM
         (_mark(12), _mark(4, 2), _mark(2, 2), [12, 14], _mark(14)),
         (_mark(12, 12), _mark(4), _mark(2, 2), [12, 14], _mark(14)),
         (_mark(12, 6, 12), _mark(4, 4), _mark(2, 2), [6, 12, 14], _mark(14, 6, 14)),
+        # A message that could not be read was added last.
+        (
+            _mark(13, state="owed", chat=1),
+            _mark(4),
+            _mark(4),
+            [14],
+            _mark(14, state="owed", chat=1),
+        ),
         # The messages were deleted.
         (_mark(6), _mark(9, 8), None, [], _mark(14)),
         # The user must be told about an answer that may have arrived.

@@ -899,6 +899,43 @@ def test_p3_a_folder_with_a_damaged_message_keeps_its_name(
     assert folder.exists()
 
 
+@pytest.mark.parametrize("lost", [["b1"], ["b2"], ["c"], ["a", "b1", "b2", "b3", "c"]], ids=str)
+@pytest.mark.parametrize("kill_at", [0, 1, 2, 3, 4, 5])
+def test_p1_a_message_of_the_fallback_that_was_repaired_is_merged(
+    where: str,
+    fallback: Fallback,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: list[str],
+    kill_at: int,
+) -> None:
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "before")
+    with fallback() as sessions:
+        store = sessions.store
+        store.add_message(KEY, "user", "a", once="a")
+        batch = [{"role": "user", "content": text} for text in ("b1", "b2", "b3")]
+        store.add_messages(KEY, batch, once="b")
+        store.add_message(KEY, "user", "c", once="c")
+        store.hide(KEY, 3, 3)
+        folder = store.folder  # type: ignore[attr-defined]
+    [log] = folder.glob("*.jsonl")
+    intact = log.read_bytes()
+    damaged = intact
+    for text in lost:
+        damaged = damaged.replace(f'"{text}"}}'.encode(), f'"{text[:-1]}\xff"}}'.encode("latin-1"))
+    assert damaged != intact
+    log.write_bytes(damaged)
+    with open_sessions(where) as good:
+        assert {"before", *["a", "b1", "b2", "b3", "c"]} - {*contents(good, full=True)} == {*lost}
+    log.write_bytes(intact)
+    killed = kill_at and merge_killed(where, monkeypatch, kill_at)
+    with open_sessions(where) as good:
+        assert sorted(contents(good, full=True)) == ["a", "b1", "b2", "b3", "before", "c"]
+        assert "b2" not in contents(good)
+    assert killed or not kill_at or kill_at > 4
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("name", ["damaged.jsonl", "No key has this name.jsonl"])
 def test_p3_a_folder_with_a_log_that_cannot_be_read_keeps_its_name(
     where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture, name: str

@@ -11,6 +11,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import tool
+from stenolog.agent.turn import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.sessions.session_manager import SessionManager
@@ -222,6 +223,31 @@ def test_answers_of_a_killed_merge_name_their_own_messages(
             assert [text for _, text in place.run().values()] == ["to Is it raining?"]
         _check_answered(place)
     assert number > 8
+
+
+@pytest.mark.parametrize("damaged", ["question", "answer", "tool call"])
+def test_message_whose_answer_is_damaged_is_not_answered_again(
+    workspace: Path, engine: str, damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(workspace, engine, "fallback")
+    place.run(OLD)
+    place.ask_during_the_outage(monkeypatch, {"u3": NEW["u3"]})
+    [log] = [path for path in workspace.rglob("*.jsonl") if b"Transfer" in path.read_bytes()]
+    intact = log.read_bytes()
+    text = {"question": b"Transfer 100", "answer": b"Done.", "tool call": b'"transfer"'}[damaged]
+    log.write_bytes(intact.replace(text, text[:-2] + b"\xff" + text[-1:]))
+    for repaired in (False, True):
+        if repaired:
+            log.write_bytes(intact)
+        place.merge()
+        assert place.run() == {}
+        again = place.run(OLD)
+        assert [text for _, text in again.values()] == [f"to {text}" for text in OLD.values()]
+    outcome, text_again = place.run({"u3": NEW["u3"]})["u3"]
+    assert outcome == "again"
+    assert text_again == ("Done." if damaged != "question" else HIDDEN_UNANSWERED_TEXT)
+    assert (place.asked, place.transfers) == ([], 1)
+    assert not log.exists()
 
 
 def test_two_outages_in_one_fallback_folder(
