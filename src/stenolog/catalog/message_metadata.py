@@ -88,8 +88,9 @@ def last_seen_seq(message: Mapping[str, Any], seq: int) -> int:
 
 def has_seen(message: Mapping[str, Any], seq: int, earlier_seq: int) -> bool:
     """Return whether the message at `seq` takes the message at `earlier_seq` into account."""
-    is_named = earlier_seq in (answered_seqs(message) or ())
-    return is_named or earlier_seq <= last_seen_seq(message, seq)
+    if earlier_seq <= last_seen_seq(message, seq):
+        return True
+    return earlier_seq < seq and earlier_seq in (answered_seqs(message) or ())
 
 
 class AnsweredMessages:
@@ -106,7 +107,7 @@ class AnsweredMessages:
     def add(self, answer: Mapping[str, Any], seq: int) -> None:
         """Add the messages that the answer at `seq` takes into account."""
         self.upto = max(self.upto, last_seen_seq(answer, seq))
-        self._named.update(answered_seqs(answer) or ())
+        self._named.update(named for named in answered_seqs(answer) or () if named < seq)
 
     def __contains__(self, seq: int) -> bool:
         return seq <= self.upto or seq in self._named

@@ -65,6 +65,7 @@ def _result(of: str) -> dict[str, Any]:
         ([USER, _seen(1), USER, USER, _added(4)], (3,), [], True),
         ([USER, _seen(1), USER, USER, _added(4), USER, USER, _added(6)], (3, 7), [], True),
         ([USER, _seen(1), USER, USER, _added(4), _seen(4)], (), [], False),
+        ([USER, _added(1, 3), USER], (3,), [], True),  # no answer answers a later message
         # A call without a result is not pending if messages followed it.
         ([USER, _calls("a"), ANSWER], (), [], False),
         ([{"role": "system", "content": "x"}], (), [], False),

@@ -1,16 +1,26 @@
-"""Random outages, starts, kills and deletions: each message of the fallback is merged once."""
+"""Random outages, starts, kills and deletions: each message of the fallback is merged once.
+
+Each answer names its own messages, and each delivered answer stays delivered.
+"""
 
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import to_builtins
 
+from stenolog.catalog.message_metadata import answered_seqs, mark_seen
+from stenolog.channels.delivery import is_due
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession, OnceConflict, SessionExists
+from stenolog.records import Message
+from stenolog.sessions.chat_marks import DELIVERY_FIELD, MOVE_FIELD, DeliveryMark, read_mark
+from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import fallback as fallbacks
 from stenolog.transfer.fallback import FallbackStore
@@ -42,29 +52,87 @@ class _World:
         self.patch = monkeypatch
         self.said: list[str] = []
         """Every acknowledged message. Messages of one fallback session are in order."""
+        self.answered: dict[str, set[str]] = {}
+        """The messages that each answer answers."""
+        self.delivered: set[str] = set()
+        """Answers that were sent to a chat app."""
+        self.moves: dict[str, str] = {}
+        """The last move of each chat."""
+        self.may_delete = self.chance.random() < 0.5
+        self.has_hidden = False
+        self.has_moved = False
+        """Whether a session was deleted or restored."""
+        self.has_raced = False
+        """Whether a session was deleted or restored just before the merge added a message."""
+        self.has_delivered_beside = False
+        """Whether another process delivered answers before the merge recorded deliveries."""
         self.has_killed_merge = False
         self.folder: Path | None = None
 
-    def _append(self, store: object, by: str) -> None:
-        key, once = self.chance.choice(KEYS), self.chance.choice([None, None, "t0", "t1", "t2"])
+    def _append(self, store: Store, by: str, key: str = "") -> None:
+        key = key or self.chance.choice(KEYS)
+        once = self.chance.choice([None, None, "t0", "t1", "t2"])
         texts = [
             f"{by} {key} {len(self.said) + n:04}" for n in range(self.chance.choice([1, 1, 1, 3]))
         ]
         with suppress(OnceConflict):
             batch = [{"role": "user", "content": text} for text in texts]
-            store.add_messages(key, batch, once=once)  # type: ignore[attr-defined]
+            store.add_messages(key, batch, once=once)
             self.said += texts
+
+    def _answer(self, store: Store, by: str) -> None:
+        """Answer the messages that wait in a session, as an agent does."""
+        key = self.chance.choice(KEYS)
+        with suppress(NoSuchSession):
+            view = store.view(key)
+            state = turn_state(view.messages)
+            if not state.questions:
+                return
+            text = f"{by} {key} {len(self.said):04}"
+            answer = {"role": "assistant", "content": text}
+            seen = view.messages[-1].seq
+            self.answered[text] = {
+                str(message.content) for message in view.messages if message.seq in state.questions
+            }
+            if self.chance.random() < 0.3:  # a message arrives while the answer is written
+                self._append(store, by, key)
+                text = f"{by} {key} {len(self.said):04}"
+                self.answered[text] = self.answered.pop(str(answer["content"]))
+                answer = {**answer, "content": text}
+            once = f"answer {len(self.said)}"
+            body = mark_seen(answer, seen=seen, answers=state.questions)
+            seq = store.add_full_message(key, body, once=once)
+            self.said.append(text)
+            if self.chance.random() < 0.5:
+                self.has_delivered_beside |= by == "store" and self.has_killed_merge
+                self._deliver(store, key, seq, text)
+
+    def _deliver(self, store: Store, key: str, seq: int, text: str) -> None:
+        mark = read_mark(store.info(key).meta)
+        earlier_seqs = {
+            message.seq
+            for message in store.get_history(key, full=True)
+            if message.content in self.answered and message.seq != seq
+        }
+        owed = {n for n in earlier_seqs if is_due(mark, n)}
+        new_mark = DeliveryMark(seq=seq, state="sent", origin={}, owed=sorted(owed))
+        store.set_meta(key, **{DELIVERY_FIELD: to_builtins(new_mark)})
+        self.delivered.add(text)
 
     def use_the_store(self) -> None:
         """Let another process use the regular store."""
         with open_store(self.where) as store:
-            match self.chance.randrange(6):
+            match self.chance.randrange(8):
                 case 0 | 1:
                     self._append(store, "store")
-                case 2 | 3:
+                case 6 | 7:
+                    self._answer(store, "store")
+                case 2 | 3 if self.may_delete:
+                    self.has_moved = True
                     with suppress(NoSuchSession):
                         store.delete(self.chance.choice(KEYS))
                 case 4 if trash := store.list_trash():
+                    self.has_moved = True
                     trashed = self.chance.choice(trash)
                     # A killed merge does not find a new session that has another key now.
                     as_key = None if self.has_killed_merge else self.chance.choice([None, "else"])
@@ -81,8 +149,15 @@ class _World:
             self.folder = store.folder
             for _ in range(self.chance.randint(1, 4)):
                 self._append(store, "fallback")
+                if self.chance.random() < 0.5:
+                    self._answer(store, "fallback")
+            if self.chance.random() < 0.2:
+                key = self.chance.choice(KEYS)
+                self.moves[key] = f"{key} {len(self.said)}"
+                store.set_meta(key, **{MOVE_FIELD: {"key": self.moves[key], "before": key}})
             if self.chance.random() < 0.3:
                 key = self.chance.choice(KEYS)
+                self.has_hidden = True
                 store.hide(key, 2, 2)
                 store.set_meta(key, tags=["x"])
 
@@ -107,8 +182,10 @@ class _World:
         def disturb(step: int) -> None:
             if step == kill_at:
                 raise _Killed
+            self.has_moved = False
             for _ in range(self.chance.choice([0, 0, 0, 1, 2])):
                 self.use_the_store()
+            self.has_raced |= self.has_moved and done[-1] == "add_messages"
             if self.chance.random() < 0.1:
                 with self.patch.context() as patched:
                     patched.setattr(fallbacks, "LOCK_TIMEOUT", 0.0)
@@ -116,7 +193,7 @@ class _World:
 
         # A new session whose uid is not known yet may be anywhere.
         self.has_killed_merge = True
-        with steps(self.patch, disturb), suppress(_Killed):
+        with steps(self.patch, disturb) as done, suppress(_Killed):
             open_sessions(self.where).close()
             self.has_killed_merge = False
 
@@ -128,6 +205,8 @@ class _World:
         assert self.folder is None or not self.folder.exists()
         found: Counter[str] = Counter()
         with open_store(self.where) as store:
+            if not self.may_delete and not self.has_delivered_beside:
+                self._check_marks(store)
             histories = [store.get_history(key, full=True) for key in store.list_sessions()]
             for trashed in store.list_trash():
                 store.restore(trashed.key, uid=trashed.uid, as_key=f"looked at {trashed.uid}")
@@ -138,7 +217,37 @@ class _World:
             for key in KEYS:
                 merged = [text for text in texts if text.startswith(f"fallback {key} ")]
                 assert merged == sorted(merged)
+            if not self.has_raced:
+                self._check_answers(history)
         assert found == Counter(self.said)
+
+    def _check_answers(self, history: Sequence[Message]) -> None:
+        """Check that each answer names the messages of its session that it answers."""
+        texts = {message.seq: str(message.content) for message in history}
+        answered: set[str] = set()
+        for message in history:
+            named = answered_seqs(message.to_dict())
+            if named is None:
+                continue
+            expected = self.answered[str(message.content)]
+            assert {texts[seq] for seq in named} == expected & set(texts.values())
+            answered |= expected
+        unanswered = set(texts.values()) - answered - self.answered.keys()
+        waiting = turn_state([message for message in history if not message.hidden]).unanswered
+        visible = {texts[m.seq] for m in history if not m.hidden}
+        assert {texts[seq] for seq in waiting} >= unanswered & visible
+        if not self.has_hidden:  # a message waits again if its answer is hidden
+            assert {texts[seq] for seq in waiting} == unanswered
+
+    def _check_marks(self, store: Store) -> None:
+        """Check which answers are due, and where the chats go on."""
+        for key in store.list_sessions():
+            mark = read_mark(store.info(key).meta)
+            for message in store.get_history(key, full=True):
+                if message.content in self.answered:
+                    assert is_due(mark, message.seq) == (message.content not in self.delivered)
+        for key, moved_to in self.moves.items():
+            assert store.info(key).meta[MOVE_FIELD]["key"] == moved_to
 
 
 def _run(where: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +262,7 @@ def _run(where: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("engine", WHERE)
 @pytest.mark.parametrize(
-    "seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.slow)], ids=str
+    "seeds", [range(30), pytest.param(range(30, 300), marks=pytest.mark.slow)], ids=str
 )
 def test_p1_each_message_of_the_fallback_is_merged_once(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, engine: str, seeds: range
