@@ -10,8 +10,8 @@ import pytest
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
+from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.tools import tool
-from stenolog.agent.turn import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.sessions.session_manager import SessionManager
