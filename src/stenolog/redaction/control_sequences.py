@@ -9,25 +9,37 @@ from typing import Any, Final
 
 from stenolog.lazy_loading import lazy_pattern
 
-_CSI_REGEX: Final = r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"
-"""Pattern of sequences for colours, the cursor, and erasing."""
-_STRING_REGEX: Final = (
-    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])(?P<content>[^\x07\x1b\x9c]*+)(?:\x07|\x1b\\|\x9c)?"
-)
-"""Pattern of sequences that contain a text, such as a window title or the address of a link."""
+_C1_REGEX: Final = r"(?<![\x80-\xff])"
+"""Pattern of the place before a control character from U+0080 to U+009F.
+
+After a character from U+0080 to U+00FF, it is a byte of UTF-8 that was decoded as Latin-1: a
+closing quote becomes U+00E2, U+0080 and U+009D.
+"""
+_PARAMETERS_REGEX: Final = r"[0-?]*+[ -/]*+[@-~]"
+_INTRODUCER_REGEX: Final = rf"(?:\x1b[\]PX^_]|{_C1_REGEX}[\x90\x98\x9d-\x9f])"
+_CONTENT_REGEX: Final = r"(?P<content>[^\n\r\x07\x1b\x90\x98\x9c-\x9f]{0,8192}+)"
+# guard: unterminated-kept
+_STRING_REGEX: Final = rf"{_INTRODUCER_REGEX}{_CONTENT_REGEX}(?:\x07|\x1b\\|{_C1_REGEX}\x9c)"
+"""Pattern of sequences that contain a text, such as a window title or the address of a link.
+
+Without its end in the same line, a sequence was cut or is none, and its text is kept.
+"""
 # Control characters, and characters that change the writing direction.
 UNPRINTABLE_RANGES: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 )
 # Match whole control sequences. Otherwise their visible part, such as "[31m", would remain.
 _UNPRINTABLE: Final = lazy_pattern(
-    rf"{_CSI_REGEX}|{_STRING_REGEX}|\x1b[ -/]*+[0-~]|[{UNPRINTABLE_RANGES}]"
+    rf"(?:\x1b\[|{_C1_REGEX}\x9b){_PARAMETERS_REGEX}|{_STRING_REGEX}"
+    rf"|\x1b[ -/]*+[0-~]|[{UNPRINTABLE_RANGES}]"
 )
-STRING_SEQUENCE: Final = lazy_pattern(_STRING_REGEX)
+STRING_CONTENT: Final = lazy_pattern(_INTRODUCER_REGEX + _CONTENT_REGEX)
+"""Pattern of the text in a sequence, with or without the end of the sequence."""
 # A letter after ESC is kept: it may be the first letter of a secret.
 # In programs and in JSON, ESC is written as an escape. A carriage return separates two texts.
 HIDDEN_REGEX: Final = (
-    rf"{_CSI_REGEX}|{_STRING_REGEX}|\x1b[ -/]++[0-~]|[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]"
+    rf"(?:\x1b\[|\x9b){_PARAMETERS_REGEX}|{_STRING_REGEX}|\x1b(?:[ -/]++[0-~]|[\]^_])"
+    r"|[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]"
     r"|(?<!\\)\\++(?:u001[bB]|x1[bB]|033|e)\[[0-?]*+[ -/]*+[@-~]"
 )
 """Pattern of the control sequences that can hide a secret from a pattern."""

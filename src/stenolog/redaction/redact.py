@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from stenolog.lazy_loading import lazy_pattern
 from stenolog.redaction.control_sequences import (
     HIDDEN_REGEX,
-    STRING_SEQUENCE,
+    STRING_CONTENT,
     printable,
     printable_data,
 )
@@ -97,7 +97,7 @@ def find_secrets(
 ) -> list[SecretSpan]:
     """Return the secrets that `redact` replaces, in order, with their positions and stubs."""
     secrets = _find_visible_secrets(text, patterns)
-    for sequence in STRING_SEQUENCE.finditer(text):
+    for sequence in STRING_CONTENT.finditer(text):
         first = sequence.start("content")
         secrets += (
             SecretSpan(first + secret.start, first + secret.end, secret.stub)

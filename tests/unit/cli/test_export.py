@@ -119,6 +119,17 @@ def test_openai_export_without_redaction_and_jsonl_keep_control_sequences(steno:
         assert json.loads(line)["content"] == f"{_ESC}[32mred\u202e"
 
 
+def test_no_text_is_lost_after_a_cut_control_sequence(steno: Steno) -> None:
+    quoted = "He said “stop” and “go”: TRANSFER 100.".encode().decode("latin-1")
+    with open_store("workspace") as store:
+        store.add_message("cut", "user", quoted)
+        store.add_message("cut", "assistant", f"a {_ESC}_ cut and more\nthe rest")
+    for arguments in (["export", "cut", "--format", "markdown"], ["show", "cut"]):
+        shown = steno(*arguments).stdout
+        assert "TRANSFER 100." in shown
+        assert "cut and more\nthe rest" in shown
+
+
 # --- the page --------------------------------------------------------------------------------
 
 

@@ -42,6 +42,14 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
         ("a\x08b\x00c\x7fd", "abcd"),
         ("\u202etxet\u202c", "txet"),
         ("ends with \x1b", "ends with "),
+        # Quotes in UTF-8 that were decoded as Latin-1.
+        ("\xe2\x80\x9cstop\xe2\x80\x9d and \xe2\x80\x9cgo\xe2\x80\x9d", "âstopâ and âgoâ"),
+        ("\xe2\x9a\x9b React", "â React"),
+        # A sequence without its end in the same line is cut.
+        ("\x1b]0;build\nerror: disk full\x07", "0;build\nerror: disk full"),
+        ("\x1b_ cut \x1b[1mand\x1b[0m go\x07", " cut and go"),
+        ("\x9d the rest", " the rest"),
+        ("\x1bP" + 9_000 * "x" + "\x07", 9_000 * "x"),
         ("👩\u200d💻 ü é", "👩\u200d💻 ü é"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.redaction.redact import RedactedText, redact, redact_data, redact_ends
+from stenolog.redaction.redact import RedactedText, redact, redact_data, redact_ends, redact_text
 from stenolog.testing.strategies import texts
 
 _chance = random.Random(4)
@@ -748,6 +748,10 @@ def test_data_and_its_json_text_are_redacted_alike(
         "\x1b]",
         "\x1b]0;password=a\x07",
         "\x9d",
+        "\x1b]a",
+        "\x1b]" + "a" * 9_000,
+        "\x9da",
+        "\x80\x9d",
         "\\x1b[",
         "\\033[0",
     ],
@@ -876,3 +880,19 @@ def test_secret_inside_a_window_title_is_redacted() -> None:
 
 def test_key_after_an_escape_character_is_redacted_whole() -> None:
     assert redact(f"a {_ESC}{_KEYS['github']}") == RedactedText("a [redacted: token]", 1)
+
+
+@pytest.mark.parametrize(
+    "start", [f"{_ESC}]0;", f"{_ESC}P", f"{_ESC}X", f"{_ESC}_", "\x9d", "\x90"]
+)
+def test_cut_control_sequence_hides_no_secret_and_no_text(start: str) -> None:
+    key = _KEYS["github"]
+    shown_start = start[2:] if start[0] == _ESC else ""
+    text = f"a {start}{key} b\nthe rest"
+    assert redact(text).count == 1
+    assert key[8:] not in redact(text).text
+    assert redact_text(text) == f"a {shown_start}[redacted: token] b\nthe rest"
+    inside = f"a {key[:12]}{start}{key[12:]} b\nthe rest"
+    assert redact_text(inside).endswith("b\nthe rest")
+    if not shown_start:
+        assert redact_text(inside) == "a [redacted: token] b\nthe rest"

@@ -12,6 +12,7 @@ from stenolog.gateway.viewer.safe_html import (
     coloured_code,
     cover_secrets,
     is_picture_url,
+    masked_html,
     preview,
     to_html,
 )
@@ -165,3 +166,8 @@ def test_no_part_of_a_secret_is_in_a_preview() -> None:
 
 def test_control_sequences_are_removed_from_covered_texts() -> None:
     assert cover_secrets("a \x1b[1mbold\x1b[0m\x07 \u202etitle") == "a bold title"
+
+
+def test_no_text_is_lost_after_a_closing_quote_in_another_encoding() -> None:
+    text = "He said “stop” and the rest.".encode().decode("latin-1")
+    assert "and the rest." in masked_html(text)
