@@ -40,7 +40,8 @@ STRING_CONTENT: Final = lazy_pattern(_INTRODUCER_REGEX + _CONTENT_REGEX)
 HIDDEN_REGEX: Final = (
     rf"(?:\x1b\[|\x9b){_PARAMETERS_REGEX}|{_STRING_REGEX}|\x1b(?:[ -/]++[0-~]|[\]^_])"
     r"|[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]"
-    r"|(?<!\\)\\++(?:u001[bB]|x1[bB]|033|e)\[[0-?]*+[ -/]*+[@-~]"
+    rf"|(?<!\\)\\++(?:(?:(?:u001|x1)[bB]|033|e)(?:\[{_PARAMETERS_REGEX}|[ -/]++[0-~])"
+    rf"|(?:u009|x9)[bB]{_PARAMETERS_REGEX})"
 )
 """Pattern of the control sequences that can hide a secret from a pattern."""
 

@@ -293,11 +293,18 @@ def _secret_pattern(
     return SecretPattern(name, lazy_pattern(pattern), tuple(hints.split()), check)
 
 
+# The character before a word may be the end of an escape, such as a newline in JSON.
+_NO_ESCAPE_REGEX: Final = (
+    r"(?<!\\.)(?<!\\[x0-3][0-9A-Fa-f]{2})(?<!\\u00[0-9A-Fa-f]{2})(?<!%[0-9A-Fa-f]{2})"
+)
+
+
 def _key_pattern(
     name: str, hints: str, pattern: str, check: Callable[[re.Match[str]], bool] = bool
 ) -> SecretPattern:
     """Return the pattern of a key; a match must not start inside a longer word."""
-    return _secret_pattern(name, hints, rf"(?<![A-Za-z0-9_-])(?:{pattern})", check)
+    start = rf"(?<![A-Za-z0-9_-]{_NO_ESCAPE_REGEX})"  # guard: key-after-escape
+    return _secret_pattern(name, hints, rf"{start}(?:{pattern})", check)
 
 
 _ALPHANUMERIC_RUN: Final = lazy_pattern("[A-Za-z0-9]{16}")

@@ -56,7 +56,7 @@ _HIDDEN_CHARACTERS: Final = lazy_pattern(
     r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
 """Invisible characters and control sequences, and letters that are written as JSON escapes."""
-_ESCAPES: Final = ("\\u", "\\x1b", "\\x1B", "\\033", "\\e[")
+_ESCAPES: Final = ("\\u", "\\x1b", "\\x1B", "\\x9b", "\\x9B", "\\033", "\\e")
 """Starts of the escapes that programs and JSON use for hidden characters."""
 _SEQUENCE_STARTS: Final = ("\x1b", "\x9b")
 _CONTROL_CHARACTER: Final = lazy_pattern(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")

@@ -3,6 +3,7 @@
 import json
 import random
 import string
+from itertools import product
 from typing import Any
 
 import pytest
@@ -754,6 +755,11 @@ def test_data_and_its_json_text_are_redacted_alike(
         "\x80\x9d",
         "\\x1b[",
         "\\033[0",
+        "\\u009b",
+        "\\x1b(",
+        "\\x1b ",
+        "\\nsk-",
+        "%0Aeyj",
     ],
 )
 def test_hostile_text_takes_linear_time(piece: str) -> None:
@@ -858,6 +864,24 @@ def test_colour_before_a_key_does_not_hide_it(name: str) -> None:
         assert key[8:] not in found.text, sequence
         assert found.count == 1
         assert found.text.startswith("got ")
+
+
+_ESCAPES = [
+    *("\\n", "\\t", "\\r\\n", "\\a", "\\b", "\\f", "\\v", "\\0", "\\\\n", "\\x0a", "\\012"),
+    *("\\u0007", "\\u000A", "\\r\\u001b[K", "\\u001b(B\\u001b[m", "\\u001b]0;a\\u0007", "\\x1b(B"),
+    *("\\u009b32m", "\\x9b1m", "%0A", "%3d"),
+]
+
+
+@pytest.mark.parametrize("name", _KEYS)
+def test_escape_before_a_key_does_not_hide_it(name: str) -> None:
+    key = _KEYS[name]
+    for before, escape in product(("", "a ", "a\\n"), _ESCAPES):
+        found = redact(f'print("{before}{escape}{key}")')
+        assert key[8:] not in found.text
+        assert found.count == 1
+        assert found.text.startswith(f'print("{before}')
+    assert redact(f"word{key[:4]}").count == 0
 
 
 @pytest.mark.parametrize("sequence", _SEQUENCES)
