@@ -32,7 +32,7 @@ from stenolog.catalog.searchable_text import LONGEST_TEXT
 from stenolog.catalog.tokenizer import Word
 from stenolog.errors import UsageError
 from stenolog.records import Span
-from stenolog.redaction.redact import STUB, redact_text
+from stenolog.redaction.redact import STUB, cut_start, redact_text
 from stenolog.stores import spans
 
 MAX_RANKED: Final = 1_000
@@ -516,7 +516,7 @@ def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snip
     """
     if len(text) >= LONGEST_TEXT:
         # The text is cut already: its last word may be the start of a secret.
-        text = text.rpartition(" ")[0]
+        text = cut_start(text, LONGEST_TEXT - 1).rstrip()
     text = redact_text(text)  # guard: snippet-redacted
     # The words of `[redacted: api key]` are no matches.
     positions = _find_positions(STUB.sub(lambda stub: " " * len(stub[0]), text), query)

@@ -22,7 +22,7 @@ from stenolog.messages import (
     read_message,
 )
 from stenolog.records import Message
-from stenolog.redaction.redact import redact_text
+from stenolog.redaction.redact import cut_start, redact_text
 
 LONGEST_TEXT: Final = 64 * 1024
 """Maximum number of characters that are indexed per message."""
@@ -63,8 +63,9 @@ def role_of(fields: Mapping[str, Any]) -> str:
 def prompt_from(roles_and_texts: Iterable[tuple[str, str]]) -> str:
     """Return the start of the first user message with text, or an empty string."""
     for role, text in roles_and_texts:
-        if role == "user" and (prompt := text[:LONGEST_PROMPT].strip()):
-            return prompt
+        if role == "user" and (start := text[:LONGEST_PROMPT].strip()):
+            # A part of a secret is not recognized. A text that is one long word is kept.
+            return cut_start(text, LONGEST_PROMPT).strip() or start
     return ""
 
 

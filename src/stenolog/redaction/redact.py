@@ -5,6 +5,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from string import ascii_letters, digits
 from typing import Any, Final
 
 from msgspec import Struct
@@ -35,6 +36,9 @@ from stenolog.redaction.patterns import (
 STUB: Final = lazy_pattern(r"\[redacted: [a-z ]{1,20}\]")
 """Pattern of the text that replaces a secret."""
 _NON_SPACES: Final = lazy_pattern(r"\S*")
+_KEY_CHARACTERS: Final = f"{ascii_letters}{digits}_-.~+/=%:;@!?#$&*|^\\()[\x1b"
+"""Characters of a key, or of a control sequence inside a key."""
+_LONGEST_KEY: Final = 4_096
 _SECRET_MARGIN: Final = 10_000
 """Number of characters beyond a cut that are searched, too, for a secret across the cut."""
 
@@ -370,6 +374,26 @@ def redact_ends(text: str, *, max_end_length: int) -> RedactedText:
     tail = redact(_NON_SPACES.sub("", text[-max_end_length - _SECRET_MARGIN :], count=1))
     count = len(private_keys) + head.count + tail.count
     return RedactedText(f"{head.text[:-_SECRET_MARGIN]}\n…\n{tail.text[_SECRET_MARGIN:]}", count)
+
+
+def cut_start(text: str, max_length: int) -> str:
+    """Return the start of a text, without a word that the cut divides.
+
+    A part of a secret is not recognized. So a text that is redacted or covered later must not be
+    cut in any other way.
+    """
+    if len(text) <= max_length:
+        return text
+    start = text[:max_length]
+    word_start = len(start.rstrip(_KEY_CHARACTERS))  # guard: cut-between-words
+    return start[: max(word_start, max_length - _LONGEST_KEY)]
+
+
+def line_start(text: str, max_length: int) -> str:
+    """Return the start of a text in one line, cut like `cut_start`."""
+    # These words have at least `max_length` characters, unless the text has fewer words.
+    line = " ".join(text.split(None, max_length)[:max_length])
+    return line if len(line) <= max_length else cut_start(line, max_length) + "…"
 
 
 def _possible_patterns(text: str, patterns: Iterable[SecretPattern]) -> list[SecretPattern]:

@@ -175,6 +175,10 @@ def test_prompt_is_the_first_user_message() -> None:
     said = [("system", "s"), ("user", " \n"), ("user", " first "), ("user", "second")]
     assert prompt_from(said) == "first"
     assert prompt_from([("assistant", "a")]) == ""
+    assert prompt_from([("user", "x" * 900)]) == "x" * 500
+    secret = "ghp_" + "A1b2C3d4" * 5
+    for length in range(460, 500):
+        assert secret[:9] not in prompt_from([("user", f"see{' ' * length}{secret} more")])
 
 
 def test_valid_tags_agent_and_channel_are_used() -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.redaction.redact import RedactedText, redact, redact_data, redact_ends, redact_text
+from stenolog.redaction.redact import (
+    RedactedText,
+    cut_start,
+    line_start,
+    redact,
+    redact_data,
+    redact_ends,
+    redact_text,
+)
 from stenolog.testing.strategies import texts
 
 _chance = random.Random(4)
@@ -816,6 +824,27 @@ def test_no_cut_leaves_part_of_a_secret(name: str, around: str) -> None:
             for text in (begins, ends):
                 kept = redact_ends(text, max_end_length=most).text
                 assert not any(part in kept for part in shown)
+
+
+@pytest.mark.parametrize("name", _KEYS)
+@pytest.mark.parametrize("before", ["word ", "\n        ", "\x1b[1m", '{"a":1},', "鍵"])
+def test_no_start_of_a_text_has_part_of_a_secret(name: str, before: str) -> None:
+    key = _KEYS[name]
+    for length in (len(before) * 60 + 12, len(before) * 60 + len(key) - 2):
+        text = f"a{before * 60} {key}{before}end"
+        assert key[:9] not in redact_text(cut_start(text, length))
+        for size in range(1, length):
+            assert key[:9] not in redact_text(line_start(text, size))
+            assert len(line_start(text, size)) <= size + 1
+
+
+def test_start_of_a_text_keeps_whole_words() -> None:
+    assert cut_start("one two three", 13) == "one two three"
+    assert cut_start("one two three", 9) == "one two "
+    assert cut_start("x" * 9_000, 8_000) == "x" * (8_000 - 4_096)
+    assert cut_start("東" * 200, 80) == "東" * 80
+    assert line_start("one\n\n two  three", 13) == "one two three"
+    assert line_start("one\n\n two  three", 9) == "one two …"
 
 
 _LONG_LINES = [_random(64) for _ in range(100)]

@@ -18,6 +18,7 @@ from stenolog.transfer.export.tool_views import (
     error_line,
     find_read_path,
     language_of,
+    one_line,
     result_blocks,
     summary_of,
 )
@@ -275,8 +276,10 @@ def test_long_edits_of_one_page_are_bounded() -> None:
 
 
 def test_label_of_a_patch_is_short() -> None:
-    [block] = argument_blocks({"x" * 10_000: "*** Begin Patch\n+a"})
-    assert len(block.label) <= 120
+    [block] = argument_blocks({"x " * 10_000: "*** Begin Patch\n+a"})
+    assert block.label.startswith("x x x")
+    assert len(block.label) < 500
+    assert len(one_line(block.label)) <= 120
 
 
 def test_short_description_of_a_command_is_its_caption() -> None:

@@ -41,6 +41,7 @@ from stenolog.messages import (
 )
 from stenolog.records import Message
 from stenolog.redaction.control_sequences import printable_data
+from stenolog.redaction.redact import cut_start
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import (
     MAX_OPEN_LINES,
@@ -141,8 +142,12 @@ class _Renderer:
 
     def markdown(self, text: str) -> Markup:
         # The rest is not shown, so it is not masked. Padding keeps it after MAX_RENDERED.
-        start, rest = text[:MAX_RENDERED], text[MAX_RENDERED:]
-        text = self.mask.with_placeholders(start).ljust(MAX_RENDERED if rest else 0) + rest
+        start = cut_start(text, MAX_RENDERED)  # guard: markdown-cut
+        if rest := text[len(start) :]:
+            start = self.mask.with_placeholders(start)
+            text = start[: self.mask.cut_position(start, MAX_RENDERED)].ljust(MAX_RENDERED) + rest
+        else:
+            text = self.mask.with_placeholders(text)
         html = self.mask.with_buttons(to_html(text, self.colours))
         return Markup(_CODE_BLOCK.sub(_CODE_WITH_BUTTON, str(html))) if self.on_page else html
 
@@ -366,7 +371,7 @@ def _blocks_html(blocks: Sequence[ToolBlock], label: str, renderer: _Renderer) -
     html_blocks = []
     for index, block in enumerate(blocks):
         default_label = _block_label(block, label, is_first=index == 0)
-        block_label = renderer.mask.cover(block.label) or default_label
+        block_label = renderer.mask.preview(block.label) or default_label
         content = _block_html(block, renderer)
         html_blocks.append(_BLOCK_FRAME.format(block.kind, block_label, button, content))
     return renderer.mask.with_buttons(Markup().join(html_blocks))

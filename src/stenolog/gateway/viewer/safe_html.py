@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup, escape
 
 from stenolog.redaction.control_sequences import printable
-from stenolog.redaction.redact import find_secrets
+from stenolog.redaction.redact import find_secrets, line_start
 from stenolog.transfer.export.code_blocks import (
     MAX_COLOURED_IN_MESSAGE,
     ColourBudget,
@@ -253,7 +253,7 @@ def _markdown_parser() -> "MarkdownIt":
 
 
 _PREVIEW_SOURCE_LENGTH: Final = 2_000
-"""Number of characters at the start of a text from which its preview is made."""
+"""Number of characters of a text in one line from which its preview is made."""
 _MAX_SEARCHED: Final = 1_000_000
 """Maximum number of characters on one page that are searched for secrets.
 
@@ -320,8 +320,8 @@ class SecretMask:
 
     def preview(self, text: str) -> str:
         """Return the start of the text in one line, with secrets covered."""
-        # A part of a secret is not recognized, so the text is cut only after it was covered.
-        return one_line(self.cover(text[:_PREVIEW_SOURCE_LENGTH]))  # guard: preview-covered
+        source = line_start(text, _PREVIEW_SOURCE_LENGTH)
+        return one_line(self.cover(source))  # guard: preview-covered
 
     def with_buttons(self, html: Markup) -> Markup:
         """Replace placeholders in text by buttons that show the secret, and in attributes by dots.

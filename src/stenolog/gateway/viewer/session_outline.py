@@ -31,6 +31,7 @@ from stenolog.gateway.viewer.templating import dollars, path_segment
 from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.messages import ThinkingPart, ToolCall, ToolResult, calls_of, read_message
 from stenolog.records import Message, SessionInfo, Span
+from stenolog.redaction.redact import line_start
 from stenolog.sessions.fork_source import fork_source
 from stenolog.sessions.usage import (
     Counts,
@@ -188,7 +189,7 @@ class Outline:
         if starts_turn:
             content = body.get("content")
             text = content if isinstance(content, str) else prompt_text(body)
-            prompt = " ".join(text[:_MAX_PROMPT_LENGTH].split())
+            prompt = line_start(text, _MAX_PROMPT_LENGTH)  # guard: prompt-cut
             self.turns.append(
                 Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden)
             )

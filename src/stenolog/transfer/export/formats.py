@@ -280,7 +280,7 @@ def _details_element(heading: str, content: str) -> str:
 
 def _block_markdown(block: ToolBlock) -> str:
     omitted_text = f"\n\n{block.omitted:,} more" if block.omitted else ""
-    label = f"{_escape_line(block.label)}\n\n" if block.label else ""
+    label = f"{_escape_line(one_line(block.label))}\n\n" if block.label else ""
     match block.kind:
         case "diff":
             content = _fenced_code(diff_text(block.lines), "diff")

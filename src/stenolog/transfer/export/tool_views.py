@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from stenolog.messages import as_json
 from stenolog.redaction.control_sequences import printable_data
+from stenolog.redaction.redact import cut_start, line_start
 from stenolog.transfer.export.code_blocks import LANGUAGES
 
 MAX_BLOCK: Final = 100_000
@@ -135,7 +136,10 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
 
     kind: Literal["diff", "shell", "code", "checklist", "text", "json"]
     label: str = ""
-    """Name of the argument, path of the file, or description of the command; may be empty."""
+    """Name of the argument, path of the file, or description of the command; may be empty.
+
+    It is shown by `one_line`.
+    """
     text: str = ""
     """Text of the block, for all kinds except diff and checklist."""
     language: str = ""
@@ -206,7 +210,7 @@ def error_line(text: str) -> str:
 
     If this line is an exit code, the next line is appended.
     """
-    first_part = _CODEX_HEADINGS.sub("", _ERROR_TAGS.sub("", text[:4_000]))
+    first_part = _CODEX_HEADINGS.sub("", _ERROR_TAGS.sub("", cut_start(text, 4_000)))
     lines = list(islice((line.strip() for line in first_part.splitlines() if line.strip()), 2))
     if len(lines) == 2 and _EXIT_CODE.fullmatch(lines[0]):
         return f"{lines[0]}: {lines[1]}"
@@ -317,7 +321,7 @@ def format_json(value: Any) -> str:
 
 def cut_text(text: str) -> str:
     """Return the start of a text, with a note if more follows."""
-    return text if len(text) <= MAX_BLOCK else text[:MAX_BLOCK] + "\n… cut"
+    return text if len(text) <= MAX_BLOCK else cut_start(text, MAX_BLOCK) + "\n… cut"
 
 
 def _value_blocks(value: Any, budget: DiffBudget) -> Iterator[ToolBlock]:
@@ -344,11 +348,11 @@ def _object_blocks(fields: Mapping[str, Any], budget: DiffBudget) -> Iterator[To
     for old_text, new_text in edits:
         diff, omitted = _compare_texts(old_text, new_text, lines_left, budget)
         lines_left -= len(diff)
-        yield ToolBlock(kind="diff", label=one_line(path), lines=tuple(diff), omitted=omitted)
+        yield ToolBlock(kind="diff", label=_label_of(path), lines=tuple(diff), omitted=omitted)
     names = [] if edits or not path else _names_with_text(rest, _CONTENT_FIELDS)
     for name in names[:1]:
         text = cut_text(rest.pop(name))
-        yield ToolBlock(kind="code", label=one_line(path), text=text, language=language_of(path))
+        yield ToolBlock(kind="code", label=_label_of(path), text=text, language=language_of(path))
     if edits or names:
         rest.pop(path_name, None)
     elif not path:
@@ -391,7 +395,12 @@ def _names_with_text(fields: Mapping[str, Any], names: Iterable[str]) -> list[st
 
 
 def _text_block(text: str, label: str = "") -> ToolBlock:
-    return ToolBlock(kind="text", label=one_line(label), text=cut_text(text))
+    return ToolBlock(kind="text", label=_label_of(label), text=cut_text(text))
+
+
+def _label_of(text: str) -> str:
+    """Return a label, longer than it is shown: secrets are removed before `one_line` cuts it."""
+    return line_start(text, 4 * _MAX_LINE_CHARS)
 
 
 def _shell_command(value: Any) -> str | None:
@@ -428,7 +437,8 @@ def _checklist_items(value: Any) -> tuple[ChecklistItem, ...]:
         state = _step_state(step)
         if not text_names or state is None:
             return ()
-        items.append(ChecklistItem(step[text_names[0]][:2_000], state))
+        text = cut_start(step[text_names[0]], 2_000)  # guard: step-cut
+        items.append(ChecklistItem(text, state))
     return tuple(items)
 
 
@@ -470,7 +480,7 @@ def _patch_block(text: str, label: str) -> ToolBlock:
     lines = tuple(_patch_line(line) for line in all_lines[:_MAX_DIFF_LINES])
     label = "" if label in ("input", "patch", "diff") else label
     return ToolBlock(
-        kind="diff", label=one_line(label), lines=lines, omitted=len(all_lines) - len(lines)
+        kind="diff", label=_label_of(label), lines=lines, omitted=len(all_lines) - len(lines)
     )
 
 

@@ -1,13 +1,17 @@
 """From stored messages to what a page shows of them."""
 
 import re
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from stenolog.catalog.message_metadata import mark_tool_outcome
 from stenolog.gateway.viewer.message_views import message_views, prompt_line
 from stenolog.gateway.viewer.safe_html import MAX_RENDERED, is_link_address, is_picture_url
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.transfer.export.tool_views import MAX_BLOCK
 from support.tool_samples import SECRET
 
 
@@ -373,3 +377,41 @@ def test_no_part_of_a_secret_is_in_the_line_of_a_call() -> None:
         for line in (call.line, call.error):
             assert secret[:8] not in line
             assert len(line) <= 120
+
+
+@pytest.mark.parametrize(
+    ("limit", "body"),
+    [
+        (2_000, lambda text: _calling({"todos": [{"content": text, "status": "pending"}]})),
+        (MAX_BLOCK, lambda text: _calling({"command": text})),
+        (MAX_BLOCK, lambda text: _calling({"path": "a.py", "content": text})),
+        (MAX_BLOCK, lambda text: _calling({"old_string": "", "new_string": text})),
+        (MAX_BLOCK, lambda text: _calling({"note": f"a\n{text}"})),
+        (120, lambda text: _calling({"path": text, "content": "a"})),
+        (120, lambda text: _calling({text: "a\nb"})),
+        (MAX_RENDERED, lambda text: {"role": "user", "content": text}),
+        (MAX_RENDERED, lambda text: {"role": "user", "content": {"a": text}}),
+        (MAX_BLOCK, lambda text: {"role": "tool", "tool_call_id": "x", "content": text}),
+    ],
+)
+def test_no_cut_shows_part_of_a_secret(limit: int, body: Callable[[str], dict[str, Any]]) -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    for length in (-38, -25, -12):
+        filler = ("word " * (limit // 5 + 1))[: limit + length - 1]
+        [made] = message_views(_stored(body(f"{filler} {secret} {'word ' * 100}")))
+        html = f"{made.html} {[call.arguments for call in made.calls]}"
+        assert "word" in html
+        assert secret[:9] not in re.sub('data-secret="[^"]*"', "", html)
+
+
+def _calling(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [_call("a", "run", arguments)]}
+
+
+def test_no_part_of_a_secret_is_in_the_line_of_an_error() -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    call = {"role": "assistant", "tool_calls": [_call("a")]}
+    for length in range(3_960, 4_000, 4):
+        result = {"role": "tool", "tool_call_id": "a", "content": f"{' ' * length}{secret} and"}
+        [made] = message_views(_stored(call, mark_tool_outcome(result, seconds=1.0, failed=True)))
+        assert secret[:9] not in made.calls[0].error

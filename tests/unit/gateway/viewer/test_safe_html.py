@@ -162,6 +162,10 @@ def test_no_part_of_a_secret_is_in_a_preview() -> None:
         shown = preview("a" * length + f" {secret} " + "b " * 100)
         assert secret[:8] not in shown
         assert len(shown) <= 120
+    for length in range(300, 400):
+        for space in ("\n    ", "\t\t", " "):
+            shown = preview("below" + length * space + " " + secret + " end")
+            assert shown == "below •••••• end"
 
 
 def test_control_sequences_are_removed_from_covered_texts() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stenolog.gateway.viewer.export_page import export_pieces
+from stenolog.gateway.viewer.safe_html import preview
 from stenolog.gateway.viewer.session_outline import MessageFilter, Outline, read_outline
 from stenolog.records import Message
 from stenolog.redaction.redact import SharingRedactor
@@ -56,6 +57,17 @@ def test_turn_contains_the_messages_up_to_the_next_prompt() -> None:
         (5, "Two?", 7, 7, True),
         (7, "Three?", 0, 0, False),
     ]
+
+
+def test_prompt_of_a_turn_has_no_part_of_a_secret() -> None:
+    secret = "ghp_" + "A1b2C3d4" * 5
+    outline = Outline()
+    with InMemoryStore() as store:
+        for length in range(440, 500):
+            store.add_message("s", "user", f"see {' ' * length}{secret} {'x' * 500}")
+        for message in store.get_history("s"):
+            outline.add(message)
+    assert {preview(turn.prompt) for turn in outline.turns} == {"see •••••• …"}
 
 
 def test_cost_of_a_turn_is_the_sum_of_its_answers() -> None:
