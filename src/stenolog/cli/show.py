@@ -72,7 +72,12 @@ from stenolog.transfer.export.tool_views import (
     result_blocks,
     summary_of,
 )
-from stenolog.transfer.transcripts.program_messages import is_in_place, kind_of, program_line
+from stenolog.transfer.transcripts.program_messages import (
+    is_in_place,
+    is_shown,
+    kind_of,
+    program_line,
+)
 
 _NEIGHBOUR_COUNT: Final = 5
 """Number of messages shown before and after the requested message."""
@@ -84,8 +89,8 @@ _NEIGHBOUR_COUNT: Final = 5
     "--all/--visible-only",
     "include_hidden",
     default=None,
-    help="Include hidden and archived messages, or not.  [default: only for a session of another "
-    "program]",
+    help="Include hidden and archived messages, or not.  [default: only imported messages of "
+    "another program]",
 )
 @seq_option("--at", help="Show only this message and its neighbours.")
 @click.option(
@@ -124,14 +129,14 @@ def show_command(
     """
     with location.open() as store:
         info, seq = _resolve_reference(store, key, at)
-        summary, hidden_count = info.summary, info.count - info.visible
-        if include_hidden is None:
-            include_hidden = is_in_place(info)
-        if seq is None:
-            messages = store.get_history(info.key, full=include_hidden)
+        summary = info.summary
+        if seq is not None:
+            messages, summary = _read_message_and_neighbours(store, info, seq), ""
+        elif include_hidden is None and is_in_place(info):
+            messages = list(filter(is_shown, store.get_history(info.key, full=True)))
         else:
-            messages = _read_message_and_neighbours(store, info, seq)
-            summary, hidden_count = "", 0
+            messages = store.get_history(info.key, full=bool(include_hidden))
+        hidden_count = 0 if seq is not None or include_hidden else info.count - len(messages)
         if summary and any(kind_of(message.to_dict()) == "summary" for message in messages):
             summary = ""  # it is one of the messages
         fork_source = None if wants_json() or seq is not None else find_fork_source(store, info)

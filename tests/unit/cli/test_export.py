@@ -450,6 +450,32 @@ def test_page_of_a_compacted_transcript_has_all_messages(steno: Steno) -> None:
     assert "are hidden" not in markdown.stderr
 
 
+def test_messages_cleared_after_an_import_are_shown_only_on_request(
+    place: Path, steno: Steno
+) -> None:
+    assert steno("import", "--from", "codex", str(SAMPLES / "codex")).exit_code == 0
+    key = "codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb"
+    commands = [
+        ["show", key],
+        *(["export", key, "--format", name] for name in ("html", "markdown")),
+    ]
+    with open_store(place / "workspace") as store:
+        store.add_message(key, "user", "Secret plans.")
+        store.clear(key)
+        for number in range(30):  # there is no undo step of /clear any more
+            seq = store.add_message(key, "user", f"{number}")
+            store.hide(key, seq, seq)
+        store.add_message(key, "user", "Go on.")
+    for command in commands:
+        result = steno(*command)
+        assert "Secret plans." not in result.stdout
+        assert "Go on." in result.stdout
+        assert "31 messages are hidden. Use --all" in result.stderr
+        assert "Secret plans." in steno(*command, "--all").stdout
+    # The imported messages are still in their places.
+    assert steno(*commands[2]).stdout.count('<a id="m') == 18
+
+
 @pytest.mark.parametrize("format_", ["html", "markdown"])
 def test_messages_of_a_program_are_folded_lines_without_secrets(
     place: Path, steno: Steno, format_: str

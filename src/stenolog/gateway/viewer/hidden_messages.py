@@ -17,7 +17,7 @@ from stenolog.records import Message, SessionInfo, Span, Undo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
-from stenolog.transfer.transcripts.program_messages import is_in_place
+from stenolog.transfer.transcripts.program_messages import is_in_place, is_shown
 
 HIDDEN: Final = "hidden"
 """Reason if the operation that hid a message is unknown."""
@@ -83,16 +83,22 @@ def read_visibility(store: Store, info: SessionInfo) -> Visibility:
 def read_shared_messages(store: Store, info: SessionInfo) -> Sequence[Message]:
     """Return the messages to share: visible messages, and summarized messages.
 
-    Messages that were hidden for other reasons, for example cleared, are left out. All
-    summarized messages are left out if they exceed MAX_SUMMARIZED or MAX_SUMMARIZED_BYTES.
+    Messages that were hidden for other reasons, for example cleared, are left out, but not those
+    that another program hid. All summarized messages are left out if they exceed MAX_SUMMARIZED or
+    MAX_SUMMARIZED_BYTES.
     """
     # In a session of another program, the reasons are unknown.
-    reasons = (SUMMARIZED, HIDDEN) if is_in_place(info) else (SUMMARIZED,)
+    in_place = is_in_place(info)
+    reasons = (SUMMARIZED, HIDDEN) if in_place else (SUMMARIZED,)
     gaps = [gap for gap in read_visibility(store, info).gaps if gap.reason in reasons]
-    summarized = [(gap.first, gap.last) for gap in gaps]
+    shared_spans = [(gap.first, gap.last) for gap in gaps]
     if 0 < sum(gap.count for gap in gaps) <= MAX_SUMMARIZED:
-        history = store.get_history(info.key, full=True)
-        shared_messages = [m for m in history if not m.hidden or spans.contains(summarized, m.seq)]
+        shared_messages = [
+            message
+            for message in store.get_history(info.key, full=True)
+            if not message.hidden
+            or (spans.contains(shared_spans, message.seq) and (not in_place or is_shown(message)))
+        ]
         if sum(len(m.to_json()) for m in shared_messages if m.hidden) <= MAX_SUMMARIZED_BYTES:
             return shared_messages
     return store.get_history(info.key)

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from stenolog.catalog.message_metadata import FIELD
+from stenolog.catalog.message_metadata import FIELD, identity_of
 from stenolog.catalog.searchable_text import program_from
 from stenolog.messages import TextPart, has_text, read_message
-from stenolog.records import SessionInfo
+from stenolog.records import Message, SessionInfo
 
 Kind = Literal["injected", "command", "interruption", "notification", "summary", "compaction"]
 """Kind of a message that neither the user nor the model wrote.
@@ -62,9 +62,18 @@ def is_in_place(info: SessionInfo) -> bool:
     """Return whether the hidden messages of a session are shown by default, in their places.
 
     This is the case for sessions of other programs: readers want to see what happened, not what the
-    program would send to the model next.
+    program would send to the model next. `is_shown` tells which of the messages.
     """
     return bool(program_from(info.meta))
+
+
+def is_shown(message: Message) -> bool:
+    """Return whether a session of another program shows this message by default.
+
+    A hidden message that was not imported was added and hidden in stenolog, for example by /clear.
+    """
+    # guard: cleared-not-shared
+    return not message.hidden or identity_of(message.to_dict()) is not None
 
 
 def program_line(body: Mapping[str, Any]) -> str:
