@@ -36,7 +36,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.open_store import is_server_address, open_store, parse_address
 from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, Layout
 from stenolog.transfer.migration import ImportedSession, ImportReport, import_folder
@@ -90,6 +90,8 @@ class _SourceType(click.Path):
         is_database = not is_missing and _is_stenolog_database(value)
         if is_database or _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
+        if is_missing and is_server_address(value):  # guard: import-address-not-quoted
+            self.fail("this is an address; name a file or folder.", param, ctx)
         if is_missing:
             text = f"{one_line(value)[:_MAX_ECHOED_CHARACTERS]}: there is no such file or folder."
             names = (*TRANSCRIPT_PROGRAMS, *PROGRAMS)

@@ -19,7 +19,10 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _EXAMPLE_PATHS: Final = {"jsonl": "./workspace", "sqlite": "./workspace/sessions.db"}
 
-_CONNECTION_STRING: Final = re.compile(r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=")
+# A connection string of libpq, or the address of a server without the colon before `//`.
+_CONNECTION_STRING: Final = re.compile(
+    r"(?:^|\s)(?:host|hostaddr|dbname|user|password)\s*=|//[^/@]*:[^@]*@"
+)
 _OTHER_ADDRESS: Final = re.compile(
     r"(?:jsonl|sqlite|memory|postgres|postgresql):|[A-Za-z][\w+.-]*://"
 )
@@ -121,7 +124,7 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
     """Raise UsageError if the caller most likely did not mean a new folder by this address."""
     if _CONNECTION_STRING.search(where):
         # The error does not quote the address, because the address may contain a password.
-        raise UsageError(f"this is a connection string of libpq; {_URL_ADVICE}")
+        raise UsageError(f"this is no folder but the address of a server; {_URL_ADVICE}")
     if scheme and _looks_like_scheme(scheme, rest):
         # Without this error, a misspelt engine would become a folder, and sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
@@ -133,6 +136,11 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
             f"there is no folder {where}; for a database write sqlite:{where}, and for a new "
             f"folder of that name jsonl:{where}"
         )
+
+
+def is_server_address(text: str) -> bool:
+    """Return whether a text may be the address of a server, which may contain a password."""
+    return "://" in text or _CONNECTION_STRING.search(text) is not None
 
 
 def _looks_like_scheme(scheme: str, rest: str) -> bool:
@@ -150,16 +158,18 @@ def _require_plain_path(scheme: str, path: str) -> str:
         raise UsageError("'sqlite:' needs a file; 'memory:' keeps sessions only in this process")
     if not path:
         raise UsageError(f"'{scheme}:' needs a path, for example {scheme}:{_EXAMPLE_PATHS[scheme]}")
-    if path.startswith("//"):
+    has_slashes = path.startswith("//")
+    is_address = _OTHER_ADDRESS.match(path) or _CONNECTION_STRING.search(path)
+    if is_address or (has_slashes and "@" in path):  # guard: odd-address-not-quoted
+        # The error does not quote the path, because it may contain a password.
+        raise UsageError(f"{scheme}:PATH takes a plain path, not another address")
+    if has_slashes:
         # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
         relative_path = path.lstrip("/")
         raise UsageError(
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{relative_path} from here, "
             f"or {scheme}:/{relative_path} from the root"
         )
-    if _OTHER_ADDRESS.match(path) or _CONNECTION_STRING.search(path):
-        # The error does not quote the path, because it may contain a password.
-        raise UsageError(f"{scheme}:PATH takes a plain path, not another address")
     return _expand_user(path)
 
 

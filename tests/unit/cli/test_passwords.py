@@ -22,19 +22,27 @@ PLACES = (
     f"postgresql:host=127.0.0.1 password={SECRET}",
     f"postgresql:/u:{SECRET}@h/db",
     f"sqlite:postgresql://u:{SECRET}@h/db",
+    f"sqlite://postgresql://u:{SECRET}@h/db",
+    f"sqlite://u:{SECRET}@h/db",
+    f"jsonl:///x/u:{SECRET}@h/db",
+    f"postgresql//u:{SECRET}@h/db",
+    f"POSTGRESQL://u:{SECRET}@h/db",
+    f"postgresql+psycopg://u:{SECRET}@h/db",
 )
 
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
     "command",
-    [("list",), ("show", "a"), ("doctor",), ("stats",), ("view",), ("hook",)],
+    [("list",), ("show", "a"), ("doctor",), ("stats",), ("view",), ("hook",), ("import",)],
     ids=lambda words: words[0],
 )
 def test_p11_no_command_prints_a_password(
     steno: Steno, command: tuple[str, ...], where: str
 ) -> None:
-    arguments = [*command, where] if command[0] in ("doctor", "view") else [*command, "-w", where]
+    arguments = (
+        [*command, where] if command[0] in ("doctor", "import", "view") else [*command, "-w", where]
+    )
     result = steno(*arguments)
     assert result.exit_code != 0
     assert SECRET not in result.output

@@ -83,9 +83,15 @@ def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str)
         "sqlite:host=h password=Xsecret",
         "host=h password=Xsecret",
         "mysql://me:Xsecret@host/db",
+        "sqlite://postgresql://me:Xsecret@host/db",
+        "sqlite://me:Xsecret@host/db",
+        "postgresql//me:Xsecret@host/db",
     ],
 )
-def test_error_about_an_odd_address_has_no_password(where: str) -> None:
+def test_error_about_an_odd_address_has_no_password(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for opener in (open_store, open_sessions, recognize_place):
         with pytest.raises(UsageError) as raised:
             opener(where)
