@@ -850,6 +850,15 @@ _NAME_IN_CAPITALS: Final = lazy_pattern(
     rf"(?<![\w$%.-])(?P<name>[A-Z_][A-Z0-9_]{{1,63}}+)={_VALUE_REGEX}"
 )
 """Pattern of a variable of the environment."""
+_DOCKER_VARIABLE: Final = lazy_pattern(
+    r"(?m)^[ \t]{0,80}ENV[ \t]{1,8}(?P<name>[A-Z_][A-Z0-9_]{1,63}+)[ \t]{1,8}"
+    rf"{_VALUE_REGEX}(?=[ \t\r]{{0,8}}$)"
+)
+"""Pattern of a variable of the environment in a Dockerfile, where it may have no `=`."""
+_PASSPHRASE_IN_LINE: Final = lazy_pattern(
+    r"(?im)^[ \t]{0,80}(?:export )?[a-z_]{0,40}passphrase[ \t]{0,8}=[ \t]{0,8}"
+    r"(?P<value>[a-z]{2,20}(?: [a-z]{2,20}){2,12})[ \t\r]{0,8}$"
+)
 _LOGIN_VARIABLE: Final = lazy_pattern(r"[A-Z0-9_]{1,60}_(?:PASS|PW|AUTH|CREDS?)[0-9]?")
 """Pattern of variables that contain a password, whatever the words before."""
 _NAME_BEFORE_QUOTE: Final = lazy_pattern(
@@ -888,6 +897,10 @@ _PLACEHOLDER_PART_LIST: Final = """
 """
 _PLACEHOLDER_PARTS: Final = frozenset(_PLACEHOLDER_PART_LIST.split())
 """Words of texts such as `your-secret-here` and `change_me`, and of names of secrets."""
+_SIGNING_SECRET: Final = lazy_pattern(
+    r"(?:.*[_.-])?(?:jwt|session|cookie|csrf|hmac|signing|webhook)[_.-]?secret(?:[_.-]key)?"
+)
+"""Pattern of names of secrets that sign something, and are no names of stored secrets."""
 _WORDS: Final = lazy_pattern("[A-Za-z]+")
 _PASSPHRASE: Final = lazy_pattern(
     r"[A-Za-z]{3,20}(?:[-_.][A-Za-z]{3,20}){2,12}(?:[-_.]?[0-9]{1,6})?"
@@ -937,11 +950,22 @@ def _is_quoted_field(match: re.Match[str]) -> bool:
     return any(map(str.isdigit, match["quoted"])) and _is_named_literal(match)
 
 
+def _has_passphrase(match: re.Match[str], kind: SecretKind | None) -> bool:
+    """Return whether words in a field are a secret, unlike in `secret: wildcard-certificate`."""
+    name = _CAMEL_CASE.sub("_", match["name"]).lower()
+    if kind is not None and kind.name == "password":
+        return name != "pass" or "=" in match["sep"]
+    return _SIGNING_SECRET.fullmatch(name) is not None
+
+
 def _is_line_field(match: re.Match[str]) -> bool:
     """Return whether a line of a configuration file has a secret, and not an expression or type."""
     kind, value = secret_kind(match["name"]), match["bare"].rstrip(".,;:")
-    if not any(map(str.isdigit, value)) or not _is_field_of(kind, value):
+    if not _is_field_of(kind, value):
         return False
+    if not any(map(str.isdigit, value)):
+        is_passphrase = "-" in value and _PASSPHRASE.fullmatch(value) is not None
+        return is_passphrase and _has_passphrase(match, kind)  # guard: words-redacted
     if not _IDENTIFIER.fullmatch(value) or _looks_random(value):
         return True
     # The value may be a variable or a type: only simple settings are secrets.
@@ -986,9 +1010,11 @@ SECRET_PATTERNS: Final = (  # guard: keys-redacted
     SecretPattern("secret", _ASSIGNED_SECRET, _ASSIGNED_HINTS, _is_assigned_secret),
     SecretPattern("pin", _PIN, ("pin",), _is_pin),
     SecretPattern("card number", _CARD_NUMBER, tuple("3456"), _is_card_number),
+    SecretPattern("password", _PASSPHRASE_IN_LINE, ("passphrase",)),  # guard: passphrase-whole
     # The check of passwords reads the text after the match, which may be another secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
     SecretPattern("secret", _NAME_IN_CAPITALS, _FIELD_HINTS, _is_variable),
+    SecretPattern("secret", _DOCKER_VARIABLE, _FIELD_HINTS, _is_variable),  # guard: docker-redacted
     SecretPattern("secret", _NAME_IN_LINE, _FIELD_HINTS, _is_line_field),
     SecretPattern("secret", _NAME_BEFORE_QUOTE, _FIELD_HINTS, _is_quoted_field),
     SecretPattern("secret", _XML_ATTRIBUTES, ("value",), _is_named_literal),

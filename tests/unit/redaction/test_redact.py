@@ -768,6 +768,13 @@ def test_data_and_its_json_text_are_redacted_alike(
         "\\x1b ",
         "\\nsk-",
         "%0Aeyj",
+        "ENV ",
+        "\nENV A",
+        "\nENV A_PASS ",
+        "\nPASSPHRASE=",
+        "passphrase=aa ",
+        "\na_passphrase=aa aa ",
+        "\npass=aaa-",
     ],
 )
 def test_hostile_text_takes_linear_time(piece: str) -> None:
