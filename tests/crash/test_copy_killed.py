@@ -1,4 +1,4 @@
-"""Tests copies and backups that are killed between any two steps, or run while others write."""
+"""Tests copies that are killed between any two steps, or run while others write."""
 
 import os
 import random
@@ -20,7 +20,6 @@ from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark
-from stenolog.transfer import backup
 from stenolog.transfer.copy import copy_snapshots
 from stenolog.transfer.copy_all import copy_place
 from support.copied_stores import digests, everything, fill, go_on, whole
@@ -31,7 +30,6 @@ from support.crash.reporting import Say
 
 WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
 PAIRS: Final = [*product(WHERE, repeat=2)]
-PROGRAMS: Final = {"copy": WHERE["jsonl"], "back_up": "{}/store"}
 
 
 def _digests(where: str) -> dict[str, tuple[str, str | None, str]]:
@@ -69,28 +67,28 @@ class _Trial:
         self._runner = runner
         self._place = place
         self._source = WHERE[source].format(place / "source")
-        self._target = target.format(place / "target")
+        self._target = WHERE[target].format(place / "target")
         self.folder = place / "target"
         with open_store(self._source) as store:
             begin(store)
 
-    def prepare(self, program: str, *, again: bool) -> None:
+    def prepare(self, *, again: bool) -> None:
         """Prepare the source in its first state, or after a first copy."""
         self.folder.mkdir()
         if again:
-            self.run(program)
+            self.run()
         shutil.copytree(self.folder, self._place / "before")
 
     def go_on(self, doing: Doing = go_on) -> None:
         with open_store(self._source) as store:
             doing(store)
 
-    def run(self, program: str, *, kill_at: int = 0) -> int:
-        return self._runner.run(program, f"{self._source}|{self._target}", kill_at=kill_at)
+    def run(self, *, kill_at: int = 0) -> int:
+        return self._runner.run("copy", f"{self._source}|{self._target}", kill_at=kill_at)
 
-    def watch(self, program: str) -> list[int]:
+    def watch(self) -> list[int]:
         """Return the steps before which the destination had changed."""
-        return self._runner.watch(program, f"{self._source}|{self._target}", self.folder)
+        return self._runner.watch("copy", f"{self._source}|{self._target}", self.folder)
 
     def uids(self) -> set[str]:
         """Return the uids in the destination, including the trash, without repairing anything."""
@@ -103,40 +101,36 @@ class _Trial:
 
     def check(self, words: str) -> None:
         """Check that source and destination are equal."""
-        where = self._target if ":" in self._target else f"jsonl:{self._target}"
-        assert _digests(where) == _digests(self._source), words
-        with open_store(self._source) as source, open_store(where) as target:
+        assert _digests(self._target) == _digests(self._source), words
+        with open_store(self._source) as source, open_store(self._target) as target:
             assert everything(target) == everything(source), words
-        if where.startswith("jsonl"):
+        if self._target.startswith("jsonl"):
             # Leftovers of a killed restore are harmless.
-            found = [one for one in examine(where).findings if one.kind is not Kind.LEFTOVER]
+            found = [one for one in examine(self._target).findings if one.kind is not Kind.LEFTOVER]
             assert found == [], words
 
 
 def _kill(
-    place: Path, pair: tuple[str, str], program: str, *, again: bool, stride: int, seed: int
+    place: Path, pair: tuple[str, str], *, again: bool, stride: int, seed: int
 ) -> tuple[int, int]:
     """Kill a copy repeatedly; return its number of steps and of kills."""
     chance = random.Random(seed)
     source, target = pair
     with Runner("support.crash.copy_worker") as runner:
-        where = WHERE[target] if program == "copy" else PROGRAMS[program]
-        trial = _Trial(runner, place, source, where)
-        trial.prepare(program, again=again)
+        trial = _Trial(runner, place, source, target)
+        trial.prepare(again=again)
         if again:
             trial.go_on()
-        steps = trial.run(program)
+        steps = trial.run()
         trial.check("undisturbed")
         runs = 0
         for first in range(1 + chance.randrange(stride), steps + 1, stride):
             trial.reset()
             second = chance.randint(1, steps)
-            assert trial.run(program, kill_at=first) == 0
-            trial.run(program, kill_at=second)
-            trial.run(program)
+            assert trial.run(kill_at=first) == 0
+            trial.run(kill_at=second)
+            trial.run()
             trial.check(f"killed at {first} and {second} of {steps}")
-            if program == "back_up":
-                assert backup.verify(str(trial.folder / "store")).findings == ()
             runs += 1
     return steps, runs
 
@@ -146,48 +140,36 @@ def _kill(
 def test_p2_copy_repeated_after_kills_at_sampled_steps_equals_its_source(
     quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], again: bool
 ) -> None:
-    steps, runs = _kill(quick_disk, pair, "copy", again=again, stride=67, seed=seed)
+    steps, runs = _kill(quick_disk, pair, again=again, stride=67, seed=seed)
     say(f"{'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
-
-
-def test_p2_backup_repeated_after_kills_at_sampled_steps_equals_its_source(
-    quick_disk: Path, say: Say, seed: int
-) -> None:
-    steps, runs = _kill(
-        quick_disk, ("sqlite", "jsonl"), "back_up", again=True, stride=67, seed=seed
-    )
-    say(f"backup: seed {seed}, {steps} steps, killed twice in {runs} runs")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
-@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_p2_copy_repeated_after_kills_at_every_step_equals_its_source(
-    quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], program: str, again: bool
+    quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], again: bool
 ) -> None:
-    if program == "back_up" and pair[1] != "jsonl":
-        return  # a backup is always plain text
-    steps, runs = _kill(quick_disk, pair, program, again=again, stride=1, seed=seed)
-    say(f"{program} {'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
+    steps, runs = _kill(quick_disk, pair, again=again, stride=1, seed=seed)
+    say(f"{'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
 
 
 def test_p2_copy_of_moved_sessions_can_be_killed_at_any_step(quick_disk: Path, say: Say) -> None:
     with Runner("support.crash.copy_worker") as runner:
-        trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _write_two_sessions)
-        trial.prepare("copy", again=True)
+        trial = _Trial(runner, quick_disk, "jsonl", "jsonl", _write_two_sessions)
+        trial.prepare(again=True)
         trial.go_on(_move_sessions)
-        steps = trial.run("copy")
+        steps = trial.run()
         trial.check("undisturbed")
         # Only at the steps that leave different files.
         trial.reset()
-        telling = trial.watch("copy")
+        telling = trial.watch()
         before = trial.uids()
         for step in telling:
             trial.reset()
-            assert trial.run("copy", kill_at=step) == 0
+            assert trial.run(kill_at=step) == 0
             assert trial.uids() >= before, f"every session is there after a kill at {step}"
-            trial.run("copy")
+            trial.run()
             trial.check(f"killed at {step} of {steps}")
     say(f"{steps} steps, killed at {len(telling)} of them")
 
@@ -331,27 +313,3 @@ def test_p7_many_copies_during_writes_are_consistent_and_finally_equal(
 ) -> None:
     messages, sessions = _copy_beside_writers(quick_disk, pair, writers=6, rounds=30)
     say(f"{'-'.join(pair)}: {messages:,} messages beside writers, {sessions} sessions")
-
-
-@pytest.mark.parametrize("engine", WHERE)
-def test_p2_backup_during_writes_can_be_verified_and_restored(
-    quick_disk: Path, say: Say, engine: str
-) -> None:
-    source, folder = WHERE[engine].format(quick_disk / "s"), str(quick_disk / "backup")
-    restored = WHERE[engine].format(quick_disk / "r")
-    open_store(source).close()
-    with _writers(source, 2):
-        for _ in range(3):
-            taken = backup.back_up(source, folder)
-            assert [found.problems for found in taken.namespaces.values() if found.problems] == []
-        found = backup.verify(folder)
-        assert found.findings == ()
-        copied, _ = backup.restore(folder, restored)
-        assert copied.problems == 0
-        # Newer messages of the source stay.
-        copied, _ = backup.restore(folder, source)
-        assert all(one.newer for one in copied.namespaces["sessions"].problems)
-        messages = _check_prefixes(source, restored)
-    assert messages > 0
-    assert _digests(restored) == _digests(f"jsonl:{folder}")
-    say(f"{engine}: a backup of {found.messages:,} messages taken beside writers, and restored")

@@ -1,13 +1,13 @@
 """`steno copy` and `steno backup`, and the progress and report of both."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final
 
 import click
-from msgspec import to_builtins
 
 from stenolog.cli.output import (
     EXIT_PARTIAL,
@@ -21,13 +21,11 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import (
     check_workspace_exists,
-    display_name,
     dry_run_option,
     json_option,
     workspace_option,
 )
 from stenolog.stores.open_store import parse_address
-from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import CopiedSession, CopyStep
 from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
@@ -61,18 +59,18 @@ def copy_command(source: str, target: str, dry_run: bool) -> int:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied and are
     unchanged in DST.
     """
+    return _copy(source, target, dry_run=dry_run)
+
+
+def _copy(source: str, target: str, *, dry_run: bool = False) -> int:
+    """Copy all sessions, print the report, and return the exit code."""
     with _show_copy_progress(enabled=not dry_run) as on_progress:
         report = copy_place(source, target, dry_run=dry_run, on_progress=on_progress)
-    notices = report_lines(report, "Would copy" if dry_run else "Copied")
-    _print_report(report_fields(report), problem_lines(report), notices)
-    return EXIT_PARTIAL if report.problems else 0
-
-
-def _print_report(fields: Any, lines: Iterable[str], notices: Iterable[str]) -> None:
-    if not print_json(fields, indent=2):
-        for line in lines:
+    if not print_json(report_fields(report), indent=2):
+        for line in _problem_lines(report):
             click.echo(line)
-        print_notice(*notices)
+        print_notice(*report_lines(report))
+    return EXIT_PARTIAL if report.problems else 0
 
 
 @contextmanager
@@ -121,7 +119,7 @@ def report_fields(report: CopyReport) -> dict[str, Any]:
         **attributes_of(report, "sessions", "deleted", "written", "messages"),
         "seconds": round(report.seconds, 3),
         "messages_per_second": _messages_per_second(report),
-        **attributes_of(report, "digest", "dry_run", "not_compared", "unlocked"),
+        **attributes_of(report, "digest", "dry_run", "unlocked"),
         "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
@@ -139,38 +137,32 @@ def report_fields(report: CopyReport) -> dict[str, Any]:
     }
 
 
-def problem_lines(report: CopyReport, *, include_newer: bool = True) -> Iterator[str]:
+def _problem_lines(report: CopyReport) -> Iterator[str]:
     """Yield a line for each session that could not be copied.
 
-    Without `include_newer`, sessions that are newer in the destination are left out. A line without
-    a key is about a whole namespace.
+    A line without a key is about a whole namespace.
     """
     for name, result in report.namespaces.items():
         for problem in result.problems:
-            if include_newer or not problem.newer:
-                reason = sentence(problem.reason.removeprefix(f"{problem.key!r}: "))
-                yield f"{one_line(name)}\t{one_line(problem.key)}\t{reason}"
+            reason = sentence(problem.reason.removeprefix(f"{problem.key!r}: "))
+            yield f"{one_line(name)}\t{one_line(problem.key)}\t{reason}"
 
 
-def report_lines(report: CopyReport, verb: str) -> Iterator[str]:
-    """Yield sentences that summarize the report. `verb` names the action, such as `Copied`."""
+def report_lines(report: CopyReport) -> Iterator[str]:
+    """Yield sentences that summarize the report."""
     if not report.sessions and not report.deleted and not report.problems:
         yield "There are no sessions to copy."
         return
     messages = plural(report.messages, "message")
-    written_text = f"{verb} {plural(report.written, 'session')}, {messages}"
+    written_text = f"{plural(report.written, 'session')}, {messages}"
     if report.dry_run:
         unchanged_count = report.sessions + report.deleted - report.written
-        yield f"{written_text}; {unchanged_count:,} are up to date."
+        yield f"Would copy {written_text}; {unchanged_count:,} are up to date."
         return
-    compared_count = report.sessions + report.deleted - report.not_compared
-    if compared_count or not report.not_compared:
-        trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
-        yield f"{written_text} ({_messages_per_second(report):,} per second)."
-        yield f"Verified {plural(compared_count, 'session')}{trash_text}: identical on both sides."
-    if report.not_compared:
-        sessions = plural(report.not_compared, "session")
-        yield f"{sessions} unchanged since last time, not read again."
+    sessions = plural(report.sessions + report.deleted, "session")
+    trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
+    yield f"Copied {written_text} ({_messages_per_second(report):,} per second)."
+    yield f"Verified {sessions}{trash_text}: identical on both sides."
     yield f"Digest {report.digest}."
     if report.unlocked:
         yield (
@@ -202,78 +194,25 @@ def _messages_per_second(report: CopyReport) -> int:
 
 @click.command("backup")
 @click.argument("folder", metavar="DIR")
-@click.option("--verify", "verifying", is_flag=True, help="Check the backup in DIR for damage.")
-@click.option("--restore", "restoring", is_flag=True, help="Copy missing sessions back from DIR.")
 @_json_option
 @workspace_option
-def backup_command(folder: str, verifying: bool, restoring: bool, workspace: str) -> int:
-    """Back up all sessions to DIR, also while they are in use.
+def backup_command(folder: str, workspace: str) -> int:
+    """Copy all sessions to a new folder of plain text files.
 
-    DIR is a workspace of plain text files, even if the sessions are in a database. Run the command
-    again to update DIR; unchanged sessions are not read again. backup.json contains a digest of
-    each session.
+    DIR must be empty or missing. It becomes a workspace, even if the sessions are in a database:
+    `steno list -w DIR` reads the backup, and `steno copy DIR DST` copies the sessions back. The
+    store may be in use.
 
-    --verify reads all files in DIR and compares them with backup.json. --restore verifies DIR and
-    then copies missing sessions from DIR to the workspace or database of -w. Newer sessions there
-    are not changed, and damaged sessions in DIR are skipped.
+    Prints one line per session that could not be copied, and a summary to stderr.
 
-    Prints one line per session that is damaged or could not be copied, and a summary to stderr.
+    Example: steno backup ~/backups/monday
 
-    Example: steno backup ~/backups/steno
-
-    Exit codes: 0 done, 1 failed or --verify found damage, 2 wrong usage, 3 some sessions could not
-    be copied.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied.
     """
-    if parse_address(folder).engine != "jsonl":
+    address = parse_address(folder)
+    if address.engine != "jsonl":
         raise click.UsageError("DIR must be a folder. Name the store to back up with -w.")
-    if verifying and restoring:
-        raise click.UsageError("--restore already verifies the backup. Leave out --verify.")
-    if verifying:
-        return _verify_backup(folder)
-    return (_restore_backup if restoring else _back_up)(folder, workspace)
-
-
-def _back_up(folder: str, workspace: str) -> int:
+    if any(Path(address.path).glob("*")):
+        raise click.UsageError("DIR must be empty. Give a new folder for each backup.")
     check_workspace_exists(workspace)
-    with _show_copy_progress() as on_progress:
-        report = back_up(workspace, folder, on_progress=on_progress)
-    notices = [*report_lines(report, "Backed up")]
-    if report.kept:
-        notices.append(f"Kept {plural(report.kept, 'session')} that the store no longer has.")
-    fields = {**report_fields(report), "kept": report.kept}
-    _print_report(fields, problem_lines(report), notices)
-    return EXIT_PARTIAL if report.problems else 0
-
-
-def _verify_backup(folder: str) -> int:
-    with _show_copy_progress() as on_progress:
-        check = verify(folder, on_progress=on_progress)
-    status = f"finished at {check.taken}" if check.taken else "interrupted; run it again"
-    text = f"Verified {plural(check.sessions, 'session')}, {plural(check.messages, 'message')}"
-    if check.findings:
-        text += f": {plural(len(check.findings), 'problem')} found"
-    notice = f"{text}. The last backup was {status}."
-    _print_report(to_builtins(check), _finding_lines(check), [notice])
-    return 1 if check.findings else 0
-
-
-def _restore_backup(folder: str, workspace: str) -> int:
-    with _show_copy_progress() as on_progress:
-        report, check = restore(folder, workspace, on_progress=on_progress)
-    problems = chain.from_iterable(result.problems for result in report.namespaces.values())
-    newer_count = sum(problem.newer for problem in problems)
-    notices = [*report_lines(report, "Restored")]
-    if newer_count:
-        place = one_line(display_name(workspace))
-        notices.append(f"Kept {plural(newer_count, 'newer session')} in {place}.")
-    fields = {**report_fields(report), "newer": newer_count, "backup": to_builtins(check)}
-    lines = [*_finding_lines(check), *problem_lines(report, include_newer=False)]
-    _print_report(fields, lines, notices)
-    return EXIT_PARTIAL if check.findings or report.problems > newer_count else 0
-
-
-def _finding_lines(check: BackupCheck) -> list[str]:
-    return [
-        f"{one_line(finding.namespace)}\t{one_line(finding.key)}\t{sentence(finding.reason)}"
-        for finding in check.findings
-    ]
+    return _copy(workspace, folder)

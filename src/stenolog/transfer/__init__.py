@@ -1,4 +1,4 @@
-"""Moving sessions: import from other programs, copies between stores, backups, export."""
+"""Moving sessions: import from other programs, copies between stores, export."""
 
 from typing import TYPE_CHECKING
 

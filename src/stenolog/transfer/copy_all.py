@@ -6,7 +6,7 @@ these sessions in the namespace `agents.NAME`. This module uses the name of the 
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,6 @@ from stenolog.transfer.copy import (
     CopyProblem,
     CopyStep,
     CopyTotals,
-    EarlierCopy,
-    Progress,
     copy_snapshots,
     preview_copy,
 )
@@ -61,11 +59,6 @@ class CopyReport(Struct, frozen=True, kw_only=True):
     def deleted(self) -> int:
         """Number of sessions in the trash that are equal in the source and the destination."""
         return sum(session.deleted is not None for session in self._copied_sessions())
-
-    @property
-    def not_compared(self) -> int:
-        """Number of sessions that are unchanged since an earlier copy and were not read again."""
-        return sum(not session.compared for session in self._copied_sessions())
 
     @property
     def written(self) -> int:
@@ -111,36 +104,11 @@ def copy_place(
     """
     check_different_places(source, target)
     started_at = time.monotonic()
-    copied_totals, failed_totals = copy_namespaces(
-        source, target, list_namespaces(source), dry_run=dry_run, on_progress=on_progress
-    )
-    seconds = time.monotonic() - started_at
-    return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
-
-
-def copy_namespaces(
-    source: str,
-    target: str,
-    names: Iterable[str],
-    *,
-    dry_run: bool = False,
-    read_only: bool = False,
-    earlier_copies: Mapping[str, Mapping[str, EarlierCopy]] | None = None,
-    exclude_uids: Collection[str] = (),
-    on_progress: OnProgress | None = None,
-) -> tuple[dict[str, CopyTotals], dict[str, CopyTotals]]:
-    """Copy each namespace. Return the totals of copied namespaces, and those of failed namespaces.
-
-    `read_only`: open the source read-only. `earlier_copies`: results of an earlier copy, by
-    namespace and uid. A namespace that cannot be opened in the destination counts as failed. Raises
-    the first error if no namespace can be opened in the destination.
-    """
+    open_target = _opened_for_preview if dry_run else opened_store
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
-    open_source = opened_read_only if read_only else partial(opened_store, is_source=True)
-    open_target = _opened_for_preview if dry_run else opened_store
-    for name in names:
-        with open_source(source, name) as source_store, ExitStack() as stack:
+    for name in list_namespaces(source):
+        with opened_store(source, name, is_source=True) as source_store, ExitStack() as stack:
             try:
                 target_store = stack.enter_context(open_target(target, name))
             except (UsageError, StoreUnavailable) as error:
@@ -154,24 +122,16 @@ def copy_namespaces(
                 # The new mark makes processes that use the destination reload the aliases.
                 prepare_alias_mark(target_store)
                 stack.callback(change_alias_mark, target_store)
-            copied_totals[name] = copy_snapshots(
-                source_store,
-                target_store,
-                known=(earlier_copies or {}).get(name),
-                exclude_uids=exclude_uids,
-                progress=namespace_progress(on_progress, name),
-            )
+            progress = None if on_progress is None else partial(on_progress, name)
+            copied_totals[name] = copy_snapshots(source_store, target_store, progress=progress)
     if errors and not copied_totals:
         raise next(iter(errors.values()))
-    return copied_totals, {
+    failed_totals = {
         name: CopyTotals(copied=(), problems=(CopyProblem(key="", uid="", reason=str(error)),))
         for name, error in errors.items()
     }
-
-
-def namespace_progress(on_progress: OnProgress | None, namespace: str) -> Progress | None:
-    """Return the progress callback of one namespace."""
-    return None if on_progress is None else partial(on_progress, namespace)
+    seconds = time.monotonic() - started_at
+    return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
 
 
 # --- namespaces ------------------------------------------------------------------------------

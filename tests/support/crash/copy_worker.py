@@ -15,7 +15,6 @@ from pathlib import Path
 
 from stenolog import StoreBusy, UsageError
 from stenolog.stores.open_store import open_store
-from stenolog.transfer import backup
 from stenolog.transfer import copy as transfer
 from stenolog.transfer.copy_all import copy_place
 from support.crash.migration_worker import serve
@@ -31,14 +30,7 @@ def copy(where: str) -> None:
     assert copied.problems == 0, [found.problems for found in copied.namespaces.values()]
 
 
-def back_up(where: str) -> None:
-    """Back up a store: `SRC|DIR`."""
-    source, folder = where.split("|")
-    taken = backup.back_up(source, folder)
-    assert taken.problems == 0, [found.problems for found in taken.namespaces.values()]
-
-
-PROGRAMS = {"copy": copy, "back_up": back_up}
+PROGRAMS = {"copy": copy}
 
 
 def write(where: str, name: str) -> None:
@@ -80,7 +72,6 @@ def _warm_up() -> None:
             store.add_message("a", "user", "b")
         copy_place(f"jsonl:{place}/x", f"sqlite:{place}/x.db")
         copy_place(f"sqlite:{place}/x.db", f"jsonl:{place}/y")
-        backup.back_up(f"sqlite:{place}/x.db", f"{place}/z")
 
 
 if __name__ == "__main__":

@@ -274,12 +274,7 @@ class Copied(_Exact):
     dry_run: bool
     unlocked: bool
     lost: int
-    not_compared: int
     namespaces: dict[str, CopiedNamespace]
-
-
-class BackedUp(Copied):
-    kept: Any
 
 
 class Setting(_Exact):
@@ -341,7 +336,7 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("ask hello --model scripted", Answered),
     ("copy workspace sqlite:copy.db", Copied),
     ("copy workspace sqlite:copy.db --dry-run", Copied),
-    ("backup copies", BackedUp),
+    ("backup copies", Copied),
     ("config show", SettingsShown),
     ("doctor", Report),
 ]

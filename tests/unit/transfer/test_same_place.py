@@ -7,7 +7,6 @@ import pytest
 
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.backup import back_up
 from stenolog.transfer.copy_all import check_different_places, copy_place
 from support.pgbouncer import Bouncer
 from support.postgres_server import Databases, Server
@@ -69,5 +68,3 @@ def test_copy_onto_the_same_file_or_folder_is_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match="source and destination are the same place"):
             copy_place(source, target)
-    with pytest.raises(UsageError, match="source and destination are the same place"):
-        back_up(str(tmp_path / "folder"), str(tmp_path / "soft"))

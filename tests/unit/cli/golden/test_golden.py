@@ -29,7 +29,7 @@ CASES = {
         "ask hello --model nobody/knows",
     ],
     "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
-    "backup": ["backup copies", "backup copies --verify"],
+    "backup": ["backup copies", "backup copies"],
     "chat": ["hello | chat cli:new --model scripted", "hello | chat -r zebra --model scripted"],
     "config": [
         "config path",
