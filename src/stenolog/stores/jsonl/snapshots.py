@@ -4,10 +4,11 @@ A snapshot is read through a separate descriptor, so that no writer waits for th
 `hold`, the reader takes the lock of the log, and the writers of all processes wait.
 """
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from operator import attrgetter
 from typing import Final
 
@@ -23,7 +24,7 @@ from stenolog.errors import (
 from stenolog.records import ChangeRecord, Message, State, StateRecord, Token, Undo, timestamp
 from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
-from stenolog.stores.disk import lock_until, sync_file
+from stenolog.stores.disk import lock_until, release_lock, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log, chunk_starts
@@ -147,8 +148,9 @@ def read_session(
         open_session_log(directory, mark, until=until, hold=hold) as log,
         system_errors(f"reading {mark.key!r}"),
     ):
+        reading = read_log(log, after=after, settled=hold or directory.read_only)
         _sync_log(log, cache)
-        yield read_log(log, after=after, settled=hold or directory.read_only)
+        yield reading
 
 
 @contextmanager
@@ -232,10 +234,10 @@ def _sync_log(log: Log, cache: SnapshotCache) -> None:
 def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     """Return the snapshot of an open log. Raises OSError, DamagedStore.
 
-    With `settled`, an incomplete last record counts as void, not as a write in progress.
+    With `settled`, no write is in progress: an incomplete last record counts as void.
     """
     status = os.fstat(log.descriptor)
-    with log.mutex:
+    with log.mutex, nullcontext(True) if settled else _without_writer(log) as settled:
         log.ensure_loaded()
         if settled:
             state, last_seq = log.settled_state()
@@ -264,6 +266,27 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
         untouched=is_untouched(log),
         is_damaged=lambda: _is_damaged(log),
     )
+
+
+@contextmanager
+def _without_writer(log: Log) -> Iterator[bool]:
+    """Yield whether no write is in progress. Writers wait until the `with` ends.
+
+    A log without an incomplete last record is not locked. The caller holds the mutex of the log.
+    """
+    if log.tail is None:
+        yield True
+        return
+    try:
+        fcntl.flock(log.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        log.load(log.file_size())
+        yield True
+    finally:
+        release_lock(log.descriptor)
 
 
 def _is_damaged(log: Log) -> bool:

@@ -1,6 +1,7 @@
 """Tests that copied sessions replace a session in one step, even if system calls fail."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -122,3 +123,23 @@ def test_copy_changed_during_its_replacement_is_not_replaced(
         with target.read_snapshot(left) as reading:
             said = [message.content for message in reading.messages]
         assert said == (["one", "by itself"] if meanwhile is _append else ["one"])
+
+
+def test_incomplete_record_is_void_in_a_snapshot_unless_a_writer_holds_the_log(
+    fast_path: Path,
+) -> None:
+    with JSONLStore(fast_path) as store:
+        store.add_message("a", "user", "one")
+        store.add_messages("a", [{"n": number} for number in range(3)])
+    log = fast_path / "sessions/a.jsonl"
+    log.write_bytes(log.read_bytes()[:-9])
+    with JSONLStore(fast_path) as store, log.open("rb") as writer:
+        [mark] = store.list_snapshots()
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with store.read_snapshot(mark) as reading:
+            assert (reading.snapshot.last_seq, reading.snapshot.void) == (1, [])
+        fcntl.flock(writer, fcntl.LOCK_UN)
+        with store.read_snapshot(mark) as reading:
+            last_seq = store.info("a").last_seq
+            assert (reading.snapshot.last_seq, reading.snapshot.void) == (last_seq, [(2, last_seq)])
+        assert [message.content for message in store.get_history("a")] == ["one"]
