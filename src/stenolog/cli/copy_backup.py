@@ -30,7 +30,7 @@ from stenolog.transfer.copy import CopiedSession, CopyStep
 from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
 _json_option: Final = json_option("the report as a JSON object")
-_PHASE_LABELS: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
+_PHASE_LABELS: Final = {"copying": "Copying", "comparing": "Comparing"}
 
 
 @click.command("copy")
@@ -45,19 +45,20 @@ def copy_command(source: str, target: str, dry_run: bool) -> int:
     summaries, undo steps, titles, tags, archives, notes, the sessions of all agents, and the trash.
     Then the copy is read and compared with SRC.
 
-    SRC may be in use. Run the command again to finish an interrupted copy or to copy later changes.
-    Sessions that were changed in DST are never overwritten.
+    SRC may be in use. Sessions that DST has are not changed: equal ones are skipped, the others are
+    reported. Run the command again to finish an interrupted copy.
 
     Copy only your own data. An agent that uses DST resumes the unfinished turns of SRC, sends their
     answers to chat apps, and recalls the notes of SRC. To get a session from another person, import
     a file of `steno export`.
 
-    Prints one line per session that could not be copied, and a summary to stderr.
+    Prints one line per session that could not be copied or is different in DST, and a summary to
+    stderr.
 
     Example: steno copy workspace sqlite:steno.db
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied and are
-    unchanged in DST.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied or are
+    different in DST.
     """
     return _copy(source, target, dry_run=dry_run)
 
@@ -66,16 +67,16 @@ def _copy(source: str, target: str, *, dry_run: bool = False) -> int:
     """Copy all sessions, print the report, and return the exit code."""
     with _show_copy_progress(enabled=not dry_run) as on_progress:
         report = copy_place(source, target, dry_run=dry_run, on_progress=on_progress)
-    if not print_json(report_fields(report), indent=2):
+    if not print_json(_report_fields(report), indent=2):
         for line in _problem_lines(report):
             click.echo(line)
-        print_notice(*report_lines(report))
+        print_notice(*_report_lines(report))
     return EXIT_PARTIAL if report.problems else 0
 
 
 @contextmanager
 def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
-    """Yield a function that shows progress: a bar in a terminal, otherwise one line per pass.
+    """Yield a function that shows progress: a bar in a terminal, otherwise one line per phase.
 
     If not `enabled`, yield None.
     """
@@ -83,17 +84,16 @@ def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
         yield None
         return
     if not sys.stderr.isatty():
-        previous_pass: tuple[str, str, int] | None = None
+        previous_phase: tuple[str, str] | None = None
 
-        def print_new_pass(namespace: str, step: CopyStep) -> None:
-            nonlocal previous_pass
-            this_pass = (namespace, step.phase, step.number)
-            if step.total and this_pass != previous_pass:
-                previous_pass = this_pass
+        def print_new_phase(namespace: str, step: CopyStep) -> None:
+            nonlocal previous_phase
+            if step.total and (namespace, step.phase) != previous_phase:
+                previous_phase = (namespace, step.phase)
                 sessions = plural(step.total, "session")
                 print_notice(f"{_PHASE_LABELS[step.phase]}: {one_line(namespace)}, {sessions}")
 
-        yield print_new_pass
+        yield print_new_phase
         return
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
@@ -113,13 +113,13 @@ def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
 # --- report ----------------------------------------------------------------------------------
 
 
-def report_fields(report: CopyReport) -> dict[str, Any]:
+def _report_fields(report: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         **attributes_of(report, "sessions", "deleted", "written", "messages"),
         "seconds": round(report.seconds, 3),
         "messages_per_second": _messages_per_second(report),
-        **attributes_of(report, "digest", "dry_run", "unlocked"),
+        **attributes_of(report, "digest", "dry_run"),
         "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
@@ -127,8 +127,7 @@ def report_fields(report: CopyReport) -> dict[str, Any]:
                 "messages": result.messages,
                 "digest": result.digest(name),
                 "problems": [
-                    attributes_of(problem, "key", "uid", "reason", "newer")
-                    for problem in result.problems
+                    attributes_of(problem, "key", "uid", "reason") for problem in result.problems
                 ],
                 "only_there": result.only_in_target,
             }
@@ -148,13 +147,12 @@ def _problem_lines(report: CopyReport) -> Iterator[str]:
             yield f"{one_line(name)}\t{one_line(problem.key)}\t{reason}"
 
 
-def report_lines(report: CopyReport) -> Iterator[str]:
+def _report_lines(report: CopyReport) -> Iterator[str]:
     """Yield sentences that summarize the report."""
     if not report.sessions and not report.deleted and not report.problems:
         yield "There are no sessions to copy."
         return
-    messages = plural(report.messages, "message")
-    written_text = f"{plural(report.written, 'session')}, {messages}"
+    written_text = f"{plural(report.written, 'session')}, {plural(report.messages, 'message')}"
     if report.dry_run:
         unchanged_count = report.sessions + report.deleted - report.written
         yield f"Would copy {written_text}; {unchanged_count:,} are up to date."
@@ -164,11 +162,6 @@ def report_lines(report: CopyReport) -> Iterator[str]:
     yield f"Copied {written_text} ({_messages_per_second(report):,} per second)."
     yield f"Verified {sessions}{trash_text}: identical on both sides."
     yield f"Digest {report.digest}."
-    if report.unlocked:
-        yield (
-            "The source could not be locked. Each session is consistent, but newer messages may be "
-            "missing."
-        )
     for session in _copied_sessions(report):
         if session.lost:
             yield (

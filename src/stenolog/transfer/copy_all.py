@@ -7,13 +7,13 @@ these sessions in the namespace `agents.NAME`. This module uses the name of the 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
-from stenolog.errors import ReadOnly, StoreUnavailable, UsageError
+from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import (
     NAMESPACE,
@@ -24,7 +24,6 @@ from stenolog.sessions.folders import (
     log_folders,
 )
 from stenolog.stores.base import Store
-from stenolog.stores.disk import write_problem
 from stenolog.stores.file_names import unescape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, open_store, parse_address
@@ -36,7 +35,6 @@ from stenolog.transfer.copy import (
     CopyStep,
     CopyTotals,
     copy_snapshots,
-    preview_copy,
 )
 
 OnProgress = Callable[[str, CopyStep], None]
@@ -80,11 +78,6 @@ class CopyReport(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def unlocked(self) -> bool:
-        """Whether the source could not be locked."""
-        return any(totals.unlocked for totals in self.namespaces.values())
-
-    @property
     def problems(self) -> int:
         """Number of sessions and namespaces that could not be copied."""
         return sum(len(totals.problems) for totals in self.namespaces.values())
@@ -104,26 +97,25 @@ def copy_place(
     """
     check_different_places(source, target)
     started_at = time.monotonic()
-    open_target = _opened_for_preview if dry_run else opened_store
+    open_target = _opened_for_dry_run if dry_run else opened_store
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
     for name in list_namespaces(source):
-        with opened_store(source, name, is_source=True) as source_store, ExitStack() as stack:
+        with opened_read_only(source, name) as source_store, ExitStack() as stack:
             try:
                 target_store = stack.enter_context(open_target(target, name))
             except (UsageError, StoreUnavailable) as error:
                 errors[name] = error
                 continue
-            if dry_run:
-                copied_totals[name] = preview_copy(source_store, target_store)
-                continue
             has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
-            if has_aliases and isinstance(target_store, Store):
+            if has_aliases and not dry_run and isinstance(target_store, Store):
                 # The new mark makes processes that use the destination reload the aliases.
                 prepare_alias_mark(target_store)
                 stack.callback(change_alias_mark, target_store)
             progress = None if on_progress is None else partial(on_progress, name)
-            copied_totals[name] = copy_snapshots(source_store, target_store, progress=progress)
+            copied_totals[name] = copy_snapshots(
+                source_store, target_store, dry_run=dry_run, progress=progress
+            )
     if errors and not copied_totals:
         raise next(iter(errors.values()))
     failed_totals = {
@@ -201,20 +193,9 @@ def _is_same_database(source: str, target: str) -> bool:
 # --- opening ---------------------------------------------------------------------------------
 
 
-def opened_store(
-    where: str, namespace: str, *, is_source: bool = False
-) -> AbstractContextManager[SnapshotStore]:
-    """Open the store of one namespace as the destination or the source of a copy.
-
-    A read-only source is read without locks. Raises the errors of `open_store`.
-    """
-    try:
-        store = _open_namespace(where, namespace, read_only=is_source and _is_read_only(where))
-    except (StoreUnavailable, ReadOnly):
-        if not is_source:
-            raise
-        store = _open_namespace(where, namespace, read_only=True)
-    return _closing(store)
+def opened_store(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+    """Open the store of one namespace. Raises the errors of `open_store`."""
+    return _closing(_open_namespace(where, namespace, read_only=False))
 
 
 def opened_read_only(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
@@ -222,7 +203,7 @@ def opened_read_only(where: str, namespace: str) -> AbstractContextManager[Snaps
     return _closing(_open_namespace(where, namespace, read_only=True))
 
 
-def _opened_for_preview(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+def _opened_for_dry_run(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
     """Open a destination read-only. If the destination does not exist, open an empty store."""
     try:
         return opened_read_only(where, namespace)
@@ -260,11 +241,3 @@ def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike
     """Return the workspace, and the folder in it that holds the sessions of this namespace."""
     agent = agent_in_namespace(namespace)
     return locate_sessions(where, agent).where, namespace if agent is None else NAMESPACE
-
-
-def _is_read_only(where: str) -> bool:
-    """Return whether a workspace cannot be written; always False for a database."""
-    address = parse_address(where)
-    with suppress(OSError):
-        return address.engine == "jsonl" and write_problem(Path(address.path)) is not None
-    return False

@@ -252,7 +252,6 @@ class CopyProblem(_Exact):
     key: str
     uid: str
     reason: str
-    newer: bool
 
 
 class CopiedNamespace(_Exact):
@@ -272,7 +271,6 @@ class Copied(_Exact):
     messages_per_second: int
     digest: str
     dry_run: bool
-    unlocked: bool
     lost: int
     namespaces: dict[str, CopiedNamespace]
 

@@ -232,8 +232,8 @@ class JSONLSnapshotWriter:
                 raise _changed_error(snapshot)
             if note.has_new_path:
                 self._publish_file(snapshot, new_file)
-                self._directory.sync_entries()  # guard: new-copy-durable-before-old-is-removed
-                self._delete_durably(note.old_path)  # guard: moved-copy-removed
+                self._directory.sync_entries()
+                self._delete_durably(note.old_path)
             else:
                 # Delete the temporary file of a killed process; a running one would hold the lock.
                 with suppress(FileNotFoundError):

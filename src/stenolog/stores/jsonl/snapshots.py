@@ -7,7 +7,7 @@ A snapshot is read through a separate descriptor, so that no writer waits for th
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from operator import attrgetter
 from typing import Final
@@ -57,19 +57,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
 
     Files of other programs and unfinished first writes are skipped.
     """
-    deleted_marks = []
-    for entry in trash.list_entries(directory):
-        problem = ""
-        try:
-            key = trash.read_key(directory, entry)
-        except StoreUnavailable as error:
-            key, problem = entry.path, str(error)  # only the unreadable file has the real key
-        if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
-            deletion_time = timestamp(entry.deleted)
-            mark = SnapshotMark(
-                key=key, uid=entry.uid, deleted=deletion_time, stamp=stamp, problem=problem
-            )
-            deleted_marks.append(mark)
+    deleted_marks = _read_deleted_marks(directory, set())
     marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
         stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
@@ -84,8 +72,31 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             marks[name] = cache_entry
     cache.marks = marks
     live_marks = [mark for _, mark in marks.values() if mark is not None]
+    # A session that was deleted between the two lists may be in neither of them.
+    listed_uids = {mark.uid for mark in (*deleted_marks, *live_marks)}
+    deleted_marks += _read_deleted_marks(directory, listed_uids)
     sort_key = attrgetter("key", "uid")
     return sorted(deleted_marks, key=sort_key) + sorted(live_marks, key=sort_key)
+
+
+def _read_deleted_marks(directory: Directory, listed_uids: Set[str]) -> list[SnapshotMark]:
+    """Return a mark for each session in the trash, except sessions that are listed already."""
+    marks = []
+    for entry in trash.list_entries(directory):
+        if entry.uid in listed_uids:
+            continue
+        problem = ""
+        try:
+            key = trash.read_key(directory, entry)
+        except StoreUnavailable as error:
+            key, problem = entry.path, str(error)  # only the unreadable file has the real key
+        if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
+            deletion_time = timestamp(entry.deleted)
+            mark = SnapshotMark(
+                key=key, uid=entry.uid, deleted=deletion_time, stamp=stamp, problem=problem
+            )
+            marks.append(mark)
+    return marks
 
 
 def _read_live_mark(directory: Directory, name: str) -> SnapshotMark | None:
