@@ -96,8 +96,6 @@ class _Session(Struct, eq=False):
     """Seqs of messages that were already lost in the copied session."""
     void_spans: list[Span] = []
     """Seqs of messages that were void in the copied session."""
-    copied_version: int = -1
-    """Value of `version` right after this copy was written; -1 if the session is not a copy."""
 
     def visible_seqs(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
@@ -693,7 +691,6 @@ class InMemoryStore:
             snapshot=_snapshot_of(session),
             messages=iter(_messages_after(session, after)),
             stamp=session.mark().stamp,
-            untouched=session.copied_version == session.version,
         )
 
     @contextmanager
@@ -831,31 +828,14 @@ class _SnapshotWriter:
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
 
-    def write(
-        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
-    ) -> None:
+    def write(self, snapshot: Snapshot, messages: Iterable[Message]) -> None:
         """Write this session with all of its messages."""
         store = self._store
-        existing = store._find_by_uid(snapshot.uid)
-        if existing is None and instead_of:
-            raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace is gone; try again")
-        if existing is not None and not instead_of:
+        if store._find_by_uid(snapshot.uid) is not None:
             raise errors.SessionExists(snapshot.key)
-        if existing is not None and existing.mark().stamp != instead_of:
-            raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")
-        session_of_key = store._sessions.get(snapshot.key)
-        if (
-            snapshot.deleted is None
-            and session_of_key is not None
-            and session_of_key.uid != snapshot.uid
-        ):
-            raise errors.SessionExists(snapshot.key)
+        if snapshot.deleted is None:
+            store._check_key_unused(snapshot.key)
         session = _session_from_snapshot(snapshot, list(messages))
-        session.version = session.copied_version = 0 if existing is None else existing.version + 1
-        if existing in store._trash:
-            store._trash.remove(existing)
-        elif existing is not None:
-            del store._sessions[existing.key]
         if session.deleted is None:
             store._sessions[session.key] = session
         else:

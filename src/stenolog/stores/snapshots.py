@@ -91,8 +91,6 @@ class SnapshotReading(Struct, frozen=True, kw_only=True):
     """Messages after the requested seq, including hidden and archived ones."""
     stamp: str
     """Stamp of exactly this content, or an older stamp, so that no change is missed."""
-    untouched: bool = False
-    """Whether a SnapshotWriter wrote the session and the session has not changed since."""
     is_damaged: Callable[[], bool] = lambda: False
     """Return whether any data of the session is damaged or lost. Reads all messages."""
 
@@ -100,16 +98,10 @@ class SnapshotReading(Struct, frozen=True, kw_only=True):
 class SnapshotWriter(Protocol):
     """A writer of snapshots into a store."""
 
-    def write(
-        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
-    ) -> None:
+    def write(self, snapshot: Snapshot, messages: Iterable[Message]) -> None:
         """Write this session with all of its messages in one step.
 
-        `instead_of`: stamp of the stored session with the same uid that this write replaces; empty
-        for a new session. The replacement may have another key, and may be in the trash or not.
-
-        Raises SessionExists if another session has the key, or if the uid exists and `instead_of`
-        is empty; StoreBusy if the session to replace has changed or no longer exists; NotStored,
+        Raises SessionExists if a session of the store has the key or the uid; NotStored,
         MaybeStored, ReadOnly like an append; any error that `messages` raises. Except after
         MaybeStored, an error leaves the store unchanged.
         """
@@ -208,12 +200,12 @@ def snapshot_of(
     )
 
 
-def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
+def state_of(snapshot: Snapshot) -> tuple[State, list[Change]]:
     """Return the state of a snapshot without `archive` and `tokens`, and a list of changes.
 
     The list has a change for each undo step that is too long for the state, with the same number.
     """
-    state = states.blank_state(snapshot.key, snapshot.uid, generation, snapshot.created)
+    state = states.blank_state(snapshot.key, snapshot.uid, 1, snapshot.created)
     state.floor, state.hidden, state.number = snapshot.floor, list(snapshot.hidden), snapshot.number
     state.summary, state.meta = snapshot.summary, snapshot.meta
     state.lost, state.void, state.purged = (

@@ -22,7 +22,7 @@ from stenolog import (
     StenologError,
     StoreBusy,
 )
-from stenolog.errors import ReadOnly
+from stenolog.errors import ReadOnly, SessionExists
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -364,6 +364,38 @@ def test_different_session_with_same_key_is_not_overwritten(
     assert "delete or rename that session there" in problem.reason
     assert everything(target)["a"] == before
     assert everything(target)["b"] == everything(source)["b"]
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "postgresql"])
+def test_writer_refuses_a_session_whose_key_or_uid_exists(stores: Open, engine: str) -> None:
+    source, target = stores("memory", "source"), stores(engine, "target")
+    source.add_message("a", "user", "here")
+
+    def write(key: str) -> None:
+        with (
+            whole(source).read_snapshot(mark_of(source, key)) as reading,
+            whole(target).snapshot_writer() as writer,
+        ):
+            messages = list(reading.messages)
+            writer.write(reading.snapshot, messages)
+            with pytest.raises(SessionExists):
+                writer.write(reading.snapshot, messages)
+
+    write("a")
+    with pytest.raises(SessionExists):
+        write("a")
+    target.delete("a")
+    with pytest.raises(SessionExists):
+        write("a")
+    source.delete("a")
+    source.add_message("a", "user", "another session")
+    write("a")
+    assert [m.content for m in target.get_history("a")] == ["another session"]
+    target.purge("a")
+    target.add_message("a", "user", "there")
+    with pytest.raises(SessionExists):
+        write("a")
+    assert [m.content for m in target.get_history("a")] == ["there"]
 
 
 def _append(store: Store) -> None:

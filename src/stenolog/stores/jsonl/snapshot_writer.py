@@ -1,14 +1,8 @@
 """Write copies of sessions from another store as logs.
 
-A copy is always written completely: to a new file, with one archive for the messages that were
-archived. The new file is synced, then renamed to its final path while the writer holds the lock of
-the replaced copy. If the session has moved (another key, into or out of the trash), the new file
-gets its name before the old file is removed. A note in the folder names the session, the old file
-and the new file. If this process is killed, the next copy reads the note, and deletes the old file
-and the archives that no state names.
-
-The last line of a new copy is a change without effect. As long as only state records follow this
-change, the copy has not been changed since it was written.
+A copy is written to a new file, with one archive for the messages that were archived. The new file
+is synced, then gets its final name. If this process is killed, the next writer deletes the new
+file. The archive stays without a log; the doctor reports it.
 """
 
 import errno
@@ -18,23 +12,20 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Final
 
-import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import control_line, message_line, payload_digest, plain_line
-from stenolog.errors import DamagedStore, SessionExists, StoreBusy
+from stenolog.errors import SessionExists
 from stenolog.records import Archive, Change, Message, State, Token, Void
 from stenolog.stores import file_names
 from stenolog.stores import state as states
 from stenolog.stores.disk import (
     EXCLUSIVE_NOWAIT,
     create_private_file,
-    replace_file,
     sync_file,
     sync_folder,
     write_all,
@@ -42,7 +33,7 @@ from stenolog.stores.disk import (
 from stenolog.stores.jsonl import archive, snapshots, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.lifecycle import Lifecycle
-from stenolog.stores.jsonl.log import TOKEN_WINDOW, Log
+from stenolog.stores.jsonl.log import TOKEN_WINDOW
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.snapshots import Snapshot, state_of, token_of
@@ -55,7 +46,6 @@ _MAX_PARALLEL_SYNCS: Final = 16
 _COMPRESSION_LEVEL: Final = 1
 """Compression level of archives: fast rather than small."""
 
-_NOTE_NAME: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
 _TEMPORARY_NAME: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
@@ -70,7 +60,7 @@ class JSONLSnapshotWriter:
         self._directory = logs.directory
         self._cache = cache
         self._unpublished: list[tuple[Snapshot, _NewFile]] = []
-        """New sessions whose files are not yet synced or renamed to their final path."""
+        """Sessions whose files are not yet synced or renamed to their final path."""
         self._deleted_uids: set[str] = set()
 
     @contextmanager
@@ -94,37 +84,48 @@ class JSONLSnapshotWriter:
                 action = f"syncing {self._directory.path}"
                 raise Outcome(0, error, is_unknown=True).failure(action) from error
 
-    def write(
-        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
-    ) -> None:
+    def write(self, snapshot: Snapshot, messages: Iterable[Message]) -> None:
         """Write a session in one step. Raises the errors of `SnapshotWriter.write`."""
         try:
-            deadline = self._logs.deadline()
-            with archive.locked_folder(
-                self._directory, snapshot.uid, deadline, create=snapshot.archived > 0
-            ) as folder:
-                self._write_session(snapshot, messages, instead_of, folder)
+            self._check_new(snapshot)
+            with self._archive_folder(snapshot) as folder:
+                self._write_session(snapshot, messages, folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
 
+    def _archive_folder(self, snapshot: Snapshot) -> AbstractContextManager[int | None]:
+        """Create and lock the folder for the session's archive; None if it needs no archive."""
+        if not snapshot.archived:
+            return nullcontext()
+        return archive.locked_folder(
+            self._directory, snapshot.uid, self._logs.deadline(), create=True
+        )
+
+    def _check_new(self, snapshot: Snapshot) -> None:
+        """Check without a lock that the write can succeed. Raises SessionExists, ForeignLog."""
+        if snapshot.uid in self._deleted_uids:
+            raise SessionExists(
+                snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
+            )
+        if snapshot.deleted is not None:
+            return
+        if any(unpublished.key == snapshot.key for unpublished, _ in self._unpublished):
+            raise SessionExists(snapshot.key)
+        if self._logs.read_log(snapshot.key, lambda _: True):
+            raise SessionExists(snapshot.key)
+        self._logs.check_no_foreign_log(snapshot.key)
+
     def _write_session(
-        self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str, folder: int | None
+        self, snapshot: Snapshot, messages: Iterable[Message], folder: int | None
     ) -> None:
-        self._check_replaceable(snapshot, instead_of)
         new_file = _NewFile(self._directory, snapshot.uid)
         try:
-            generation = self._replaced_generation(snapshot, instead_of) + 1 if instead_of else 1
-            archive_names = _write_snapshot(
-                new_file.descriptor, snapshot, messages, generation, folder
-            )
-            if not instead_of and snapshot.deleted is None and folder is None:
+            _write_snapshot(new_file.descriptor, snapshot, messages, folder)
+            if snapshot.deleted is None and folder is None:
                 self._unpublished.append((snapshot, new_file))
             else:
                 sync_file(new_file.descriptor)
-                if instead_of:
-                    self._replace_copy(snapshot, new_file, instead_of, folder, archive_names)
-                else:
-                    self._publish_file(snapshot, new_file)
+                self._publish_file(snapshot, new_file)
                 new_file.close()
         except BaseException as error:
             new_file.close()
@@ -151,40 +152,6 @@ class JSONLSnapshotWriter:
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
 
-    # --- checks ------------------------------------------------------------------------------
-
-    def _check_replaceable(self, snapshot: Snapshot, instead_of: str) -> None:
-        """Check without a lock that the write can succeed. Raises SessionExists, StoreBusy."""
-        if instead_of:
-            if snapshots.stamp_of(self._directory, _path_in_stamp(instead_of)) != instead_of:
-                raise _changed_error(snapshot)
-        elif snapshot.uid in self._deleted_uids:
-            raise SessionExists(
-                snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
-            )
-        elif any(unpublished.key == snapshot.key for unpublished, _ in self._unpublished):
-            raise SessionExists(snapshot.key)
-        if snapshot.deleted is None:
-            uid = self._logs.read_log(snapshot.key, lambda log: log.known_state().uid)
-            if uid is not None and uid != snapshot.uid:
-                raise SessionExists(snapshot.key)
-
-    def _replaced_generation(self, snapshot: Snapshot, instead_of: str) -> int:
-        """Return the generation of the copy to be replaced."""
-        with self._open_copy(snapshot, _path_in_stamp(instead_of), hold=False) as log, log.mutex:
-            return log.known_state().generation
-
-    @contextmanager
-    def _open_copy(self, snapshot: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
-        """Open the copy of this session at a path, and lock it if `hold`. Raises StoreBusy."""
-        until = self._logs.deadline()
-        with snapshots.open_log_at(
-            self._directory, path, snapshot.uid, until=until, hold=hold
-        ) as log:
-            if log is None:
-                raise _changed_error(snapshot)
-            yield log
-
     # --- final paths -------------------------------------------------------------------------
 
     def _publish_file(self, snapshot: Snapshot, new_file: "_NewFile") -> None:
@@ -195,10 +162,8 @@ class JSONLSnapshotWriter:
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)
-        if self._directory.file_status(name) is None:
-            self._logs.check_no_foreign_log(snapshot.key)
-            if new_file.link(name, self._directory.descriptor):
-                return
+        if new_file.link(name, self._directory.descriptor):
+            return
         # The name may belong to an empty file, or links are not supported: use a rename.
         self._lifecycle.create_session(
             snapshot.key,
@@ -206,109 +171,16 @@ class JSONLSnapshotWriter:
             f"copying {snapshot.key!r}",
         )
 
-    def _replace_copy(
-        self,
-        snapshot: Snapshot,
-        new_file: "_NewFile",
-        instead_of: str,
-        folder: int | None,
-        archive_names: frozenset[str],
-    ) -> None:
-        """Give a new file its final name, and remove the replaced copy."""
-        note = _ReplacementNote(
-            snapshot.key,
-            snapshot.uid,
-            old_path=_path_in_stamp(instead_of),
-            path=_copy_path(snapshot),
-        )
-        has_note = folder is not None or note.has_new_path
-        if has_note:
-            replace_file(
-                self._directory.descriptor, _note_name(snapshot.uid), msgspec.json.encode(note)
-            )
-        with self._open_copy(snapshot, note.old_path, hold=True) as log:
-            stamp = snapshots.stamp_of(self._directory, note.old_path)
-            if stamp != instead_of:
-                raise _changed_error(snapshot)
-            if note.has_new_path:
-                self._publish_file(snapshot, new_file)
-                self._directory.sync_entries()
-                self._delete_durably(note.old_path)
-            else:
-                # Delete the temporary file of a killed process; a running one would hold the lock.
-                with suppress(FileNotFoundError):
-                    os.unlink(f".{log.name}.new", dir_fd=self._directory.descriptor)
-                new_file.rename(note.path, self._directory.descriptor)
-                self._sync_folder_of(note.path)
-        if folder is not None:
-            archive.delete_except(folder, archive_names)
-        if has_note:
-            self._delete_note(snapshot.uid)
-
-    def _delete_durably(self, path: str) -> None:
-        """Delete the file at this path, and sync its folder."""
-        os.unlink(path, dir_fd=self._directory.descriptor)
-        self._sync_folder_of(path)
-
-    def _sync_folder_of(self, path: str) -> None:
-        if path.startswith(f"{trash.FOLDER}/"):
-            with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
-                sync_folder(folder)
-        else:
-            self._directory.sync_entries()
-
     # --- after a copy was interrupted --------------------------------------------------------
 
     def _remove_interrupted_copies(self) -> None:
-        """Remove the files of interrupted copies. Raises OSError, StoreBusy."""
-        for name in self._directory.list_names():
-            if _TEMPORARY_NAME.fullmatch(name):
-                self._remove_unlocked(name)
-            elif _NOTE_NAME.fullmatch(name):
-                self._finish_replacement(name)
-
-    def _remove_unlocked(self, name: str) -> None:
-        """Remove a temporary file unless another process is writing to it."""
-        descriptor = self._directory.open_log(name)
-        if descriptor is not None:
-            with descriptor, suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-                os.unlink(name, dir_fd=self._directory.descriptor)
-
-    def _finish_replacement(self, name: str) -> None:
-        """Remove the replaced copy that a note names, and archives that no state names."""
-        try:
-            note = _parse_note((self._directory.path / name).read_bytes())
-        except msgspec.DecodeError as error:
-            raise DamagedStore(
-                f"{self._directory.path / name} is damaged ({error}); delete it, and find "
-                "unreferenced archives with `steno doctor`"
-            ) from error
-        until = self._logs.deadline()
-        with ExitStack() as stack:
-            folder = stack.enter_context(
-                archive.locked_folder(self._directory, note.uid, until, create=False)
-            )
-            paths = [note.path, note.old_path] if note.has_new_path else [note.path]
-            logs = []
-            for path in paths:
-                context = snapshots.open_log_at(
-                    self._directory, path, note.uid, until=until, hold=True
-                )
-                if (log := stack.enter_context(context)) is not None:
-                    logs.append(log)
-            if len(logs) > 1 and snapshots.is_untouched(logs[1]):
-                self._delete_durably(note.old_path)
-            if folder is not None and logs:
-                with logs[0].mutex:
-                    state = states.copy_state(logs[0].known_state())
-                archives = archive.archive_chain(self._directory, state, 1)
-                archive.delete_except(folder, frozenset(c.reference.name for c in archives))
-        self._delete_note(note.uid)
-
-    def _delete_note(self, uid: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
+        """Remove temporary files, unless another process is writing to them. Raises OSError."""
+        for name in filter(_TEMPORARY_NAME.fullmatch, self._directory.list_names()):
+            descriptor = self._directory.open_log(name)
+            if descriptor is not None:
+                with descriptor, suppress(BlockingIOError, FileNotFoundError):
+                    fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
+                    os.unlink(name, dir_fd=self._directory.descriptor)
 
 
 class _NewFile:
@@ -351,50 +223,15 @@ class _NewFile:
         self.descriptor.release()
 
 
-class _ReplacementNote(Struct, frozen=True):
-    """Content of a note file: the paths of a copy that is being replaced and of the new copy."""
-
-    key: str
-    uid: str
-    old_path: str = ""
-    """Path of the replaced copy."""
-    path: str = ""
-    """Path of the new copy."""
-
-    @property
-    def has_new_path(self) -> bool:
-        """Whether the new copy has another path than the replaced copy."""
-        return self.path != self.old_path
-
-
-def _parse_note(text: bytes) -> _ReplacementNote:
-    """Return the note that a file holds. Raises DecodeError."""
-    note = msgspec.json.decode(text, type=_ReplacementNote)
-    if not note.path:
-        # A note of an earlier version has no paths, because copies were replaced in place.
-        path = file_names.log_name(note.key)
-        return replace(note, old_path=path, path=path)
-    return note
-
-
-def _note_name(uid: str) -> str:
-    return f".{uid}-archives.copy"
-
-
 def _write_snapshot(
-    descriptor: int,
-    snapshot: Snapshot,
-    messages: Iterable[Message],
-    generation: int,
-    folder: int | None,
-) -> frozenset[str]:
-    """Write a complete log; return the names of its archives. Raises OSError."""
-    state, changes = state_of(snapshot, generation=generation)
+    descriptor: int, snapshot: Snapshot, messages: Iterable[Message], folder: int | None
+) -> None:
+    """Write a complete log, and the archive in `folder`. Raises OSError."""
+    state, changes = state_of(snapshot)
     stream = _MessageStream(messages)
-    if snapshot.archived and folder is not None:
+    if folder is not None:
         state.archive, state.tokens = _write_archive(folder, state, stream, snapshot.archived)
     _write_log(descriptor, snapshot, state, changes, stream)
-    return frozenset() if state.archive is None else frozenset([state.archive.name])
 
 
 class _MessageStream:
@@ -421,8 +258,7 @@ def _write_archive(
     """
     # If no archived message is left, the state still records the last archived seq.
     first = min(stream.next_message.seq, upto) if stream.next_message is not None else upto
-    generation_suffix = "" if state.generation == 1 else f".{state.generation}"
-    reference = Archive(name=f"{first}-{upto}{generation_suffix}.jsonl.gz", first=first, last=upto)
+    reference = Archive(name=f"{first}-{upto}.jsonl.gz", first=first, last=upto)
     head = states.blank_state(state.key, state.uid, state.generation, state.created)
     head.purged = state.purged
     tokens: deque[_TokenMessages] = deque(maxlen=TOKEN_WINDOW)
@@ -455,14 +291,9 @@ def _write_log(
     for change in changes:
         full_change = replace(change, floor=state.floor, hidden=state.hidden)
         lines.append(control_line("change", first, at, full_change, joined=True))
-    op = f"{snapshots.COPIED} {snapshots.location_hash(snapshot.key, snapshot.deleted)}"
-    copy_change = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
-    last_lines = [
-        control_line("state", next_seq, snapshot.updated, state),
-        control_line("change", next_seq, snapshot.updated, copy_change, joined=True),
-    ]
+    last_line = control_line("state", next_seq, snapshot.updated, state)
     for block in _join_into_blocks(
-        chain(lines, _message_lines(stream.take_upto(sys.maxsize)), last_lines)
+        chain(lines, _message_lines(stream.take_upto(sys.maxsize)), [last_line])
     ):
         write_all(descriptor, block)
 
@@ -514,26 +345,7 @@ def _collect_tokens(
         yield message
 
 
-# --- names -----------------------------------------------------------------------------------
-
-
-def _path_in_stamp(stamp: str) -> str:
-    """Return the path that a change stamp contains, relative to the folder."""
-    return stamp.rsplit(":", 3)[0]
-
-
-def _copy_path(snapshot: Snapshot) -> str:
-    """Return the path for the copy of a session, relative to the folder."""
-    if snapshot.deleted is None:
-        return file_names.log_name(snapshot.key)
-    return f"{trash.FOLDER}/{_trash_name(snapshot)}"
-
-
 def _trash_name(snapshot: Snapshot) -> str:
     deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
     return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"
-
-
-def _changed_error(snapshot: Snapshot) -> StoreBusy:
-    return StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")

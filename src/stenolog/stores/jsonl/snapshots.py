@@ -21,18 +21,15 @@ from stenolog.errors import (
     StoreBusy,
     StoreUnavailable,
 )
-from stenolog.records import ChangeRecord, Message, State, StateRecord, Token, Undo, timestamp
+from stenolog.records import Message, State, Token, Undo, timestamp
 from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import lock_until, release_lock, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log, chunk_starts
-from stenolog.stores.jsonl.scan import has_void_control_record, lines_with_newlines, read_records
+from stenolog.stores.jsonl.scan import has_void_control_record, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
-
-COPIED: Final = "copied"
-"""First word of `op` in the last change of a copy; the second word is a `location_hash`."""
 
 _MAX_ATTEMPTS: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -187,24 +184,6 @@ def open_session_log(
         yield log
 
 
-@contextmanager
-def open_log_at(
-    directory: Directory, path: str, uid: str, *, until: float, hold: bool
-) -> Iterator[Log | None]:
-    """Open the log of a session at a path; yield None if missing. With `hold`, lock the log."""
-    with ExitStack() as stack:
-        entry = trash.parse_entry(path.removeprefix(f"{trash.FOLDER}/"))
-        if entry is not None:
-            log = stack.enter_context(
-                trash.open_deleted_log(directory, entry, until=until if hold else None)
-            )
-        else:
-            key = file_names.key_of_log(path) or _read_long_key(directory, path)
-            mark = SnapshotMark(key=key or "", uid=uid, stamp="")
-            log = _open_live_log(stack, directory, mark, until=until, hold=hold) if key else None
-        yield log
-
-
 def _open_live_log(
     stack: ExitStack, directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
 ) -> Log | None:
@@ -274,7 +253,6 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
         ),
         messages=messages_after(log, state, last_seq, after),
         stamp=file_stamp(log.name, status) if is_complete else "",
-        untouched=is_untouched(log),
         is_damaged=lambda: _is_damaged(log),
     )
 
@@ -310,44 +288,9 @@ def _is_damaged(log: Log) -> bool:
     return bool(info.damaged or info.lost) or has_void_control_record(content)
 
 
-def location_hash(key: str, deleted: str | None) -> str:
-    """Return a short hash of a session's key and time of deletion."""
-    # Only copies of sessions need this import.
-    from hashlib import sha256
-
-    return sha256(f"{deleted}\n{key}".encode()).hexdigest()[:16]
-
-
-def is_untouched(log: Log) -> bool:
-    """Return whether the log is a copy that was not changed or moved since it was written.
-
-    The last change of a copy has no effect and contains a hash of the copy's key and time of
-    deletion. If the key or the time of deletion has changed since, the session was moved.
-    """
-    return location_hash(log.key, _deletion_time(log)) in _copied_location_hashes(log)
-
-
 def _deletion_time(log: Log) -> str | None:
     entry = trash.parse_entry(log.name.removeprefix(f"{trash.FOLDER}/"))
     return None if entry is None else timestamp(entry.deleted)
-
-
-def _copied_location_hashes(log: Log) -> list[str]:
-    """Return the location hashes in the last change of a copy; empty if the copy was changed."""
-    with log.mutex:
-        log.ensure_loaded()
-        end_offset = log.end_offset
-        if log.tail is not None:
-            return []
-    for start in chunk_starts(end_offset):
-        text = log.read_bytes(start, end_offset)
-        lines = lines_with_newlines(text)[0 if start == 0 else 1 :]
-        for line in reversed(lines):
-            record = parse_line(line.removesuffix(b"\n"))
-            if not isinstance(record, StateRecord):
-                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
-                return words[1:] if words[:1] == [COPIED] else []
-    return []
 
 
 def _readable_steps(log: Log, state: State) -> list[Undo]:

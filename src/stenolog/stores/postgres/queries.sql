@@ -258,9 +258,6 @@ RETURNING epoch;
 -- name: end_leases
 UPDATE {schema}.lease SET expires = '-infinity' WHERE epoch = ANY ($1::int8[]);
 
--- name: remove_mark
-DELETE FROM {schema}.mark WHERE namespace = $1 AND name = $2;
-
 -- name: end_lease_of
 DELETE FROM {schema}.lease WHERE namespace = $1 AND key = $2;
 
@@ -323,12 +320,6 @@ INSERT INTO {schema}.session
 SELECT $1, $2, $3, $4, $5, $6, 0, 1, $7, $8, version, '' FROM {schema}.about WHERE version = $9
 RETURNING id;
 
--- name: set_snapshot
-UPDATE {schema}.session
-SET key = $2, created = $3, updated = $4, last_seq = $5, deleted = $6, fork_of = $7,
-    version = version + 1
-WHERE id = $1;
-
 -- name: set_state
 UPDATE {schema}.session SET bytes = $2, state = $3 WHERE id = $1;
 
@@ -338,11 +329,6 @@ COPY {schema}.message (session, seq, at, body) FROM STDIN;
 -- name: put_token
 INSERT INTO {schema}.token (session, token, first, count) VALUES ($1, $2, $3, $4)
 ON CONFLICT (session, token) DO UPDATE SET first = excluded.first, count = excluded.count;
-
--- name: put_mark
-INSERT INTO {schema}.mark (namespace, name, number)
-SELECT namespace, $2, version FROM {schema}.session WHERE id = $1
-ON CONFLICT (namespace, name) DO UPDATE SET number = excluded.number;
 
 -- --- for the doctor ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from msgspec import Raw
 from msgspec.structs import astuple, replace
 
-from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists, StoreBusy
+from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExists
 from stenolog.records import Archive, Message, PurgeResult, SessionInfo, Token, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores import state as states
@@ -218,8 +218,7 @@ def _remove_sessions(
     session_ids = [session_id for session_id, _ in rows]
     ranges = [_message_range(transaction, session_id, MAX_SEQ) for session_id in session_ids]
     with transaction.erase_on_delete():
-        for session_id, uid in rows:
-            transaction.run("remove_mark", namespace, copy_marker_name(printable_text(uid)))
+        for session_id in session_ids:
             transaction.run("remove_messages", session_id, MAX_SEQ)
             transaction.run("remove_tokens", session_id, MAX_SEQ)
             transaction.run("remove_changes", session_id)
@@ -299,14 +298,6 @@ def _find_fork_keys(transaction: Transaction, namespace: str, key: str) -> list[
 # --- snapshots -------------------------------------------------------------------------------
 
 
-def copy_marker_name(uid: str) -> str:
-    """Return the name of a session's copy marker.
-
-    The marker stores the version of the session right after a copy wrote the session.
-    """
-    return f"copied:{uid}"
-
-
 class _SnapshotRow(Session):
     """A session with all columns of its row."""
 
@@ -356,7 +347,6 @@ def read_snapshot(
         for token, first, count in transaction.run("missing_tokens", session.id)
     ]
     state = session.state
-    marker_versions = transaction.run("find_mark", namespace, copy_marker_name(state.uid))
     row = session.id, state.key, session.last_seq, session.encoded_state
     return SnapshotReading(
         snapshot=snapshot_of(
@@ -371,7 +361,6 @@ def read_snapshot(
         ),
         messages=_read_snapshot_messages(transaction, session, tokens_by_seq, after),
         stamp=session.stamp,
-        untouched=[version for (version,) in marker_versions] == [session.version],
         is_damaged=lambda: any(examine_session(transaction, *row)),
     )
 
@@ -417,61 +406,37 @@ class SQLSnapshotWriter:
         self._transaction = transaction
         self._namespace = namespace
 
-    def write(
-        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
-    ) -> None:
-        """Write a session as `SnapshotWriter.write` describes. Raises SessionExists, StoreBusy."""
+    def write(self, snapshot: Snapshot, messages: Iterable[Message]) -> None:
+        """Write a session as `SnapshotWriter.write` describes. Raises SessionExists."""
         try:
             with self._transaction.savepoint():
-                self._write(snapshot, messages, instead_of)
+                self._write(snapshot, messages)
         except UniqueConflict:
             raise SessionExists(snapshot.key) from None
 
-    def _write(self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
-        transaction, run = self._transaction, self._transaction.run
-        mark = SnapshotMark(key=snapshot.key, uid=snapshot.uid, stamp="")
-        old_row = _find_by_uid(transaction, self._namespace, mark, lock=True)
-        self._check_replacement(snapshot, old_row, instead_of)
-        key, fork_of = transaction.key_parameter(snapshot.key), snapshot.forked_from
-        source = None if fork_of is None else transaction.key_parameter(fork_of)
-        columns = (snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, source)
-        if old_row is None:
-            rows = run(
-                "add_snapshot",
-                self._namespace,
-                key,
-                snapshot.uid,
-                *columns,
-                transaction.table_version,
-            )
-            if not rows:
-                transaction.check_format()
-            [(session_id,)] = rows
-        else:
-            session_id = old_row.id
-            run("set_snapshot", session_id, key, *columns)
-            run("remove_messages", session_id, MAX_SEQ)
-            run("remove_tokens", session_id, MAX_SEQ)
-            run("remove_changes", session_id)
-        self._put_messages(session_id, messages)
-        self._put_state(session_id, snapshot, old_row)
-        run("put_mark", session_id, copy_marker_name(snapshot.uid))
-
-    def _check_replacement(
-        self, snapshot: Snapshot, old_row: _SnapshotRow | None, instead_of: str
-    ) -> None:
-        """Raise SessionExists or StoreBusy if the session cannot be added or replaced."""
-        if old_row is None and instead_of:
-            raise StoreBusy(f"{snapshot.key!r}: it was removed meanwhile; try again")
-        if old_row is not None and (not instead_of or old_row.namespace != self._namespace):
+    def _write(self, snapshot: Snapshot, messages: Iterable[Message]) -> None:
+        transaction, fork_of = self._transaction, snapshot.forked_from
+        if transaction.run("find_uid", self._namespace, snapshot.uid):
             raise SessionExists(snapshot.key, f"another session has its uid, {snapshot.uid}")
-        if old_row is not None and old_row.stamp != instead_of:
-            raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
         if snapshot.deleted is None:
-            key = self._transaction.key_parameter(snapshot.key)
-            rows = self._transaction.run("find_current", self._namespace, key)
-            if any(uid != snapshot.uid for uid, *_ in rows):
-                raise SessionExists(snapshot.key)
+            _check_key_is_free(transaction, self._namespace, snapshot.key)
+        rows = transaction.run(
+            "add_snapshot",
+            self._namespace,
+            transaction.key_parameter(snapshot.key),
+            snapshot.uid,
+            snapshot.created,
+            snapshot.updated,
+            snapshot.last_seq,
+            snapshot.deleted,
+            None if fork_of is None else transaction.key_parameter(fork_of),
+            transaction.table_version,
+        )
+        if not rows:
+            transaction.check_format()
+        [(session_id,)] = rows
+        self._put_messages(session_id, messages)
+        self._put_state(session_id, snapshot)
 
     def _put_messages(self, session_id: int, messages: Iterable[Message]) -> None:
         token_rows: list[tuple[int, bytes, int, int]] = []
@@ -485,10 +450,9 @@ class SQLSnapshotWriter:
         self._transaction.add_messages(session_id, message_rows())
         self._transaction.run_many("put_token", token_rows)
 
-    def _put_state(self, session_id: int, snapshot: Snapshot, old_row: _SnapshotRow | None) -> None:
+    def _put_state(self, session_id: int, snapshot: Snapshot) -> None:
         transaction = self._transaction
-        generation = 1 if old_row is None else old_row.state.generation + 1
-        state, _ = state_of(snapshot, generation=generation)
+        state, _ = state_of(snapshot)
         if snapshot.archived:
             state.archive = Archive("", 1, snapshot.archived)
         session = Session(session_id, snapshot.updated, snapshot.last_seq, 0, state)

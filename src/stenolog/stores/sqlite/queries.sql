@@ -216,9 +216,6 @@ SELECT number FROM mark WHERE namespace = ?1 AND name = ?2;
 INSERT INTO mark (namespace, name, number) VALUES (?1, ?2, 1)
 ON CONFLICT (namespace, name) DO UPDATE SET number = number + 1;
 
--- name: remove_mark
-DELETE FROM mark WHERE namespace = ?1 AND name = ?2;
-
 -- --- for the doctor ----------------------------------------------------------------------------
 
 -- name: every_session
@@ -290,12 +287,6 @@ INSERT INTO session
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, 1, ?7, ?8)
 RETURNING id;
 
--- name: set_snapshot
-UPDATE session
-SET key = ?2, created = ?3, updated = ?4, last_seq = ?5, deleted = ?6, fork_of = ?7,
-    version = version + 1
-WHERE id = ?1;
-
 -- name: set_state
 UPDATE session SET bytes = ?2 WHERE id = ?1;
 INSERT INTO state (session, body) VALUES (?1, ?3)
@@ -303,8 +294,3 @@ ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
 -- name: put_token
 INSERT OR REPLACE INTO token (session, token, first, count) VALUES (?1, ?2, ?3, ?4);
-
--- name: put_mark
-INSERT INTO mark (namespace, name, number)
-SELECT namespace, ?2, version FROM session WHERE id = ?1
-ON CONFLICT (namespace, name) DO UPDATE SET number = excluded.number;

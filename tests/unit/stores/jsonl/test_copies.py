@@ -1,19 +1,20 @@
-"""Tests that copied sessions replace a session in one step, even if system calls fail."""
+"""Tests of session copies: written in one step even if system calls fail, read, and listed."""
 
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from stenolog import JSONLStore, Message, StenologError, StoreBusy
+from stenolog import JSONLStore, StenologError
+from stenolog.stores.jsonl.directory import Directory
 from stenolog.transfer.copy import copy_snapshots
-from support.copied_stores import digests, mark_of
+from support.copied_stores import digests
 
 CALLS: Final = ("rename", "link", "unlink", "fdatasync", "fsync", "write")
 
@@ -71,46 +72,6 @@ def test_p2_failed_system_call_during_a_copy_leaves_whole_sessions(
     assert number > 30, "so many calls there are at the least"
 
 
-def _append(store: JSONLStore) -> None:
-    store.add_message("a", "user", "by itself")
-
-
-def _delete(store: JSONLStore) -> None:
-    store.delete("a")
-
-
-@pytest.mark.parametrize("meanwhile", [_append, _delete])
-@pytest.mark.parametrize("moved", [False, True])
-def test_copy_changed_during_its_replacement_is_not_replaced(
-    fast_path: Path, meanwhile: Callable[[JSONLStore], None], moved: bool
-) -> None:
-    with JSONLStore(fast_path / "source") as source, JSONLStore(fast_path / "target") as target:
-        source.add_message("a", "user", "one")
-        copy_snapshots(source, target)
-        outdated = mark_of(target, "a")
-        if moved:
-            source.delete("a")
-            source.restore("a", as_key="b")
-        source.add_message("b" if moved else "a", "user", "two")
-        [mark] = source.list_snapshots()
-
-        def messages(found: Iterator[Message]) -> Iterator[Message]:
-            yield from found
-            meanwhile(target)
-
-        with (
-            source.read_snapshot(mark) as reading,
-            target.snapshot_writer() as writer,
-            pytest.raises(StoreBusy),
-        ):
-            writer.write(reading.snapshot, messages(reading.messages), instead_of=outdated.stamp)
-        [left] = target.list_snapshots()
-        assert (left.key, left.uid) == ("a", mark.uid)
-        with target.read_snapshot(left) as reading:
-            said = [message.content for message in reading.messages]
-        assert said == (["one", "by itself"] if meanwhile is _append else ["one"])
-
-
 def test_incomplete_record_is_void_in_a_snapshot_unless_a_writer_holds_the_log(
     fast_path: Path,
 ) -> None:
@@ -129,3 +90,20 @@ def test_incomplete_record_is_void_in_a_snapshot_unless_a_writer_holds_the_log(
             last_seq = store.info("a").last_seq
             assert (reading.snapshot.last_seq, reading.snapshot.void) == (last_seq, [(2, last_seq)])
         assert [message.content for message in store.get_history("a")] == ["one"]
+
+
+def test_session_that_is_deleted_during_the_listing_is_listed(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JSONLStore(fast_path) as store, JSONLStore(fast_path) as other:
+        store.add_message("a", "user", "one")
+        list_names = Directory.list_names
+
+        def list_after_delete(directory: Directory) -> list[str]:
+            monkeypatch.undo()
+            other.delete("a")
+            return list_names(directory)
+
+        monkeypatch.setattr(Directory, "list_names", list_after_delete)
+        [mark] = store.list_snapshots()
+        assert (mark.key, mark.deleted is None) == ("a", False)

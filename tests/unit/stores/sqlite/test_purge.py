@@ -175,17 +175,3 @@ def test_p8_purge_reports_rows_that_a_damaged_session_id_hides(
         assert len(store.get_history("keep")) == 1
     assert b"confidential" in _bytes(file)
     assert "stray row" in {finding.kind for finding in file_check.examine(file).findings}
-
-
-def test_p4_purge_removes_the_marker_of_a_copied_session(file: Path) -> None:
-    with SQLiteStore(file) as store:
-        store.add_message("a", "user", "x")
-        [mark] = store.list_snapshots()
-        with store.read_snapshot(mark) as found:
-            snapshot, messages = found.snapshot, list(found.messages)
-        store.purge("a")
-        with store.snapshot_writer() as writer:
-            writer.write(snapshot, messages)
-        assert store.read_marker(f"copied:{snapshot.uid}") == "1"
-        store.purge("a")
-        assert store.read_marker(f"copied:{snapshot.uid}") == ""
