@@ -87,14 +87,6 @@ class Run:
         with self.store.read_snapshot(mark) as reading:
             assert len(list(reading.messages)) >= len(OLD)
 
-    def hold_snapshot(self) -> None:
-        """Read the session while no writer changes it."""
-        [mark] = [
-            mark for mark in self.store.list_snapshots() if mark.key == KEY and mark.deleted is None
-        ]
-        with self.store.hold_snapshot(mark) as reading:
-            assert len(list(reading.messages)) >= len(OLD)
-
     def write_snapshot(self) -> None:
         """Write a session of another store, as a copy to this store does."""
         with JSONLStore(self.place / "another") as source:
@@ -251,7 +243,6 @@ SECOND: Final[dict[str, Call]] = {
     "list_sessions": lambda run: run.store.list_sessions(),
     "follow": lambda run: list(run.store.follow(KEY, after=6, timeout=0)),
     "read_snapshot": lambda run: run.read_snapshot(),
-    "hold_snapshot": lambda run: run.hold_snapshot(),
     "snapshot_writer": lambda run: run.write_snapshot(),
     "view": lambda run: run.store.view(KEY),
     "refresh": lambda run: run.refresh(),

@@ -109,7 +109,7 @@ def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
     """Return key, deletion time and digest of each session, by uid."""
     found = {}
     for mark in whole(store).list_snapshots():
-        with whole(store).hold_snapshot(mark) as reading:
+        with whole(store).read_snapshot(mark) as reading:
             found[mark.uid] = mark.key, mark.deleted, digest_of(reading)
     return found
 

@@ -99,7 +99,7 @@ def find_lost(
     )
     if not missing or not isinstance(store, SnapshotStore):
         return missing
-    with store.read_snapshot(SnapshotMark(key=view.key, uid=view.uid, stamp="")) as reading:
+    with store.read_snapshot(SnapshotMark(key=view.key, uid=view.uid)) as reading:
         return spans.minus(missing, spans.union(reading.snapshot.void, reading.snapshot.purged))
 
 

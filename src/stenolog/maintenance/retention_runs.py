@@ -195,7 +195,7 @@ def _read_info(store: Store, key: str) -> SessionInfo | None:
 
 def _may_purge(store: Store, session: TrashedSession, exclude_tag: str) -> bool:
     if isinstance(store, SnapshotStore):
-        mark = SnapshotMark(key=session.key, uid=session.uid, stamp="")
+        mark = SnapshotMark(key=session.key, uid=session.uid)
         with suppress(StenologError), store.read_snapshot(mark) as reading:
             # Test the tag first: `is_damaged` reads all messages.
             return exclude_tag not in tags_from(reading.snapshot.meta) and not reading.is_damaged()

@@ -390,7 +390,7 @@ def _read_last_step(store: Store, key: str) -> Undo | None:
     if not isinstance(store, SnapshotStore):
         return None
     try:
-        mark = SnapshotMark(key=key, uid=store.info(key).uid, stamp="")
+        mark = SnapshotMark(key=key, uid=store.info(key).uid)
         with store.read_snapshot(mark) as reading:
             return reading.snapshot.undo[-1] if reading.snapshot.undo else None
     except StenologError:

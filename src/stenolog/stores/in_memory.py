@@ -215,8 +215,7 @@ class _Session(Struct, eq=False):
 
     def mark(self) -> SnapshotMark:
         deleted = _stored_time(self.deleted)
-        stamp = f"{self.uid}:{self.version}:{deleted}:{self.key}"
-        return SnapshotMark(key=self.key, uid=self.uid, deleted=deleted, stamp=stamp)
+        return SnapshotMark(key=self.key, uid=self.uid, deleted=deleted)
 
 
 class InMemoryStore:
@@ -671,27 +670,14 @@ class InMemoryStore:
             ]
 
     @contextmanager
-    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
-        """Read a session while no other call changes it."""
-        with self._locked_store():
-            yield self._read_by_uid(mark, 0)
-
-    @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read the current content of a session."""
         with self._locked_store():
-            reading = self._read_by_uid(mark, after)
-        yield reading
-
-    def _read_by_uid(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        session = self._find_by_uid(mark.uid)
-        if session is None:
-            raise errors.NoSuchSession(mark.key, "it was purged")
-        return SnapshotReading(
-            snapshot=_snapshot_of(session),
-            messages=iter(_messages_after(session, after)),
-            stamp=session.mark().stamp,
-        )
+            session = self._find_by_uid(mark.uid)
+            if session is None:
+                raise errors.NoSuchSession(mark.key, "it was purged")
+            snapshot, messages = _snapshot_of(session), _messages_after(session, after)
+        yield SnapshotReading(snapshot=snapshot, messages=iter(messages))
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:

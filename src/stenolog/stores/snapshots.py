@@ -33,10 +33,6 @@ class SnapshotMark(Struct, frozen=True, kw_only=True):
     """Uid of the session; empty if the uid cannot be read."""
     deleted: str | None = None
     """Deletion time in stored form; None if the session is not in the trash."""
-    stamp: str
-    """Text that differs after every change by any process; comparable only within one store."""
-    last_seq: int | None = None
-    """Last assigned seq, as in `Snapshot.last_seq`; None if the listing has no seqs."""
     problem: str = ""
     """Reason why the session cannot be opened now; empty for an available or a damaged session."""
 
@@ -89,8 +85,6 @@ class SnapshotReading(Struct, frozen=True, kw_only=True):
     snapshot: Snapshot
     messages: Iterator[Message]
     """Messages after the requested seq, including hidden and archived ones."""
-    stamp: str
-    """Stamp of exactly this content, or an older stamp, so that no change is missed."""
     is_damaged: Callable[[], bool] = lambda: False
     """Return whether any data of the session is damaged or lost. Reads all messages."""
 
@@ -129,12 +123,6 @@ class SnapshotStore(Protocol):
         replacing it, DamagedStore if its state cannot be read. A store that looks only where the
         session was listed may also raise NoSuchSession if the session was deleted, restored or
         renamed after the listing.
-        """
-
-    def hold_snapshot(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:
-        """Read a session while no other caller can append to it, change, delete or restore it.
-
-        A store that was opened read-only acquires no lock.
         """
 
     def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
@@ -236,7 +224,7 @@ def iterate_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterato
     """Yield all messages after a seq, visible or hidden, if possible without building a list."""
     last_seq = after
     if isinstance(store, SnapshotStore):
-        mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
+        mark = SnapshotMark(key=info.key, uid=info.uid)
         try:
             with store.read_snapshot(mark, after=after) as reading:
                 for message in reading.messages:

@@ -272,7 +272,7 @@ class _CopyRun:
 
     def _compare(self, copied: CopiedSession) -> None:
         """Read a session from the destination, and compare it with the source."""
-        mark = SnapshotMark(key=copied.key, uid=copied.uid, deleted=copied.deleted, stamp="")
+        mark = SnapshotMark(key=copied.key, uid=copied.uid, deleted=copied.deleted)
         reason = ""
         try:
             with self._target.read_snapshot(self._target_marks.get(copied.uid, mark)) as reading:

@@ -381,7 +381,7 @@ class _Merger:
         other error of the regular store.
         """
         try:
-            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid, stamp="")
+            mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid)
             with self._fallback.read_snapshot(mark) as reading:
                 snapshot, messages = reading.snapshot, list(reading.messages)
         except NoSuchSession:
@@ -574,7 +574,7 @@ class _Merger:
         if info is None:
             return
         with suppress(NoSuchSession):
-            stored = self._read_stored(SnapshotMark(key=key, uid=info.uid, stamp=""))
+            stored = self._read_stored(SnapshotMark(key=key, uid=info.uid))
             seqs = _stored_seqs(snapshot, batches, stored)
             if self._store.info(key).uid != info.uid:
                 return  # another session has the key now

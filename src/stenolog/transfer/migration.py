@@ -539,7 +539,7 @@ class _ImportRun:
         """Return whether content with this digest was imported into a deleted session."""
         for trashed in self._store.list_trash():
             if trashed.key == key and isinstance(self._store, SnapshotStore):
-                mark = SnapshotMark(key=key, uid=trashed.uid, stamp="")
+                mark = SnapshotMark(key=key, uid=trashed.uid)
                 with suppress(NoSuchSession), self._store.read_snapshot(mark) as reading:
                     if merging.is_imported(reading.snapshot.meta, digest):
                         return True

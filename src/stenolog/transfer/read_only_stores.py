@@ -560,7 +560,7 @@ class CombinedStore(ReadOnlyStore):
 
     # --- writing is refused ------------------------------------------------------------------
 
-    update_marker = hold_snapshot = snapshot_writer = ReadOnlyStore._refuse
+    update_marker = snapshot_writer = ReadOnlyStore._refuse
 
     # --- the store itself --------------------------------------------------------------------
 

@@ -506,7 +506,6 @@ class _Busy:
         self._store = store
         self._times = times
         self.list_snapshots = store.list_snapshots
-        self.hold_snapshot = store.hold_snapshot
         self.snapshot_writer = store.snapshot_writer
 
     @contextmanager
@@ -629,10 +628,7 @@ class _Breaking:
             yield SnapshotReading(
                 snapshot=reading.snapshot,
                 messages=self._broken(reading.messages),
-                stamp=reading.stamp,
             )
-
-    hold_snapshot = read_snapshot
 
     def _broken(self, messages: Iterator[Message]) -> Iterator[Message]:
         for number, message in enumerate(messages):

@@ -143,7 +143,7 @@ def _read_snapshot(store: Store, info: SessionInfo) -> Snapshot:
     """Return the snapshot of a session, without messages; empty if it cannot be read."""
     if isinstance(store, SnapshotStore):
         # Without a snapshot, the page does not show the reason why a message is hidden.
-        mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
+        mark = SnapshotMark(key=info.key, uid=info.uid)
         with suppress(StenologError), store.read_snapshot(mark) as reading:
             return reading.snapshot
     return Snapshot(key=info.key, uid=info.uid, created="", updated="")

@@ -1,14 +1,13 @@
 """Read snapshots of sessions from logs (stores/snapshots.py).
 
-A snapshot is read through a separate descriptor, so that no writer waits for the reader. With
-`hold`, the reader takes the lock of the log, and the writers of all processes wait.
+A snapshot is read through a separate descriptor, so that no writer waits for the reader.
 """
 
 import fcntl
 import os
 import time
 from collections.abc import Iterator, Set
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from typing import Final
 
@@ -24,7 +23,7 @@ from stenolog.errors import (
 from stenolog.records import Message, State, Token, Undo, timestamp
 from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
-from stenolog.stores.disk import lock_until, release_lock, sync_file
+from stenolog.stores.disk import release_lock, sync_file
 from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log, chunk_starts
@@ -57,8 +56,9 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
     deleted_marks = _read_deleted_marks(directory, set())
     marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
-        stamp = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
-        if stamp is not None:
+        status = directory.file_status(name) if name.endswith(file_names.LOG_SUFFIX) else None
+        if status is not None:
+            stamp = file_stamp(name, status)
             cache_entry = cache.marks.get(name)
             # The stamp does not cover the file mode: the file may have become readable.
             was_unreadable = (
@@ -87,11 +87,9 @@ def _read_deleted_marks(directory: Directory, listed_uids: Set[str]) -> list[Sna
             key = trash.read_key(directory, entry)
         except StoreUnavailable as error:
             key, problem = entry.path, str(error)  # only the unreadable file has the real key
-        if key is not None and (stamp := stamp_of(directory, entry.path)) is not None:
+        if key is not None and directory.file_status(entry.path) is not None:
             deletion_time = timestamp(entry.deleted)
-            mark = SnapshotMark(
-                key=key, uid=entry.uid, deleted=deletion_time, stamp=stamp, problem=problem
-            )
+            mark = SnapshotMark(key=key, uid=entry.uid, deleted=deletion_time, problem=problem)
             marks.append(mark)
     return marks
 
@@ -104,17 +102,16 @@ def _read_live_mark(directory: Directory, name: str) -> SnapshotMark | None:
         if key is None or descriptor is None:
             return None
         log = Log(directory, name, key, descriptor)
-        stamp = file_stamp(name, os.fstat(descriptor))
         with log.mutex:
             log.load(log.file_size())
             uid = log.known_state().uid if log.exists else None
-        return None if uid is None else SnapshotMark(key=key, uid=uid, stamp=stamp)
+        return None if uid is None else SnapshotMark(key=key, uid=uid)
     except ForeignLog:
         return None
     except (DamagedStore, OSError, StoreUnavailable) as error:
         problem = str(error) if isinstance(error, StoreUnavailable) else ""
         key = file_names.key_of_log(name) or name
-        return SnapshotMark(key=key, uid="", stamp="", problem=problem)
+        return SnapshotMark(key=key, uid="", problem=problem)
 
 
 def _read_long_key(directory: Directory, name: str) -> str | None:
@@ -122,12 +119,6 @@ def _read_long_key(directory: Directory, name: str) -> str | None:
         return None
     head = trash.read_head_state(directory, name)
     return head.key if head is not None and file_names.log_name(head.key) == name else None
-
-
-def stamp_of(directory: Directory, path: str) -> str | None:
-    """Return the change stamp of the file at a path; None if the file does not exist."""
-    status = directory.file_status(path)
-    return None if status is None else file_stamp(path, status)
 
 
 def file_stamp(path: str, status: os.stat_result) -> str:
@@ -146,37 +137,30 @@ def read_session(
     *,
     after: int,
     until: float,
-    hold: bool,
 ) -> Iterator[SnapshotReading]:
-    """Read one session; with `hold`, keep its log locked until the `with` ends.
-
-    Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
-    """
+    """Read one session. Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable."""
     with (
-        open_session_log(directory, mark, until=until, hold=hold) as log,
+        _open_session_log(directory, mark, until) as log,
         system_errors(f"reading {mark.key!r}"),
     ):
-        reading = read_log(log, after=after, settled=hold or directory.read_only)
+        reading = _read_log(log, after)
         _sync_log(log, cache)
         yield reading
 
 
 @contextmanager
-def open_session_log(
-    directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
-) -> Iterator[Log]:
-    """Open and read the log of a session; with `hold`, lock the log.
+def _open_session_log(directory: Directory, mark: SnapshotMark, until: float) -> Iterator[Log]:
+    """Open and read the log of a session, which is under its key or in the trash.
 
-    Searches under the session's key and in the trash. Raises NoSuchSession.
+    Raises NoSuchSession.
     """
     with ExitStack() as stack:
         for _ in range(_MAX_ATTEMPTS):
-            log = _open_live_log(stack, directory, mark, until=until, hold=hold)
+            log = _open_live_log(stack, directory, mark, until)
             entries = trash.list_entries(directory) if log is None else []
             entry = next((entry for entry in entries if entry.uid == mark.uid), None)
             if entry is not None:
-                context = trash.open_deleted_log(directory, entry, until=until if hold else None)
-                log = stack.enter_context(context)
+                log = stack.enter_context(trash.open_deleted_log(directory, entry))
             if log is not None:
                 break
         if log is None:
@@ -185,7 +169,7 @@ def open_session_log(
 
 
 def _open_live_log(
-    stack: ExitStack, directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
+    stack: ExitStack, directory: Directory, mark: SnapshotMark, until: float
 ) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None.
 
@@ -199,8 +183,6 @@ def _open_live_log(
         log = Log(directory, name, mark.key, descriptor)
         stack.callback(log.release)
         with system_errors(f"reading {mark.key!r}"):
-            if hold:
-                lock_until(descriptor, until, f"the log of {mark.key!r}")
             if log.is_same_file(directory.file_status(name)):
                 with log.mutex:
                     log.load(log.file_size())
@@ -221,20 +203,15 @@ def _sync_log(log: Log, cache: SnapshotCache) -> None:
         cache.synced_stamps.add(stamp)
 
 
-def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
-    """Return the snapshot of an open log. Raises OSError, DamagedStore.
-
-    With `settled`, no write is in progress: an incomplete last record counts as void.
-    """
-    status = os.fstat(log.descriptor)
-    with log.mutex, nullcontext(True) if settled else _without_writer(log) as settled:
+def _read_log(log: Log, after: int) -> SnapshotReading:
+    """Return the snapshot of an open log. Raises OSError, DamagedStore."""
+    with log.mutex, _without_writer(log) as is_settled:
         log.ensure_loaded()
-        if settled:
+        if is_settled:
             state, last_seq = log.settled_state()
         else:
             # An incomplete record may be a write in progress, so it does not count yet.
             state, last_seq = states.copy_state(log.known_state()), log.next_seq - 1
-        is_complete = status.st_size == log.size and (settled or log.tail is None)
         lost_tokens = [
             Token(token.token, token.first, token.count, "")
             for token in (log.tokens_upto(last_seq) if state.lost else ())
@@ -252,7 +229,6 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
             tokens=lost_tokens,
         ),
         messages=messages_after(log, state, last_seq, after),
-        stamp=file_stamp(log.name, status) if is_complete else "",
         is_damaged=lambda: _is_damaged(log),
     )
 
@@ -261,9 +237,10 @@ def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
 def _without_writer(log: Log) -> Iterator[bool]:
     """Yield whether no write is in progress. Writers wait until the `with` ends.
 
-    A log without an incomplete last record is not locked. The caller holds the mutex of the log.
+    A log without an incomplete last record is not locked; nor is a log of a read-only store, where
+    an incomplete record counts as void. The caller holds the mutex of the log.
     """
-    if log.tail is None:
+    if log.tail is None or log.directory.read_only:
         yield True
         return
     try:

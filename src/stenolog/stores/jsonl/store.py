@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -602,22 +602,14 @@ class JSONLStore(operations.SessionOperations):
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read a consistent snapshot of one session."""
-        with self._in_use.entry, self._open_snapshot(mark, after, hold=False) as reading:
-            yield reading
-
-    @contextmanager
-    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
-        """Read one session while the lock of its log makes all writers wait."""
-        with self._in_use.entry, self._open_snapshot(mark, 0, hold=not self._read_only) as reading:
-            yield reading
-
-    def _open_snapshot(
-        self, mark: SnapshotMark, after: int, *, hold: bool
-    ) -> AbstractContextManager[SnapshotReading]:
         until, cache = self._logs.deadline(), self._snapshot_cache
-        return snapshots.read_session(
-            self._directory, mark, cache, after=after, until=until, hold=hold
-        )
+        with (
+            self._in_use.entry,
+            snapshots.read_session(
+                self._directory, mark, cache, after=after, until=until
+            ) as reading,
+        ):
+            yield reading
 
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:

@@ -286,23 +286,15 @@ SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 -- --- snapshots ---------------------------------------------------------------------------------
 
 -- name: list_snapshots
-SELECT key, uid, deleted, uid || ':' || written::text || ':' || version, last_seq
+SELECT key, uid, deleted
 FROM {schema}.session
 WHERE namespace = $1
 ORDER BY deleted IS NULL, key, id;
 
 -- name: find_uid
-SELECT id, key, created, updated, last_seq, bytes, fork_of, state, format,
-       namespace, version, deleted, uid || ':' || written::text || ':' || version
+SELECT id, key, created, updated, last_seq, bytes, fork_of, state, format, namespace, deleted
 FROM {schema}.session
 WHERE namespace = $1 AND uid = $2;
-
--- name: lock_uid
-SELECT id, key, created, updated, last_seq, bytes, fork_of, state, format,
-       namespace, version, deleted, uid || ':' || written::text || ':' || version
-FROM {schema}.session
-WHERE namespace = $1 AND uid = $2
-FOR NO KEY UPDATE;
 
 -- name: tokens
 SELECT token, first, count FROM {schema}.token WHERE session = $1 ORDER BY first, token;

@@ -8,9 +8,8 @@ CREATE TABLE {schema}.about (
 -- One row per session, including deleted ones. Every append writes the row again: fillfactor leaves
 -- room for that on the same page, and toast_tuple_target keeps long values out of the row. Keys are
 -- bytes, because a text of PostgreSQL cannot contain a NUL, and are compared as bytes. `version` grows
--- with every change. `written` is different for each row that was ever created. `format` repeats the
--- number in `about`, so that an append need not read it there. `state`: floor, hidden ranges, summary,
--- meta and undo steps, as JSON.
+-- with every change. `format` repeats the number in `about`, so that an append need not read it there.
+-- `state`: floor, hidden ranges, summary, meta and undo steps, as JSON.
 CREATE TABLE {schema}.session (
     id        int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace text COLLATE "C" NOT NULL,
@@ -23,7 +22,6 @@ CREATE TABLE {schema}.session (
     version   int8  NOT NULL,
     deleted   text,
     fork_of   bytea,
-    written   uuid  NOT NULL DEFAULT gen_random_uuid(),
     format    int8  NOT NULL,
     state     text  NOT NULL
 ) WITH (fillfactor = 50, toast_tuple_target = 256);

@@ -303,18 +303,14 @@ class _SnapshotRow(Session):
 
     encoded_state: str | bytes | None
     namespace: str
-    version: int
     deleted: str | None
-    stamp: str
 
 
 def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
     """Return the SnapshotMark of every session in a namespace, deleted sessions first."""
     marks = []
-    for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
-        mark = SnapshotMark(
-            key=printable_text(key), uid="", stamp=printable_text(stamp), last_seq=last_seq
-        )
+    for key, uid, deleted, *_ in transaction.run("list_snapshots", namespace):
+        mark = SnapshotMark(key=printable_text(key), uid="")
         # If a text in the row is damaged, the uid stays empty.
         with suppress(UnicodeDecodeError):
             deleted_at = None if deleted is None else decode_text(deleted)
@@ -324,18 +320,10 @@ def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMar
 
 
 def read_snapshot(
-    transaction: Transaction,
-    namespace: str,
-    mark: SnapshotMark,
-    *,
-    after: int = 0,
-    lock: bool = False,
+    transaction: Transaction, namespace: str, mark: SnapshotMark, *, after: int = 0
 ) -> SnapshotReading:
-    """Read one session. The result is valid until the transaction ends. Raises NoSuchSession.
-
-    `lock`: prevent other writers from changing the session until the transaction ends.
-    """
-    session = _find_by_uid(transaction, namespace, mark, lock=lock)
+    """Read one session. The result is valid until the transaction ends. Raises NoSuchSession."""
+    session = _find_by_uid(transaction, namespace, mark)
     if session is None or session.namespace != namespace:
         raise NoSuchSession(mark.key, "it was purged")
     tokens_by_seq = {
@@ -360,20 +348,19 @@ def read_snapshot(
             tokens=tokens_without_message,
         ),
         messages=_read_snapshot_messages(transaction, session, tokens_by_seq, after),
-        stamp=session.stamp,
         is_damaged=lambda: any(examine_session(transaction, *row)),
     )
 
 
 def _find_by_uid(
-    transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
+    transaction: Transaction, namespace: str, mark: SnapshotMark
 ) -> _SnapshotRow | None:
     """Return the session with the uid of `mark`. Raises DamagedStore.
 
     In SQLite, where a uid is unique in the file, the session may be in another namespace.
     """
     try:
-        for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
+        for row in transaction.run("find_uid", namespace, mark.uid):
             key = decode_text(row[1])
             session = session_from_row(transaction, row, key=key, uid=mark.uid)
             return _SnapshotRow(*astuple(session), *row[7:8], *row[9:])

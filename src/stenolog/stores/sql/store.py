@@ -414,17 +414,6 @@ class SQLStore(SessionOperations):
             yield lifecycle.read_snapshot(transaction, self._namespace, mark, after=after)
 
     @contextmanager
-    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
-        """Read one session while no other writer can change it; a read-only store takes no lock."""
-        if self.read_only:
-            with self.read_snapshot(mark) as reading:
-                yield reading
-            return
-        self._check_open()
-        with self.database.write_transaction() as transaction:
-            yield lifecycle.read_snapshot(transaction, self._namespace, mark, lock=True)
-
-    @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Open a writer that stores several sessions in one transaction."""
         self._check_open()

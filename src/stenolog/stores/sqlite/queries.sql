@@ -248,27 +248,20 @@ ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
 -- --- snapshots ---------------------------------------------------------------------------------
 
--- The stamp has four values, because versions restart with each new row, and ids with each new
--- file.
 -- name: list_snapshots
-SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB),
-       CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
-       0 AS living, id
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB), 0 AS living, id
 FROM session
 WHERE namespace = ?1 AND deleted IS NOT NULL
 UNION ALL
-SELECT CAST(key AS BLOB), CAST(uid AS BLOB), NULL,
-       CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
-       1, id
+SELECT CAST(key AS BLOB), CAST(uid AS BLOB), NULL, 1, id
 FROM session
 WHERE namespace = ?1 AND deleted IS NULL
 ORDER BY living, 1, id;
 
 -- A uid is unique in the file, across all namespaces.
--- name: find_uid, lock_uid
+-- name: find_uid
 SELECT session.id, session.key, session.created, session.updated, session.last_seq, session.bytes,
-       session.fork_of, state.body, NULL, session.namespace, session.version, session.deleted,
-       session.uid || ':' || session.id || ':' || session.version || ':' || session.updated
+       session.fork_of, state.body, NULL, session.namespace, session.deleted
 FROM session LEFT JOIN state ON state.session = session.id
 WHERE session.uid = ?2;
 

@@ -260,5 +260,5 @@ def _copy(store: JSONLStore, place: Path) -> None:
     store.add_message("c", "user", "copied")
     with JSONLStore(place) as target:
         for mark in store.list_snapshots():
-            with store.hold_snapshot(mark) as reading, target.snapshot_writer() as writing:
+            with store.read_snapshot(mark) as reading, target.snapshot_writer() as writing:
                 writing.write(reading.snapshot, reading.messages)

@@ -380,20 +380,6 @@ def test_p4_purge_reports_remaining_bytes_without_vacuum_permission(
         server.execute(f"DROP ROLE {role}")
 
 
-def test_rewritten_session_has_another_stamp(store: PostgresStore) -> None:
-    store.add_message("a", "user", "x")
-    [mark] = store.list_snapshots()
-    with store.read_snapshot(mark) as found:
-        snapshot, messages = found.snapshot, list(found.messages)
-    stamps = {mark.stamp}
-    for _ in range(3):
-        store.purge("a")
-        with store.snapshot_writer() as writer:
-            writer.write(snapshot, messages)
-        stamps.add(store.list_snapshots()[0].stamp)
-    assert len(stamps) == 4
-
-
 def test_session_deleted_after_listing_can_be_read(store: PostgresStore) -> None:
     store.add_message("a", "user", "x")
     [mark] = store.list_snapshots()
