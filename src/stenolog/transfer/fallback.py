@@ -485,7 +485,7 @@ class _Merger:
         if info is None:
             return AnswerSeqs()
         try:
-            stored = self._read_stored(SnapshotMark(key=info.key, uid=info.uid, stamp=""))
+            stored = self._read_stored(SnapshotMark(key=info.key, uid=info.uid))
             view = self._store.view(info.key)
         except NoSuchSession as error:
             raise _CannotMerge(_MOVED_TEXT) from error
