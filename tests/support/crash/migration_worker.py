@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from stenolog import NotStored
+from stenolog.catalog.message_metadata import mark_seen
 from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore, fallback_reason
@@ -118,8 +119,12 @@ def write_json(where: str) -> None:
 
 def _talk(sessions: SessionStore) -> None:
     for key in KEYS:
+        seq: int | None = None
         for number in range(3):
-            seq = sessions.add_message(key, "user", f"said {number}", once=f"t{number}")
+            message: dict[str, Any] = {"role": "user", "content": f"said {number}"}
+            if seq and number == 2:  # the answer to the message before
+                message = mark_seen({**message, "role": "assistant"}, seen=seq, answers=[seq])
+            seq = sessions.add_full_message(key, message, once=f"t{number}")
             assert seq, sessions.health()
         sessions.save(key)
     last = len(sessions.get_history("telegram:91001", full=True))
