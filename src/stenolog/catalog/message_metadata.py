@@ -106,8 +106,10 @@ class AnsweredMessages:
 
     def add(self, answer: Mapping[str, Any], seq: int) -> None:
         """Add the messages that the answer at `seq` takes into account."""
-        self.upto = max(self.upto, last_seen_seq(answer, seq))
-        self._named.update(named for named in answered_seqs(answer) or () if named < seq)
+        seen_seq = last_seen_seq(answer, seq)
+        self.upto = max(self.upto, seen_seq)
+        if seen_seq < seq - 1:
+            self._named.update(named for named in answered_seqs(answer) or () if named < seq)
 
     def __contains__(self, seq: int) -> bool:
         return seq <= self.upto or seq in self._named

@@ -136,10 +136,11 @@ def _order_by_answers(
     for body, seq in stored_messages:
         unseen: list[tuple[Body, int | None]] = []
         if seq is not None and is_finished_answer(body):
-            unseen = _unseen_messages(ordered_messages[start:], body, seq)
-            seqs = {unseen_seq for _, unseen_seq in unseen}
-            if unseen:
-                ordered_messages[start:] = [m for m in ordered_messages[start:] if m[1] not in seqs]
+            if last_seen_seq(body, seq) < seq - 1:
+                turn = ordered_messages[start:]
+                unseen = _unseen_messages(turn, body, seq)
+                seqs = {unseen_seq for _, unseen_seq in unseen}
+                ordered_messages[start:] = [m for m in turn if m[1] not in seqs]
             start = len(ordered_messages) + 1
         ordered_messages += [(body, seq), *unseen]
     return ordered_messages
