@@ -251,6 +251,12 @@ def test_same_history_again_is_an_error_if_its_answer_is_damaged(gateway: Gatewa
     assert gateway.asked == []
 
 
+def test_changed_conversation_is_answered_if_the_last_answer_is_damaged(gateway: Gateway) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user("And K2?")]
+    damage_message(gateway.where, KEY, 4)
+    assert gateway.text(gateway.send({"messages": history}, {})) == "to And K2?"
+
+
 def test_retry_of_a_failed_second_answer_does_not_get_the_rejected_one(gateway: Gateway) -> None:
     history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
     gateway.is_down = True

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Final, Literal
 
+from stenolog.agent.stored_answers import end_of
 from stenolog.catalog.message_metadata import (
     FIELD,
     is_received,
@@ -61,7 +62,7 @@ def replace_history(
     if history is None:
         return "unchanged"
     # `last_seq` would be wrong: it includes a message that another process is still writing.
-    upto = 0 if view is None else view.upto
+    upto = 0 if view is None else end_of(view)
     try:
         store.set_history(key, history, expect_last=upto)
     except StaleHistory:

@@ -60,7 +60,7 @@ def find_answer(
         answer = answer_to((message for message in visible if message.seq > after), seq)
         if answer is not None:
             return StoredAnswer("answered", answer)
-        if len(visible) == _end_of(view) - seq + 1:  # no message from the question on is missing
+        if len(visible) == end_of(view) - seq + 1:  # no message from the question on is missing
             _check_marks(key, visible, seq)
             return StoredAnswer("unanswered")
     stored = store.get_history(key, after=seq - 1, full=True)
@@ -94,16 +94,14 @@ def find_lost(
     store: Store, view: SessionView, stored: Sequence[Message], seq: int
 ) -> Sequence[Span]:
     """Return the seqs from `seq` on whose messages are neither readable nor known to be absent."""
-    missing = spans.minus(
-        [(seq, _end_of(view))], spans.from_seqs(message.seq for message in stored)
-    )
+    missing = spans.minus([(seq, end_of(view))], spans.from_seqs(message.seq for message in stored))
     if not missing or not isinstance(store, SnapshotStore):
         return missing
     with store.read_snapshot(SnapshotMark(key=view.key, uid=view.uid)) as reading:
         return spans.minus(missing, spans.union(reading.snapshot.void, reading.snapshot.purged))
 
 
-def _end_of(view: SessionView) -> int:
+def end_of(view: SessionView) -> int:
     """Return the last seq whose message is stored completely, even if it is damaged."""
     return max(view.upto, max((last for _, last in view.info.lost_spans), default=0))
 

@@ -409,7 +409,7 @@ def _replace_last_messages(
 ) -> Answer | None:
     def new_history(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
-        unanswered_seqs = turn_state(history).unanswered
+        unanswered_seqs = turn_state(history, view.info.lost_spans).unanswered
         sent_contents = [body.get("content") for body in request.messages]
         if any(
             message.seq in unanswered_seqs and message.to_dict().get("content") not in sent_contents

@@ -213,6 +213,15 @@ def test_message_whose_answer_is_damaged_is_not_resumed(place: Place) -> None:
 
 
 @durable
+@pytest.mark.parametrize("command", ["/edit How tall is K2?", "/undo"])
+def test_commands_work_after_a_damaged_last_message(place: Place, command: str) -> None:
+    damage_message(place.where, KEY, 4)
+    answer = asyncio.run(place.redeliver(command, ""))
+    assert "has just arrived" not in answer.text
+    assert place.asked.questions == (["How tall is K2?"] if "K2" in command else [])
+
+
+@durable
 @pytest.mark.parametrize("change", [_keep, _hide, _archive])
 def test_damaged_question_gets_its_own_answer(
     place: Place, change: Callable[[Store], None]
