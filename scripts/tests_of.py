@@ -47,7 +47,6 @@ MORE = {
         "tests/crash/test_sqlite_*.py",
         "tests/format",
     ],
-    "testing": ["tests/contract"],
     "tokens": ["tests/unit/test_tokens.py"],
     "transfer": ["tests/reference", "tests/crash/test_copy_killed.py"],
 }

@@ -203,13 +203,13 @@ def _promise_order(name: str) -> int:
 
 
 def _test_exists(root: Path, test: str) -> bool:
-    """Return whether the file of a test, or the shipped contract, defines its function."""
+    """Return whether the file of a test, or the store contract, defines its function."""
     file, *names = test.split("::")
     path = root / file
     if not path.is_file() or not names:
         return False
     function = names[-1].partition("[")[0]
-    places = [path, *(root / SOURCE / "testing").rglob("*.py")]
+    places = [path, *(root / "tests" / "support" / "contract").glob("*.py")]
     return any(f"def {function}(" in _text(place) for place in places)
 
 

@@ -253,7 +253,7 @@ def test_an_import_of_a_test_module_is_found_in_every_form() -> None:
         "import crash.test_kill9\nfrom crash import test_leases as leases\n"
         "from unit.cli.conftest import steno\nfrom . import conftest\nfrom .conftest import say\n"
         "def f():\n    from test_project import ROOT\n"
-        "import support.needs\nfrom stenolog.testing import contract\n"
+        "import support.needs\nfrom support import contract\n"
     )
     assert sorted(_imports_of_tests(source)) == [
         "conftest",

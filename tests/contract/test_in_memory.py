@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stenolog.stores.base import GroupStore, Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing import StoreContract
+from support.contract import StoreContract
 
 
 class TestInMemoryStore(StoreContract):

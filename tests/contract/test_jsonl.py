@@ -7,7 +7,7 @@ import pytest
 
 import stenolog
 from stenolog.stores.base import Store
-from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
+from support.contract import CrashContract, DamageContract, DamagedRecord, StoreContract
 
 
 class TestJSONLStore(StoreContract):

@@ -15,15 +15,15 @@ import pytest
 
 import stenolog
 from stenolog.stores.base import GroupStore, Store
-from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
-from stenolog.testing.contract.append_contract import Appends, IdempotencyKeys
-from stenolog.testing.contract.concurrency_contract import Following, Leases, Writers
-from stenolog.testing.contract.history_contract import Checkpoints, Replacing
-from stenolog.testing.contract.lifecycle_contract import Trash
-from stenolog.testing.crash import Writer
-from stenolog.testing.store_calls import Call
+from support.contract import CrashContract, DamageContract, DamagedRecord, StoreContract
+from support.contract.append_contract import Appends, IdempotencyKeys
+from support.contract.concurrency_contract import Following, Leases, Writers
+from support.contract.crash_contract import Writer
+from support.contract.history_contract import Checkpoints, Replacing
+from support.contract.lifecycle_contract import Trash
 from support.pgbouncer import Bouncer
 from support.postgres_server import Databases, Places, attempts
+from support.store_calls import Call
 
 _OTHER_CONNECTIONS = """
 SELECT count(*) FROM pg_stat_activity

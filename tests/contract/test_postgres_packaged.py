@@ -13,8 +13,8 @@ from stenolog import PostgresStore, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import NamespacedStore
-from stenolog.testing import StoreContract
 from support import needs
+from support.contract import StoreContract
 from support.packaged_postgres import ICU, PACKAGED, Authority, check_packaged
 from support.postgres_server import Databases, Installation, Server
 

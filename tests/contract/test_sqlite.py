@@ -8,7 +8,7 @@ import pytest
 
 import stenolog
 from stenolog.stores.base import GroupStore, Store
-from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
+from support.contract import CrashContract, DamageContract, DamagedRecord, StoreContract
 
 
 class TestSQLiteStore(StoreContract):

@@ -14,7 +14,7 @@ from stenolog.records import FORMAT, Change, State
 from stenolog.stores import file_names
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.state_machine import StoreMachine
+from support.state_machine import StoreMachine
 
 AT = "2026-01-01T00:00:00.000000Z"
 

@@ -10,9 +10,9 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
 from stenolog.stores.base import Store
-from stenolog.testing.state_machine import KEYS, StoreMachine
 from support.paired_stores import PairedStores
 from support.postgres_server import Places, execute
+from support.state_machine import KEYS, StoreMachine
 
 MAX_SEEDS = 5
 _END_ALL = (

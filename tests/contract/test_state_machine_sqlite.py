@@ -16,8 +16,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
 from stenolog.stores.base import Store
-from stenolog.testing.state_machine import StoreMachine
 from support.paired_stores import PairedStores
+from support.state_machine import StoreMachine
 
 
 class SQLiteMachine(StoreMachine):

@@ -17,12 +17,12 @@ from stenolog import MaybeStored, NotStored, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.postgres import PostgresStore
-from stenolog.testing.contract.open_store_base import user_message, visible_texts
-from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import all_contents, trash_content
+from support.contract.crash_contract import KEY, SCRIPT
+from support.contract.open_store_base import user_message, visible_texts
 from support.crash.reporting import Say
 from support.postgres_proxy import Exchange, Moment, Proxy, writes
 from support.postgres_server import Server
+from support.store_calls import all_contents, trash_content
 
 MOMENTS: Final[tuple[Moment, ...]] = ("before", "during", "after")
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 import stenolog
-from stenolog.testing.contract.open_store_base import visible_texts
 from support import needs
+from support.contract.open_store_base import visible_texts
 from support.crash.postgres_processes import Writer, judge, store_more
 from support.crash.reporting import Say
 from support.pgbouncer import Bouncer

@@ -12,7 +12,7 @@ import pytest
 from stenolog import MaybeStored, NotStored, PostgresStore, StenologError, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append, Lease
-from stenolog.testing.contract.open_store_base import user_message, visible_texts
+from support.contract.open_store_base import user_message, visible_texts
 from support.postgres_proxy import Proxy
 from support.postgres_server import Installation, Server
 

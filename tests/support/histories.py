@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore, Message
-from stenolog.testing.strategies import messages as any_messages
 from stenolog.tokens import Tokens
+from support.strategies import messages as any_messages
 
 KEY = "cli:default"
 

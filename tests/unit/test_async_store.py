@@ -31,10 +31,10 @@ from stenolog.stores.async_store import LEASE_WAIT_SECONDS, MAX_THREADS, AsyncLe
 from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.following import follow_changes
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.testing.contract.open_store_base import append, user_message, visible_texts
-from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import comparable_result, session_content
 from stenolog.transfer import migrate_from_json
+from support.contract.crash_contract import KEY, SCRIPT
+from support.contract.open_store_base import append, user_message, visible_texts
+from support.store_calls import comparable_result, session_content
 
 PATIENCE = 120
 

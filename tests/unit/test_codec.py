@@ -27,8 +27,8 @@ from stenolog.records import (
     VoidRecord,
     decode_object,
 )
-from stenolog.testing.contract.append_contract import INVALID_MESSAGES, VALID_MESSAGES, exact_text
-from stenolog.testing.strategies import NASTY_TEXTS, messages, texts
+from support.contract.append_contract import INVALID_MESSAGES, VALID_MESSAGES, exact_text
+from support.strategies import NASTY_TEXTS, messages, texts
 
 AT = "2026-11-15T12:00:00.000000Z"
 

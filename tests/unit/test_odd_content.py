@@ -23,9 +23,9 @@ from stenolog.memory import transcript
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.base import Store
-from stenolog.testing.strategies import messages
 from stenolog.tokens import Tokens, message_tokens
 from stenolog.transfer.export.formats import ExportFormat
+from support.strategies import messages
 
 _FIELDS = (
     *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "stenolog"),

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from stenolog.codec import encode_object
 from stenolog.records import Message, UnknownRecord, decode_object, timestamp
-from stenolog.testing.strategies import texts, values
+from support.strategies import texts, values
 
 AT = "2026-11-15T12:00:00.000123Z"
 

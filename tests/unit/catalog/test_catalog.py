@@ -15,9 +15,9 @@ import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.stores.base import Store, leased_keys
-from stenolog.testing.strategies import hostile_keys, keys, messages, texts
 from stenolog.tokens import message_tokens
 from support.random_operations import fill_three_sessions
+from support.strategies import hostile_keys, keys, messages, texts
 
 
 def _keys(catalog: Catalog, **how: object) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.catalog.catalog_database import load_schema
 from stenolog.catalog.query import match_expression, parse_query
-from stenolog.testing.strategies import texts
+from support.strategies import texts
 
 
 @pytest.mark.parametrize(

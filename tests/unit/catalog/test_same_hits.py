@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.stores.base import Store
-from stenolog.testing.strategies import messages, texts
 from support.catalog_scan import words_said
+from support.strategies import messages, texts
 
 WORDS = [
     *("the", "of", "getUserName", "get", "user", "name", "username", "GitHub", "github", "git"),

@@ -20,7 +20,7 @@ from stenolog.catalog.searchable_text import (
 from stenolog.records import Message
 from stenolog.redaction import redact
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.strategies import messages
+from support.strategies import messages
 
 
 def _call(*ids: str) -> dict[str, Any]:

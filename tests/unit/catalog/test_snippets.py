@@ -8,7 +8,7 @@ from stenolog.catalog import message_search
 from stenolog.catalog.message_search import SNIPPET_WIDTH, make_snippet
 from stenolog.catalog.query import parse_query
 from stenolog.catalog.searchable_text import LONGEST_TEXT
-from stenolog.testing.strategies import texts
+from support.strategies import texts
 
 
 def _shown(text: str, query: str) -> str:

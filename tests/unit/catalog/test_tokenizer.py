@@ -19,7 +19,7 @@ from stenolog.catalog.tokenizer import (
     stems,
     token_lines,
 )
-from stenolog.testing.strategies import texts
+from support.strategies import texts
 
 NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
 UNSPACED = st.text("東京都千代田区にいくカタカナ한국어ไทย🎉✅", min_size=1, max_size=12)

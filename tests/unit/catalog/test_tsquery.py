@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stenolog.catalog import tokenizer
 from stenolog.catalog.catalog_database import BLOCK_SIZE, replace_surrogates
 from stenolog.catalog.query import MessageTokens, TSQuery, parse_query, stem_mark
-from stenolog.testing.strategies import texts
+from support.strategies import texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -14,8 +14,8 @@ from stenolog.context.summary import (
     shorten_summary,
     update_summary,
 )
-from stenolog.testing.strategies import texts, values
 from support.histories import CHEAP
+from support.strategies import texts, values
 
 KNOWN = Summary(
     goals=("Move to Lisbon",),

@@ -28,7 +28,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
-from stenolog.testing.strategies import messages
+from support.strategies import messages
 
 KEY = "telegram:1"
 ANN = Scope(who="telegram:1")

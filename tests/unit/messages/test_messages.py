@@ -24,9 +24,9 @@ from stenolog.messages import (
     text_of,
     unread_fields,
 )
-from stenolog.testing.strategies import messages, values
 from support.histories import assistant, hands, tool, user, uses
 from support.message_samples import SAMPLES
+from support.strategies import messages, values
 
 PNG: Final = "data:image/png;base64,iVBORw0KGgo="
 URL: Final = "https://example.org/cat.png"

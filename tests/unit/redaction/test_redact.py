@@ -19,7 +19,7 @@ from stenolog.redaction.redact import (
     redact_ends,
     redact_text,
 )
-from stenolog.testing.strategies import texts
+from support.strategies import texts
 
 _chance = random.Random(4)
 

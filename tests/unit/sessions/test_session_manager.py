@@ -29,8 +29,8 @@ from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores import json_file
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import JSONMessage, JSONSession
-from stenolog.testing.strategies import messages, texts
 from support import needs
+from support.strategies import messages, texts
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.stores import spans
 from stenolog.stores.withdrawn_messages import MAX_RANGES, META_FIELD, updated_field, withdrawn_seqs
-from stenolog.testing.strategies import values
+from support.strategies import values
 
 SPANS = st.lists(
     st.tuples(st.integers(1, 60), st.integers(0, 5)).map(lambda at: (at[0], at[0] + at[1]))

@@ -32,7 +32,6 @@ from stenolog.stores.snapshots import (
     SnapshotStore,
     SnapshotWriter,
 )
-from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
 from stenolog.transfer.copy import CopyProblem, CopyStep, CopyTotals, copy_snapshots
 from support import temporary_folders
@@ -49,6 +48,7 @@ from support.copied_stores import (
     whole,
 )
 from support.postgres_server import Databases, Server
+from support.strategies import operations
 
 ENGINES = ("jsonl", "sqlite", "memory")
 PAIRS = [*product(ENGINES, repeat=2), ("jsonl", "postgresql"), ("postgresql", "sqlite")]

@@ -15,7 +15,7 @@ import stenolog
 from stenolog.stores import file_names
 from stenolog.stores.jsonl import JSONLStore, session_list
 from stenolog.stores.jsonl.session_list import FolderWatch
-from stenolog.testing.strategies import hostile_keys
+from support.strategies import hostile_keys
 
 WORKSPACE = "w"
 

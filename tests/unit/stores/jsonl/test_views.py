@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore, Store
-from stenolog.testing.contract.open_store_base import append, user_message
+from support.contract.open_store_base import append, user_message
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "batch": lambda store: store.add_messages(

@@ -1,5 +1,4 @@
 """Tests of damaged records (promises P3 and P8)."""
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 from abc import abstractmethod
 from typing import Literal
@@ -10,7 +9,7 @@ from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo, OnceConf
 from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import SnapshotStore
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     ContractPart,
     all_messages,
     append,

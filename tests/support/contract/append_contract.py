@@ -3,7 +3,6 @@
 Further tests check that messages are returned unchanged, and that errors name the invalid field
 (P10).
 """
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 import json
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from msgspec import Raw
 
 from stenolog.errors import NoSuchSession, NothingToUndo, OnceConflict, RefusedMessage, UsageError
 from stenolog.stores.base import Store
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     ContractPart,
     all_messages,
     append,
@@ -28,8 +27,8 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call
-from stenolog.testing.strategies import NASTY_TEXTS, messages
+from support.store_calls import Call
+from support.strategies import NASTY_TEXTS, messages
 
 _NEW_YEAR = datetime(2020, 1, 1, tzinfo=UTC)
 

@@ -1,5 +1,4 @@
 """Tests of `info`, `set_meta`, `compact`, `stamps`, `view`, `close`, and of keys (promise P6)."""
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 from datetime import timedelta
 from functools import partial
@@ -10,7 +9,7 @@ import pytest
 
 from stenolog.errors import InvalidKey, NoSuchSession, RefusedMessage, StoreClosed, UsageError
 from stenolog.stores.base import SessionView, Store
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     WRITE_CALLS,
     ContractPart,
     all_messages,
@@ -22,8 +21,8 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call
-from stenolog.testing.strategies import hostile_keys
+from support.store_calls import Call
+from support.strategies import hostile_keys
 
 
 class Sessions(ContractPart):

@@ -3,8 +3,6 @@
 Only `purge` destroys data: the tests check which data it removes and keeps.
 """
 
-# ruff: noqa: D102 - tests have names instead of docstrings
-
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -23,7 +21,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.stores.base import FORKED_AT, PurgingStore, Store
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     ContractPart,
     all_messages,
     append,
@@ -37,7 +35,7 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call, session_content, trash_content
+from support.store_calls import Call, session_content, trash_content
 
 
 class Forks(ContractPart):

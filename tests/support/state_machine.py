@@ -18,8 +18,8 @@ from hypothesis.strategies import SearchStrategy
 from stenolog.errors import NoSuchSession
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.store_calls import Call, session_content, trash_content
-from stenolog.testing.strategies import calls, once_values, small_messages, summaries, texts
+from support.store_calls import Call, session_content, trash_content
+from support.strategies import calls, once_values, small_messages, summaries, texts
 
 KEYS = ("a", "A:b/\u00e9", "K" * 70)
 

@@ -3,7 +3,6 @@
 `kill -9` shows whether stored data was still only in the memory of the process. Only a power cut
 would show whether data was synced to the disk.
 """
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 import json
 import os
@@ -25,21 +24,21 @@ from hypothesis import strategies as st
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     append,
     assert_raises,
     user_message,
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import (
+from support.store_calls import (
     Call,
     all_contents,
     open_with_factory,
     session_content,
     trash_content,
 )
-from stenolog.testing.strategies import operations
+from support.strategies import operations
 
 KEY = "telegram:123"
 
@@ -106,7 +105,7 @@ class CrashContract:
         call_lines = "".join(
             json.dumps([KEY, call.name, call.arguments, call.options]) + "\n" for call in calls
         )
-        module = "stenolog.testing.store_calls"
+        module = "support.store_calls"
         command = [sys.executable, "-m", module, self.factory, self.where(path)]
         with TemporaryFile("w+") as calls_file:
             calls_file.write(call_lines)

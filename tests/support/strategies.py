@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from stenolog.testing.store_calls import Call
+from support.store_calls import Call
 
 NASTY_TEXTS = (
     "",

@@ -5,25 +5,26 @@ crash contract and the tests of each engine cover them. Promise P3 (damage) has 
 because only the engine knows how to damage a record.
 """
 
-from stenolog.testing.contract.append_contract import (
+from support.contract.append_contract import (
     Appends,
     IdempotencyKeys,
     Lossless,
     UnknownKeys,
 )
-from stenolog.testing.contract.concurrency_contract import Following, Leases, Writers
-from stenolog.testing.contract.damage_contract import DamageContract, DamagedRecord
-from stenolog.testing.contract.history_contract import (
+from support.contract.concurrency_contract import Following, Leases, Writers
+from support.contract.crash_contract import CrashContract
+from support.contract.damage_contract import DamageContract, DamagedRecord
+from support.contract.history_contract import (
     Checkpoints,
     Hiding,
     Reading,
     Replacing,
     Undoing,
 )
-from stenolog.testing.contract.lifecycle_contract import Forks, Purging, Trash
-from stenolog.testing.contract.session_contract import Closing, Keys, Sessions, Stamps, Views
+from support.contract.lifecycle_contract import Forks, Purging, Trash
+from support.contract.session_contract import Closing, Keys, Sessions, Stamps, Views
 
-__all__ = ["DamageContract", "DamagedRecord", "StoreContract"]
+__all__ = ["CrashContract", "DamageContract", "DamagedRecord", "StoreContract"]
 
 
 class StoreContract(

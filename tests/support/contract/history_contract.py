@@ -2,7 +2,6 @@
 
 The last eight hiding, replacing or summarizing calls can be undone.
 """
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from stenolog.errors import NothingToUndo, StaleCheckpoint, StaleHistory, UsageError
 from stenolog.records import UndoResult
 from stenolog.stores.base import Store
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     ContractPart,
     append,
     assert_raises,
@@ -22,7 +21,7 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call
+from support.store_calls import Call
 
 
 class Reading(ContractPart):

@@ -3,7 +3,6 @@
 Further tests check that a lease has one holder at a time, and that a holder that lost its lease
 cannot write.
 """
-# ruff: noqa: D102 - tests have names instead of docstrings
 
 import os
 import time
@@ -26,7 +25,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.stores.base import Lease, Store
-from stenolog.testing.contract.open_store_base import (
+from support.contract.open_store_base import (
     WRITE_CALLS,
     ContractPart,
     append,
@@ -41,7 +40,7 @@ from stenolog.testing.contract.open_store_base import (
     user_messages,
     visible_texts,
 )
-from stenolog.testing.store_calls import Call
+from support.store_calls import Call
 
 THREAD_COUNT = 64
 MESSAGES_PER_THREAD = 40

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from stenolog.stores.base import Store
-from stenolog.testing.store_calls import Call
+from support.store_calls import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
