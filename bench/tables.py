@@ -1,7 +1,8 @@
 """Tables of the numbers in bench/results/latest.json, for the terminal and docs/benchmarks.md.
 
-With `--check` nothing is changed. The program fails if the text between the markers of
-docs/benchmarks.md is out of date, or if a row was never measured.
+With `--rows` every row and its percentiles are printed. With `--check` nothing is changed: the
+program fails if the text between the markers of docs/benchmarks.md is out of date, or if a row was
+never measured.
 """
 
 import argparse
@@ -25,13 +26,20 @@ def main() -> None:
     """Update the page, or check whether it is up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    parser.add_argument("--rows", action="store_true", help="print every row and its percentiles")
     parser.add_argument("--results", type=Path, default=LATEST)
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
+    results = json.loads(options.results.read_text())
+    if options.rows:
+        print(
+            text_table(results), _columns(_PERCENTILE_HEAD, _percentile_lines(results)), sep="\n\n"
+        )
+        return
     before = options.page.read_text()
-    after = renew(before, json.loads(options.results.read_text()))
+    after = renew(before, results)
     if options.check:
-        measured = {row["name"] for row in json.loads(options.results.read_text())["rows"]}
+        measured = {row["name"] for row in results["rows"]}
         if missing := [row.name for row in rows(Path()) if row.name not in measured]:
             sys.exit(f"never measured: {', '.join(missing)}; run `make bench`")
         if before != after:
@@ -45,8 +53,7 @@ def renew(page: str, results: dict[str, Any]) -> str:
     parts = {
         "summary": _markdown(_SUMMARY_HEAD, _summary_lines(results)),
         "conditions": _conditions(results),
-        "rows": _markdown(_HEAD, _row_lines(results)),
-        "percentiles": _markdown(_PERCENTILE_HEAD, _percentile_lines(results)),
+        "missed": _markdown(_MISSED_HEAD, _missed_lines(results)),
     }
     for name, text in parts.items():
         begin, end = _BEGIN.format(name), _END.format(name)
@@ -59,13 +66,16 @@ def renew(page: str, results: dict[str, Any]) -> str:
 
 def text_table(results: dict[str, Any]) -> str:
     """Return the rows for a terminal, followed by the conditions."""
-    lines = [_HEAD, *_row_lines(results)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEAD))]
+    return f"{_columns(_HEAD, _row_lines(results))}\n\n{_conditions(results)}"
+
+
+def _columns(head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
     padded = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        for line in (head, *lines)
     ]
-    return "\n".join([padded[0], "-" * sum(widths), *padded[1:], "", _conditions(results)])
+    return "\n".join([padded[0], "-" * sum(widths), *padded[1:]])
 
 
 _SUMMARY_HEAD = ("what", "ours", "peer", "ratio")
@@ -89,6 +99,7 @@ _FASTER = ": times faster"
 """End of the description of rows whose number says how many times faster stenolog is."""
 
 _HEAD = ("row", "what", "target", "measured", "spread", "reached", "ours", "compared with")
+_MISSED_HEAD = ("row", "what", "target", "measured")
 _PERCENTILE_HEAD = ("row", "side", "p50", "p90", "p99", "worst", "calls")
 
 
@@ -141,7 +152,7 @@ def _row_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
                 goal,
                 f"{_three_digits(row['measured'])} {unit}",
                 f"{_three_digits(low)}–{_three_digits(high)}",
-                "yes" if row["reached"] else "**no**",
+                "yes" if row["reached"] else "no",
                 _format_stats(measurement["ours"]),
                 f"{row['beside']}: {_format_stats(measurement['raw'])}",
             )
@@ -149,8 +160,19 @@ def _row_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
+def _missed_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the rows that missed their target or were not measured."""
+    lines: list[tuple[str, ...]] = []
+    for name, what, target, measured, _, reached, reason, _ in _row_lines(results):
+        if measured == "NOT RUN":
+            lines.append((name, what, target, f"NOT RUN: {reason}"))
+        elif reached == "no":
+            lines.append((name, what, target, measured))
+    return lines
+
+
 def _percentile_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in results["rows"]:
         if "not_run" in row:
             continue
