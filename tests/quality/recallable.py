@@ -1,4 +1,4 @@
-"""Measure how many of fifty facts can be recalled after 300 turns, for docs/quality.md.
+"""Measure how many of fifty facts can be recalled after 300 turns, for docs/memory.md.
 
 --real also asks the small language model, which takes most of an hour on two cores; without it, its
 column is unchanged. --write updates the results and the page.
@@ -32,7 +32,7 @@ from stenolog.stores.open_store import open_store  # noqa: E402
 from support.copying_model import copying  # noqa: E402
 
 RESULTS: Final = HERE / "results.json"
-PAGE: Final = ROOT / "docs" / "quality.md"
+PAGE: Final = ROOT / "docs" / "memory.md"
 KEY: Final = "telegram:4711"
 LIMITS: Final = Limits(max_context_tokens=4_000, max_history_messages=50)
 BUDGET: Final = 1_000

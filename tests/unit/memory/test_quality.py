@@ -1,4 +1,4 @@
-"""Tests the basis of docs/quality.md: fair questions, a model that only copies, true figures."""
+"""Tests the basis of docs/memory.md: fair questions, a model that only copies, true figures."""
 
 import json
 import re
