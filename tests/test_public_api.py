@@ -1,6 +1,6 @@
 """Compares the public names and signatures with a snapshot: a difference must be intended.
 
-`make fix` updates the snapshot and the table in docs/api.md.
+`make fix` updates the snapshot.
 """
 
 import ast
@@ -22,11 +22,11 @@ import pytest
 
 import stenolog
 import stenolog.agent
+from reference import MODULES, import_path, summary
 from stenolog.agent import turn_events
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
-MODULES = ("stenolog", *(f"stenolog.{name}" for name in stenolog._PUBLIC_MODULES.split()))
+AGENT_PAGE = Path(__file__).resolve().parents[1] / "docs" / "agent.md"
 
 
 def test_the_package_has_at_most_forty_names() -> None:
@@ -55,13 +55,13 @@ def test_type_checkers_and_run_time_find_names_in_the_same_module(module: str) -
 def test_name_is_the_same_object_in_every_module() -> None:
     for module in MODULES:
         for name in import_module(module).__all__:
-            documented = import_module(_import_path(name))
+            documented = import_module(import_path(name))
             assert getattr(documented, name) is getattr(import_module(module), name), name
 
 
 def test_every_event_of_a_turn_is_public_and_documented() -> None:
     events = get_args(turn_events.Event)
-    page = PAGE.with_name("agent.md").read_text()
+    page = AGENT_PAGE.read_text()
     assert events
     for event in events:
         assert getattr(stenolog.agent, event.__name__) is event
@@ -92,40 +92,6 @@ def test_models_of_the_testing_package_work_without_pytest_and_hypothesis() -> N
     assert ended.stdout == "works\n", ended.stderr
 
 
-def test_api_page_lists_every_name_with_its_import_path() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    table = "".join(f"{line}\n" for line in _page())
-    renewed = re.sub(r"(?<=<!-- names -->\n).*?(?=<!-- end -->)", lambda _: table, text, flags=re.S)
-    if os.environ.get("STENO_UPDATE"):
-        PAGE.write_text(renewed, encoding="utf-8")
-    assert renewed == PAGE.read_text(encoding="utf-8"), "run make fix"
-
-
-def _import_path(name: str) -> str:
-    """Return the module from which the documentation imports a name: the first that has it."""
-    return next(module for module in MODULES if name in import_module(module).__all__)
-
-
-def _page() -> Iterator[str]:
-    for module in MODULES:
-        names = [name for name in import_module(module).__all__ if _import_path(name) == module]
-        yield from ("", f"## {module}", "", f"{_summary(import_module(module))}", "")
-        yield from ("| name | meaning |", "|---|---|")
-        for name in names:
-            yield f"| `{name}` | {_summary(getattr(import_module(module), name))} |"
-    yield ""
-
-
-def _summary(thing: object) -> str:
-    """Return the first sentence of a docstring, or the possible values of a type alias."""
-    if isinstance(thing, UnionType):
-        return ", ".join(f"`{one.__name__}`" for one in get_args(thing))
-    if get_origin(thing) is Literal:
-        return ", ".join(f"`{value!r}`" for value in get_args(thing))
-    paragraph = (inspect.getdoc(thing) or "").partition("\n\n")[0]
-    return " ".join(paragraph.split()).replace("|", "\\|")
-
-
 def test_public_names_and_signatures_are_unchanged() -> None:
     # The name of a function that is a default, without its address.
     described = re.sub(
@@ -138,11 +104,11 @@ def test_public_names_and_signatures_are_unchanged() -> None:
 
 def _describe_package() -> Iterator[str]:
     for name in sorted(set(chain.from_iterable(import_module(one).__all__ for one in MODULES))):
-        thing = getattr(import_module(_import_path(name)), name)
+        thing = getattr(import_module(import_path(name)), name)
         if isinstance(thing, type):
             yield from _describe_class(name, thing)
         elif get_origin(thing) is Literal or isinstance(thing, UnionType):
-            yield f"{name}: {_summary(thing)}"
+            yield f"{name}: {summary(thing)}"
         elif callable(thing):
             yield f"{name}{_signature(thing)}"
         else:

@@ -14,13 +14,15 @@ from pathlib import Path
 import click
 import pytest
 
+import reference
 from stenolog.cli import main
+from stenolog.maintenance.log_damage import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     path.relative_to(ROOT)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if path.exists()
+    if path.exists() and path not in {reference.FOLDER / name for name in reference.PAGES}
 ]
 FENCE = re.compile(r"( *)```(.*)")
 
@@ -79,6 +81,11 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
         assert ended.returncode == 0, f"{page}: {command}\n{ended.stdout}"
         expected = re.escape(printed.strip()).replace(re.escape("..."), "(?s:.*)")
         assert re.fullmatch(expected, ended.stdout.strip()), f"{page}: {command}\n{ended.stdout}"
+
+
+def test_doctor_page_lists_every_kind_of_finding_in_order() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert re.findall(r"(?m)^\| ([^|`]+) \|", text) == ["kind", *Kind]
 
 
 def test_readme_has_an_example_near_its_top() -> None:

@@ -28,17 +28,12 @@ from stenolog.settings.fields import (
     Field,
     all_fields,
     commented_file,
-    describe_type,
     to_toml,
 )
 from stenolog.settings.file import config_path, join_path, start_lines
 from stenolog.settings.loading import load_effective_settings, variable_of
 from stenolog.settings.secrets import mask_secrets
 from stenolog.settings.values import ModelSettings, Settings
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
-BEGIN = "<!-- begin fields: written by tests/unit/test_settings.py -->\n"
-END = "<!-- end fields -->\n"
 
 
 @pytest.fixture
@@ -762,27 +757,6 @@ _values = st.recursive(
 @given(_values)
 def test_toml_literals_are_read_back(value: object) -> None:
     assert tomllib.loads(f"value = {to_toml(value)}")["value"] == value
-
-
-def test_settings_page_has_every_field() -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    current = before + BEGIN + _table() + END + after
-    if os.environ.get("STENO_UPDATE"):
-        PAGE.write_text(current)
-    assert PAGE.read_text() == current, "a field changed: run make fix"
-
-
-def _table() -> str:
-    rows = ["| field | default | takes | |", "|---|---|---|---|"]
-    for field in all_fields().values():
-        if field.path[0] == "agents" and field.path[-1] != "routes":
-            continue
-        rows.append(
-            f"| `{field.name}` | `{to_toml(field.default)}` | {describe_type(field)} | "
-            f"{field.description} |"
-        )
-    return "\n".join(rows) + "\n"
 
 
 def test_every_field_has_a_description() -> None:

@@ -1,4 +1,4 @@
-"""The settings as values. Field docstrings are printed in the config file and docs/settings.md.
+"""The settings as values. Field docstrings are printed in the config file and the reference.
 
 Defaults and bounds are defined only here. Every field can be written in TOML, which has no null: an
 empty text or 0 stands for "not set".
