@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stenolog.stores.base import GroupStore, Store
+from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from support.contract import StoreContract
 
@@ -12,8 +12,3 @@ class TestInMemoryStore(StoreContract):
 
     def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
         return InMemoryStore()
-
-
-def test_in_memory_store_is_not_a_group_store() -> None:
-    # AsyncStore must also work on stores without group appends, such as this one.
-    assert not isinstance(InMemoryStore(), GroupStore)

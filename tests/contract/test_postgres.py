@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import stenolog
-from stenolog.stores.base import GroupStore, Store
+from stenolog.stores.base import Store
 from support.contract import CrashContract, DamageContract, DamagedRecord, StoreContract
 from support.contract.append_contract import Appends, IdempotencyKeys
 from support.contract.concurrency_contract import Following, Leases, Writers
@@ -58,9 +58,6 @@ class TestPostgresStore(StoreContract):
 
     def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
         return stenolog.open_store(self._url, namespace=uuid4().hex)
-
-    def test_store_supports_group_appends(self, store: Store) -> None:
-        assert isinstance(store, GroupStore)
 
 
 class TestPostgresStoreIsKilled(CrashContract):

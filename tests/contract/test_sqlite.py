@@ -7,16 +7,13 @@ import apsw
 import pytest
 
 import stenolog
-from stenolog.stores.base import GroupStore, Store
+from stenolog.stores.base import Store
 from support.contract import CrashContract, DamageContract, DamagedRecord, StoreContract
 
 
 class TestSQLiteStore(StoreContract):
     def make_store(self, path: Path) -> Store:
         return stenolog.open_store(f"sqlite:{path}/sessions.db")
-
-    def test_store_supports_group_appends(self, store: Store) -> None:
-        assert isinstance(store, GroupStore)
 
 
 class TestSQLiteStoreIsKilled(CrashContract):

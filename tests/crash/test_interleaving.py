@@ -23,7 +23,7 @@ import pytest
 
 from stenolog import DamagedStore, JSONLStore, MaybeStored, NoSuchSession, NotStored, StenologError
 from stenolog.errors import ForeignLog, NewerFormat, SessionExists, StoreClosed
-from stenolog.stores.base import Append
+from stenolog.stores.arguments import make_batch
 from support.crash.interleaving import (
     BUSY_TIMEOUT,
     FAULTS,
@@ -36,6 +36,7 @@ from support.crash.interleaving import (
     traced_engine,
 )
 from support.crash.reporting import Say
+from support.group_appends import append_as_group
 
 KEY: Final = "k"
 FILE: Final = "k.jsonl"
@@ -66,12 +67,14 @@ class Run:
 
     def add_group(self) -> None:
         """Append messages of two callers."""
-        group = [Append(messages=[{"role": "user", "content": f"group {n}"}]) for n in (1, 2)]
+        group = [
+            make_batch([{"role": "user", "content": f"group {n}"}], None, None) for n in (1, 2)
+        ]
         self.possible |= {"group 1", "group 2"}
-        for number, result in enumerate(self.store.add_group(KEY, group), 1):
+        for number, result in enumerate(append_as_group(self.store, KEY, group), 1):
             if isinstance(result, StenologError):
                 raise result
-            self.acknowledged[f"group {number}"] = result[0]
+            self.acknowledged[f"group {number}"] = result
 
     def add_leased(self) -> None:
         """Append a message under a lease."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stenolog import JSONLStore
-from stenolog.stores.base import Append
+from stenolog.stores.arguments import make_batch
+from support.group_appends import append_as_group
 
 KEY = "telegram:123"
 
@@ -121,12 +122,13 @@ def write_group(workspace: Path) -> Account:
     """Write the appends of three callers as one group: a batch, a message, a batch."""
     with JSONLStore(workspace) as store:
         store.add_message(KEY, "user", "first")
-        store.add_group(
+        append_as_group(
+            store,
             KEY,
             [
-                Append(messages=[{"role": "tool", "a": n} for n in range(3)], once="a"),
-                Append(messages=[{"role": "user", "content": "between"}]),
-                Append(messages=[{"role": "tool", "b": n} for n in range(2)]),
+                make_batch([{"role": "tool", "a": n} for n in range(3)], "a", None),
+                make_batch([{"role": "user", "content": "between"}], None, None),
+                make_batch([{"role": "tool", "b": n} for n in range(2)], None, None),
             ],
         )
     return account(log_path(workspace).read_bytes())

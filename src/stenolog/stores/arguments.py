@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.codec import check_once, check_times, encode_message
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import UsageError
 from stenolog.records import Message
-from stenolog.stores.base import Append
 
 
 def check_int(**numbers: int) -> None:
@@ -111,29 +110,6 @@ def make_batch(
     check_once(once)
     payloads = encode_messages(messages)
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
-
-
-AppendResult = list[int] | StenologError
-"""Seqs of the messages of an append, or its error."""
-
-
-def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:
-    """Check and encode appends of several callers.
-
-    Return the batches that have messages, each with its index in `appends`, and a list of results:
-    the error of each refused append, and an empty list for every other append.
-    """
-    group: list[tuple[int, Batch]] = []
-    results: list[AppendResult] = [[] for _ in appends]
-    for index, append in enumerate(appends):
-        try:
-            batch = make_batch(append.messages, append.once, append.at)
-        except StenologError as error:
-            results[index] = error
-        else:
-            if batch.payloads:
-                group.append((index, batch))
-    return group, results
 
 
 def token_bytes(once: str) -> bytes:

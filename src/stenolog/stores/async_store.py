@@ -3,30 +3,24 @@
 A call that is cancelled before it starts on a thread does not run. A call that is cancelled later
 still runs to its end, and then raises CancelledError. So a task never continues while one of its
 writes is still running.
-
-Appends to one session are grouped: while the store writes one group, further appends wait in the
-event loop and form the next group. A `GroupStore` syncs once for a whole group.
 """
 
 import asyncio
 import copy
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
 from functools import partial, wraps
 from time import monotonic
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 from msgspec import Struct, field
 
-from stenolog.codec import check_key
-from stenolog.errors import StoreBusy, StoreClosed, copy_error
+from stenolog.errors import StoreBusy, StoreClosed
 from stenolog.records import Message
 from stenolog.stores.arguments import check_lease_times, check_store
-from stenolog.stores.base import Append, BusyTimeoutStore, GroupStore, Lease, Store, find_info
+from stenolog.stores.base import BusyTimeoutStore, Lease, Store, find_info
 
 MAX_THREADS: Final = 32
 """Maximum number of calls that run at once; followers have their own threads and do not count."""
@@ -46,21 +40,19 @@ Loop = asyncio.AbstractEventLoop
 
 def _async_method(
     method: Callable[Concatenate[Store, P], T],
-    implementation: Callable[..., Coroutine[Any, Any, T]] | None = None,
 ) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
-    """Return the AsyncStore method for this Store method, with its signature and docstring.
+    """Return an AsyncStore method that runs this Store method on a thread.
 
-    If `implementation` is None, the returned method runs the Store method on a thread. If
-    `implementation` is given, the returned method is `implementation`.
+    The returned method has the signature and the docstring of the Store method.
     """
     name = method.__name__
 
+    @wraps(method)
     async def call(self: "AsyncStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(partial(getattr(self._store, name), *args, **kwargs))
 
-    async_method = wraps(method)(implementation or call)
-    async_method.__qualname__, async_method.__module__ = f"AsyncStore.{name}", __name__
-    return async_method
+    call.__qualname__, call.__module__ = f"AsyncStore.{name}", __name__
+    return call
 
 
 class AsyncStore:
@@ -72,36 +64,14 @@ class AsyncStore:
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="stenolog")
         self._closing = threading.Event()
         self._closed = threading.Event()
-        # Waiting appends by loop and key; a key is present while a group is scheduled or written.
-        self._queues: WeakKeyDictionary[Loop, dict[str, list[_PendingAppend]]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"AsyncStore({self._store!r})"
 
-    async def _add_message(
-        self, key: str, role: str, content: Any, *, once: str | None = None
-    ) -> int:
-        return await self._add_full_message(key, {"role": role, "content": content}, once=once)
-
-    async def _add_full_message(
-        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
-    ) -> int:
-        return (await self._append(key, Append(messages=[message], once=once)))[0]
-
-    async def _add_messages(
-        self,
-        key: str,
-        messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        once: str | None = None,
-        at: Sequence[datetime] | None = None,
-    ) -> list[int]:
-        return await self._append(key, Append(messages=messages, once=once, at=at))
-
     # These methods get signature and docstring from Store; a new Store method needs a line here.
-    add_message = _async_method(Store.add_message, implementation=_add_message)
-    add_full_message = _async_method(Store.add_full_message, implementation=_add_full_message)
-    add_messages = _async_method(Store.add_messages, implementation=_add_messages)
+    add_message = _async_method(Store.add_message)
+    add_full_message = _async_method(Store.add_full_message)
+    add_messages = _async_method(Store.add_messages)
     get_history = _async_method(Store.get_history)
     get_summary = _async_method(Store.get_summary)
     set_summary = _async_method(Store.set_summary)
@@ -200,7 +170,7 @@ class AsyncStore:
         if store is self._store:
             return self
         fenced = copy.copy(self)
-        fenced._store, fenced._queues = store, WeakKeyDictionary()
+        fenced._store = store
         return fenced
 
     # --- one call, one thread ----------------------------------------------------------------
@@ -217,67 +187,6 @@ class AsyncStore:
             return self._pool.submit(call)
         except RuntimeError as error:
             raise StoreClosed("the store was closed") from error
-
-    # --- appends, in groups ------------------------------------------------------------------
-
-    async def _append(self, key: str, append: Append) -> list[int]:
-        check_key(key)
-        loop = asyncio.get_running_loop()
-        queues = self._queues.setdefault(loop, {})
-        if key not in queues:
-            queues[key] = []
-            # Start the group later, so that tasks that are ready now can join the group.
-            loop.call_soon(self._submit_group, loop, key)
-        pending = _PendingAppend(append)
-        queues[key].append(pending)
-        return await pending.outcome(withdraw=lambda: not pending.is_submitted)
-
-    def _submit_group(self, loop: Loop, key: str) -> None:
-        """Submit all waiting appends of the session as one group. Runs in the loop."""
-        queues = self._queues[loop]
-        group = [pending for pending in queues.pop(key) if not pending.is_cancelled]
-        if not group:
-            return
-        queues[key] = []
-        for pending in group:
-            pending.is_submitted = True
-        try:
-            job = self._submit(partial(self._store_group, key, [call.append for call in group]))
-        except StoreClosed as error:
-            self._finish_group(loop, key, group, [_copy_for_caller(error) for _ in group])
-        else:
-            job.add_done_callback(partial(self._post_group_outcomes, loop, key, group))
-
-    def _store_group(
-        self, key: str, appends: Sequence[Append]
-    ) -> Sequence[list[int] | BaseException]:
-        if isinstance(self._store, GroupStore):
-            return self._store.add_group(key, appends)
-        return [_try_append(self._store, key, append) for append in appends]
-
-    def _post_group_outcomes(
-        self,
-        loop: Loop,
-        key: str,
-        group: Sequence["_PendingAppend"],
-        future: Future[Sequence[list[int] | BaseException]],
-    ) -> None:
-        error = future.exception()
-        outcomes = future.result() if error is None else [_copy_for_caller(error) for _ in group]
-        _call_in_loop(loop, partial(self._finish_group, loop, key, group, outcomes))
-
-    def _finish_group(
-        self,
-        loop: Loop,
-        key: str,
-        group: Sequence["_PendingAppend"],
-        outcomes: Sequence[list[int] | BaseException],
-    ) -> None:
-        """Give each append its outcome, and start the next group. Runs in the loop."""
-        for pending, outcome in zip(group, outcomes, strict=True):
-            pending.set_outcome(outcome)
-        # Start the next group after the woken tasks have run, so that their appends join it.
-        loop.call_soon(self._submit_group, loop, key)
 
 
 class AsyncLease:
@@ -336,11 +245,6 @@ class _AwaitedCall(Generic[T]):
         self._wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcome: list[T | BaseException] = []
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the waiting task was cancelled, even if the task has not run since."""
-        return self._wake_future.cancelled()
-
     def set_outcome(self, outcome: T | BaseException) -> None:
         self._outcome.append(outcome)
         if not self._wake_future.done():
@@ -366,15 +270,6 @@ class _AwaitedCall(Generic[T]):
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
-
-
-class _PendingAppend(_AwaitedCall[list[int]]):
-    """An append that waits for its group, and the task that awaits its seqs."""
-
-    def __init__(self, append: Append) -> None:
-        super().__init__()
-        self.append = append
-        self.is_submitted = False
 
 
 class _Follower(Struct, eq=False):
@@ -460,20 +355,6 @@ class _Follower(Struct, eq=False):
 
     def _put_item(self, loop: Loop, item: Message | BaseException | None) -> None:
         _call_in_loop(loop, partial(self.arrivals.put_nowait, item))
-
-
-def _try_append(store: Store, key: str, append: Append) -> list[int] | BaseException:
-    try:
-        return store.add_messages(key, append.messages, once=append.once, at=append.at)
-    except Exception as error:  # noqa: BLE001 - raised in the task that awaits the append
-        return error
-
-
-def _copy_for_caller(error: BaseException) -> BaseException:
-    """Return a copy of the exception for one caller, because raising an exception modifies it."""
-    error_copy = copy_error(error)
-    error_copy.__cause__ = error
-    return error_copy
 
 
 def _post_outcome(loop: Loop, awaited_call: _AwaitedCall[T], future: Future[T]) -> None:

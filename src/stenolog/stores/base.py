@@ -1,6 +1,6 @@
 """The `Store` interface, its promises P1 to P13, and the types that its methods use.
 
-The other protocols here (`GroupStore`, `PurgingStore` …) are optional abilities of a store.
+The other protocols here (`PurgingStore`, `LeaseListStore` …) are optional abilities of a store.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.errors import NoSuchSession, StenologError
+from stenolog.errors import NoSuchSession
 from stenolog.records import (
     CompactionResult,
     Health,
@@ -423,14 +423,6 @@ class Lease(Protocol):
     ) -> None: ...
 
 
-class Append(Struct, frozen=True, kw_only=True):
-    """One append of one caller, stored in a group with other appends."""
-
-    messages: Sequence[Message | Mapping[str, Any]]
-    once: str | None = None
-    at: Sequence[datetime] | None = None
-
-
 @runtime_checkable
 class BusyTimeoutStore(Protocol):
     """A store that reports how long its calls wait for locks."""
@@ -438,14 +430,6 @@ class BusyTimeoutStore(Protocol):
     @property
     def busy_timeout(self) -> float:
         """Maximum wait for a lock, in seconds."""
-
-
-@runtime_checkable
-class GroupStore(Protocol):
-    """A store that can store appends of several callers to one session in one write."""
-
-    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Store each append completely or not at all; return the seqs or the error per append."""
 
 
 DeletedSession = tuple[str, datetime]

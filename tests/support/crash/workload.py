@@ -16,7 +16,10 @@ import msgspec
 
 import stenolog
 from stenolog.errors import StenologError
-from stenolog.stores.base import Append, GroupStore, Store
+from stenolog.stores.arguments import make_batch
+from stenolog.stores.base import Store
+from stenolog.stores.jsonl import JSONLStore
+from support.group_appends import append_as_group
 
 OPEN: Final = "open"
 
@@ -200,11 +203,12 @@ def labels(store: Store, key: str) -> list[str]:
 
 
 def _add_group(store: Store, key: str, messages: list[dict[str, Any]]) -> list[Any]:
-    if not isinstance(store, GroupStore):
+    if not isinstance(store, JSONLStore):
         return [store.add_messages(key, [fields]) for fields in messages]
-    answers = store.add_group(key, [Append(messages=[fields]) for fields in messages])
+    batches = [make_batch([fields], None, None) for fields in messages]
     return [
-        type(answer).__name__ if isinstance(answer, StenologError) else answer for answer in answers
+        type(answer).__name__ if isinstance(answer, StenologError) else [answer]
+        for answer in append_as_group(store, key, batches)
     ]
 
 

@@ -13,7 +13,7 @@ from stenolog.stores.base import Lease, Store
 
 CALLS: Final = tuple(
     name
-    for name in (*vars(Store), "read_marker", "add_group", "purge_trash")
+    for name in (*vars(Store), "read_marker", "purge_trash")
     if not name.startswith("_") and name not in ("close", "follow", "health")
 )
 BACKGROUND: Final = ("_summarize_and_queue_notes", "_renew", "resume", "BackgroundNotes", "Daemon.")

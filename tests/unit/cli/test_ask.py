@@ -160,7 +160,7 @@ def test_question_in_an_unwritable_workspace_is_reported_once(
     def refuse(*_: object, **__: object) -> None:
         raise NotStored("writing 'cli:a': Permission denied")
 
-    for name in ("add_message", "add_full_message", "add_messages", "add_group", "lease"):
+    for name in ("add_message", "add_full_message", "add_messages", "lease"):
         monkeypatch.setattr(JSONLStore, name, refuse)
     ended = ask("--session", "cli:a", "again")
     assert (ended.exit_code, ended.stdout) == (1, "")

@@ -22,7 +22,6 @@ from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
     ReadOnly,
-    StenologError,
     StoreBusy,
     StoreClosed,
 )
@@ -46,9 +45,8 @@ from stenolog.stores.arguments import (
     check_optional_int,
     check_text,
     make_batch,
-    make_group,
 )
-from stenolog.stores.base import Append, DeletedSession, SessionView
+from stenolog.stores.base import DeletedSession, SessionView
 from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
@@ -204,19 +202,6 @@ class JSONLStore(operations.SessionOperations):
             return []
         first = self._append_batch(key, batch)
         return list(range(first, first + len(batch.payloads)))
-
-    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Append for several callers in one write; return the seqs or error of each caller."""
-        group, results = make_group(appends)
-        with self._in_use.entry:
-            self._check_write(key)
-            outcomes = self._queue.append_group(key, [batch for _, batch in group], self._fence)
-        for (index, batch), first_or_error in zip(group, outcomes, strict=True):
-            if isinstance(first_or_error, StenologError):
-                results[index] = first_or_error
-            else:
-                results[index] = list(range(first_or_error, first_or_error + len(batch.payloads)))
-        return results
 
     def _append(self, key: str, payload: bytes, once: str | None) -> int:
         """Append one message, by the fast path if no other writer is active."""

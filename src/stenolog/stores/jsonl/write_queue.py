@@ -18,7 +18,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -253,18 +253,6 @@ class WriteQueue:
         if caller.error is not None:
             raise caller.error
         return caller.first_seq
-
-    def append_group(
-        self, key: str, batches: Sequence[Batch], check: WriteCheck | None = None
-    ) -> list[int | StenologError]:
-        """Append messages of several callers; return the first seq or the error of each caller."""
-        group = [Waiter(key, batch, check) for batch in batches]
-        if group:
-            self.run_exclusive(key, lambda: self._run_group(group))
-        return [
-            waiter.error if isinstance(waiter.error, StenologError) else waiter.first_seq
-            for waiter in group
-        ]
 
     def run_exclusive(self, key: str, work: Callable[[], T]) -> T:
         """Call `work` while no other thread writes to the session; return its result.

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stenolog.errors import (
@@ -19,12 +18,10 @@ from stenolog.errors import (
     StenologError,
     StoreClosed,
     UsageError,
-    copy_error,
     install_command,
 )
 from stenolog.records import Health
 from stenolog.stores.arguments import (
-    AppendResult,
     Batch,
     check_namespace,
     check_optional_int,
@@ -180,27 +177,6 @@ class PostgresStore(SQLStore):
                 self._notify(key)
                 return first_seq
 
-    def _append_group(
-        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
-    ) -> None:
-        """Append batches in order; put the outcome of each batch at its index in `results`.
-
-        Adjacent batches without idempotency keys are merged, and stored completely or not at all.
-        """
-        # Each batch with an idempotency key forms its own group.
-        groups = groupby(group, lambda item: None if item[1].once is None else item[0])
-        for adjacent_batches in (list(items) for _, items in groups):
-            try:
-                merged_batch = _merge_batches([batch for _, batch in adjacent_batches])
-                first_seq = self._append_batch(key, merged_batch)
-            except StenologError as error:
-                for index, _ in adjacent_batches:
-                    results[index] = copy_error(error)
-                continue
-            for index, batch in adjacent_batches:
-                results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
-                first_seq += len(batch.payloads)
-
     # --- notification ------------------------------------------------------------------------
 
     def _notify(self, key: str) -> None:
@@ -289,18 +265,6 @@ def _notification_name(namespace: str, key: str) -> str:
     """Return a short name of a session for notifications."""
     text = f"{namespace}\0{key}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
-
-
-def _merge_batches(batches: Sequence[Batch]) -> Batch:
-    """Join batches without idempotency keys into one; return a single batch unchanged."""
-    if len(batches) == 1:
-        return batches[0]
-    current_time = now()
-    return Batch(
-        [payload for batch in batches for payload in batch.payloads],
-        None,
-        [time for batch in batches for time in batch.times or [current_time] * len(batch.payloads)],
-    )
 
 
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:

@@ -22,7 +22,6 @@ from stenolog.records import (
     TrashedSession,
 )
 from stenolog.stores.arguments import (
-    AppendResult,
     Batch,
     check_count,
     check_int,
@@ -30,9 +29,8 @@ from stenolog.stores.arguments import (
     check_optional_int,
     check_text,
     make_batch,
-    make_group,
 )
-from stenolog.stores.base import Append, DeletedSession, SessionView
+from stenolog.stores.base import DeletedSession, SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, SessionOperations, T
@@ -110,15 +108,6 @@ class SQLStore(SessionOperations):
             return []
         first = self._append_batch(key, batch)
         return list(range(first, first + len(batch.payloads)))
-
-    def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
-        """Append for several callers in order; return the seqs or the error of each caller."""
-        check_key(key)
-        self._check_writable()
-        group, results = make_group(appends)
-        if group:
-            self._append_group(key, group, results)
-        return results
 
     # --- visibility, summary, meta -----------------------------------------------------------
 
@@ -494,12 +483,6 @@ class SQLStore(SessionOperations):
     @abstractmethod
     def _append_batch(self, key: str, batch: Batch) -> int:
         """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
-
-    @abstractmethod
-    def _append_group(
-        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
-    ) -> None:
-        """Append batches in order; put the outcome of each batch at its index in `results`."""
 
     @abstractmethod
     def _notify(self, key: str, /) -> None:

@@ -17,12 +17,10 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     UsageError,
-    copy_error,
     install_command,
 )
 from stenolog.records import Health
 from stenolog.stores.arguments import (
-    AppendResult,
     Batch,
     check_namespace,
     check_optional_int,
@@ -122,25 +120,6 @@ class SQLiteStore(SQLStore):
             return _append(transaction, self._namespace, key, batch)
 
         return self.database.run_shared(work)
-
-    def _append_group(
-        self, key: str, group: Sequence[tuple[int, Batch]], results: list[AppendResult]
-    ) -> None:
-        def work(transaction: Transaction) -> None:
-            if self._lease is not None:
-                self._lease.check_held(transaction)
-            for index, batch in group:
-                try:
-                    first_seq = _append(transaction, self._namespace, key, batch)
-                    results[index] = list(range(first_seq, first_seq + len(batch.payloads)))
-                except StenologError as error:
-                    results[index] = error
-
-        try:
-            self.database.run_shared(work)
-        except StenologError as error:
-            for index, _ in group:
-                results[index] = copy_error(error)
 
     # --- notification ------------------------------------------------------------------------
 

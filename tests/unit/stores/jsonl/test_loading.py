@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stenolog import DamagedStore, JSONLStore, StenologError, StoreUnavailable
 from stenolog.errors import ForeignLog, NewerFormat, SessionExists
-from stenolog.stores.base import Append
+from stenolog.stores.arguments import make_batch
 from stenolog.stores.jsonl import log as log_module
 from stenolog.stores.jsonl import scan
 from stenolog.stores.jsonl.log import Log
 from support.crash.interleaving import Scheduler, TracedLock, traced_engine
+from support.group_appends import append_as_group
 
 KEY = "a"
 
@@ -229,7 +231,8 @@ def _use_everything(store: JSONLStore) -> None:
             store.add_message(KEY, "user", "one")
         store.get_history(KEY)
         store.add_message(KEY, "user", "two")
-        store.add_group(KEY, [Append(messages=batch), Append(messages=batch, once="group")])
+        encoded = make_batch(batch, None, None)
+        append_as_group(store, KEY, [encoded, replace(encoded, once="group")])
         store.checkpoint(KEY, summary="s", upto=2)
         store.compact(KEY)
         store.get_history(KEY, full=True)

@@ -16,7 +16,7 @@ import pytest
 from stenolog import DamagedStore, MaybeStored, NoSuchSession, NotStored, PostgresStore, StoreBusy
 from stenolog.errors import SessionExists
 from stenolog.maintenance.workspace_check import examine
-from stenolog.stores.base import Append, SessionView
+from stenolog.stores.base import SessionView
 from support.postgres_proxy import Exchange, Proxy
 from support.postgres_server import Databases
 
@@ -272,35 +272,6 @@ def test_p8_unexpected_rows_raise_damaged_store_without_endless_retries(
         ):
             with pytest.raises((DamagedStore, NotStored)):
                 call()
-
-
-def test_p7_appends_of_a_group_keep_their_order(store: PostgresStore) -> None:
-    counts = [1 + number % 2 for number in range(8)]
-    group = [
-        Append(messages=[{"n": number}] * count, once=f"t{number}" if number % 3 else None)
-        for number, count in enumerate(counts)
-    ]
-    seqs = [seq for found in store.add_group("a", group) for seq in _seqs(found)]
-    assert seqs == list(range(1, len(seqs) + 1))
-    said = [message.to_dict()["n"] for message in store.get_history("a")]
-    assert said == [number for number, count in enumerate(counts) for _ in range(count)]
-
-
-def _seqs(found: object) -> list[int]:
-    assert isinstance(found, list), found
-    return found
-
-
-def test_p8_error_of_a_group_is_returned_for_each_append(
-    postgres_url: str, server: psycopg.Connection
-) -> None:
-    with PostgresStore(postgres_url, busy_timeout=0.2) as store:
-        store.add_message("a", "user", "x")
-        with server.transaction():
-            server.execute("SELECT * FROM stenolog.session FOR UPDATE")
-            found = store.add_group("a", [Append(messages=[{"n": 1}]), Append(messages=[{"n": 2}])])
-        assert [type(one) for one in found] == [StoreBusy, StoreBusy]
-        assert found[0] is not found[1]
 
 
 def test_p8_connection_lost_after_sending_raises_maybe_stored(

@@ -7,7 +7,6 @@ import pytest
 
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
-from stenolog.stores.base import Append
 from stenolog.stores.sqlite import connections, file_check
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
@@ -157,7 +156,7 @@ def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
         store.add_message("a", "user", "one more")
         store.add_message("a", "user", "2", once="token")
         store.add_messages("a", [_said("3"), _said("4")])
-        store.add_group("a", [Append(messages=[_said("5")]), Append(messages=[_said("6")])])
+        store.add_messages("a", [_said("5"), _said("6")], once="batch")
         store.set_history("a", [_said("1"), _said("7")])
         store.fork("a", "b")
         store.delete("b")

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 
-from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy
-from stenolog.errors import StoreClosed, copy_error
-from stenolog.stores.base import Append
+from stenolog import MaybeStored, NotStored, OnceConflict, SQLiteStore, StoreBusy
+from stenolog.errors import StenologError, StoreClosed, copy_error
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 
@@ -186,45 +187,68 @@ def test_p7_waiting_threads_share_one_transaction(store: SQLiteStore) -> None:
     assert after == before + 1
 
 
+def _append_together(store: SQLiteStore, appends: Sequence[dict[str, Any]]) -> list[object]:
+    """Append from threads that wait in this order for the same transaction."""
+    found: list[object] = [None] * len(appends)
+
+    def append(index: int) -> None:
+        try:
+            found[index] = store.add_full_message("a", **appends[index])
+        except StenologError as error:
+            found[index] = error
+
+    leave, holder = _hold_transaction(store)
+    threads = [threading.Thread(target=append, args=[index]) for index in range(len(appends))]
+    for number, thread in enumerate(threads):
+        thread.start()
+        _wait_for(store, number + 1)
+    leave.set()
+    for thread in [holder, *threads]:
+        thread.join(20)
+    return found
+
+
 def test_p12_failed_append_of_a_group_does_not_affect_the_others(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x", once="t")
-    found = store.add_group(
-        "a",
+    found = _append_together(
+        store,
         [
-            Append(messages=[{"role": "user", "content": "1"}]),
-            Append(messages=[{"role": "user", "content": "other"}], once="t"),
-            Append(messages=[{"role": "user", "content": float("nan")}]),
-            Append(messages=[]),
-            Append(messages=[{"role": "user", "content": "x"}], once="t"),
-            Append(messages=[{"role": "user", "content": "2"}], once="u"),
-            Append(messages=[{"role": "user", "content": "2"}], once="u"),
+            {"message": {"role": "user", "content": "1"}},
+            {"message": {"role": "user", "content": "other"}, "once": "t"},
+            {"message": {"role": "user", "content": "x"}, "once": "t"},
+            {"message": {"role": "user", "content": "2"}, "once": "u"},
+            {"message": {"role": "user", "content": "2"}, "once": "u"},
         ],
     )
-    assert [one if isinstance(one, list) else type(one).__name__ for one in found] == [
-        [2],
+    assert [one if isinstance(one, int) else type(one).__name__ for one in found] == [
+        2,
         "OnceConflict",
-        "RefusedMessage",
-        [],
-        [1],
-        [3],
-        [3],
+        1,
+        3,
+        3,
     ]
     assert [message.content for message in store.get_history("a")] == ["x", "1", "2"]
 
 
-def test_p8_failed_group_raises_for_each_caller(file: Path) -> None:
-    with SQLiteStore(file, busy_timeout=0.05) as store:
-        leave, holder = _hold_transaction(store)
-        try:
-            found = store.add_group(
-                "a", [Append(messages=[{"role": "user"}]), Append(messages=[{"role": "user"}])]
-            )
-        finally:
-            leave.set()
-            holder.join(20)
-        assert [type(one) for one in found] == [StoreBusy, StoreBusy]
-        assert found[0] is not found[1]
-        assert store.list_sessions() == []
+def test_p8_failed_group_raises_for_each_caller(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_message("a", "user", "x")
+    writer = store.database._writer
+    commit, commits = writer.commit, list[None]()
+
+    def fail_after_the_holder() -> None:
+        commits.append(None)
+        if len(commits) > 1:
+            raise apsw.FullError("database or disk is full")
+        commit()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "commit", fail_after_the_holder)
+        found = _append_together(store, [{"message": {"role": "user", "content": "1"}}] * 2)
+    assert [type(one) for one in found] == [NotStored, NotStored]
+    assert found[0] is not found[1]
+    assert store.info("a").count == 1
 
 
 def test_interrupted_leader_does_not_affect_other_callers(store: SQLiteStore) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, StoreBusy
 from stenolog.errors import StoreClosed
-from stenolog.stores.base import Append
 from stenolog.stores.sql.leases import StoreLeases
 from stenolog.stores.sqlite import lease_holders
 from support.namespaces import in_namespace
@@ -66,13 +65,12 @@ def test_p8_purge_by_another_process_ends_the_lease(store: SQLiteStore) -> None:
     assert store.list_sessions() == []
 
 
-def test_p8_group_append_through_a_lost_lease_stores_nothing(store: SQLiteStore) -> None:
+def test_p8_write_through_a_lost_lease_stores_nothing(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     lease = store.lease("a", ttl=60)
     _take_over(store, "a")
-    message = {"role": "user", "content": "late"}
-    found = lease.store.add_group("a", [Append(messages=[message]), Append(messages=[message])])
-    assert [type(one) for one in found] == [LeaseLost, LeaseLost]
+    with pytest.raises(LeaseLost):
+        lease.store.add_messages("a", [{"role": "user", "content": "late"}] * 2)
     with pytest.raises(LeaseLost):
         lease.store.restore("a")
     with pytest.raises(LeaseLost):
