@@ -1,4 +1,4 @@
-"""`steno chat`, in a terminal or through a pipe, and `steno ask`, one question for scripts."""
+"""`steno chat` in a terminal, and `steno ask`, one question for scripts."""
 
 import asyncio
 import os
@@ -23,10 +23,8 @@ from stenolog.cli.workspace import json_option
 
 if TYPE_CHECKING:
     from stenolog.agent.turn_events import Answer
-    from stenolog.cli.agents import OpenAgent
-    from stenolog.cli.chat_pipe import PipeChat, TurnPrinter
+    from stenolog.cli.answer_printer import TurnPrinter
     from stenolog.cli.chat_screen import StatusLine
-    from stenolog.cli.chat_terminal import TerminalChat
 
 
 @click.command("chat")
@@ -51,21 +49,25 @@ if TYPE_CHECKING:
 def chat_command(
     key: str | None, continue_last: bool, search: str | None, options: AgentOptions
 ) -> int:
-    """Talk to an agent, in a new session or in the session KEY.
+    """Talk to an agent in a terminal, in a new session or in the session KEY.
 
-    In a terminal, /help lists commands and keys. Without a terminal, each line of stdin is one
-    message, and only the answers go to stdout.
+    /help lists commands and keys. Scripts use `steno ask`.
 
     If no model is configured, the first model found is used: by an API key in the environment, in
     Ollama, or as local weights. --model scripted is a test model that needs no key.
 
     Example: steno chat -c --model ollama/llama3.2
 
-    Exit codes: 0 done, 1 failed (without a terminal also if an answer failed), 2 wrong usage,
-    3 a message could not be saved, 128 + N ended by signal N.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a message could not be saved, 128 + N ended by
+    signal N.
     """
     if sum((key is not None, continue_last, search is not None)) > 1:
         raise click.UsageError("Select the session only once: with KEY, -c or -r.")
+    if not is_interactive():
+        raise click.ClickException(
+            "steno chat needs an interactive terminal. "
+            "Elsewhere: steno ask --session KEY 'QUESTION'"
+        )
     return asyncio.run(_chat(options, key=key, continue_last=continue_last, search=search))
 
 
@@ -74,6 +76,7 @@ async def _chat(
 ) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
+    from stenolog.cli.chat_terminal import TerminalChat
     from stenolog.cli.picker import find_start
 
     selects_session = key is not None or continue_last or search is not None
@@ -86,7 +89,7 @@ async def _chat(
         )
         if start is not None:
             session_model(opened_agent, start.key)
-            chat = _make_chat(opened_agent, start.key)
+            chat = TerminalChat(opened_agent, start.key)
             chat.greet(start)
             await chat.run(signals)
     finally:
@@ -94,16 +97,6 @@ async def _chat(
         if chat is not None:
             await chat.wait_for_turns()
     return exit_code or (0 if chat is None else chat.exit_code)
-
-
-def _make_chat(opened_agent: "OpenAgent", key: str) -> "TerminalChat | PipeChat":
-    if is_interactive():
-        from stenolog.cli.chat_terminal import TerminalChat
-
-        return TerminalChat(opened_agent, key)
-    from stenolog.cli.chat_pipe import PipeChat
-
-    return PipeChat(opened_agent, key)
 
 
 # --- ask ------------------------------------------------------------------------------------------
@@ -176,7 +169,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
         open_agent,
         session_model,
     )
-    from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
+    from stenolog.cli.answer_printer import TurnPrinter, exit_code_of
     from stenolog.cli.chat_screen import StatusLine
 
     opened_agent = open_agent(options, allow_missing_model=key is not None)
@@ -191,9 +184,7 @@ async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
         stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
 
     status = StatusLine()
-    printer = TurnPrinter(
-        status, verbose=sys.stderr.isatty(), quiet=wants_json(), is_last=True, on_closed=stop
-    )
+    printer = TurnPrinter(status, verbose=sys.stderr.isatty(), quiet=wants_json(), on_closed=stop)
 
     async def stream_answer() -> "Answer":
         """Stream and return the answer. Raises UsageError, and OSError if stdout fails."""

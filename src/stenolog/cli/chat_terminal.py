@@ -17,7 +17,6 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import mark_received, model_label
 from stenolog.cli.agents import CHANNEL, EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
-from stenolog.cli.chat_pipe import QUIT_COMMANDS
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import (
     error_sentence,
@@ -95,6 +94,7 @@ _KEYS_HELP_TEXT: Final = (
 )
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to the commands of the agent loop."""
+_QUIT_COMMANDS: Final = ("/quit", "/exit")
 _SWITCHING_COMMANDS: Final = ("new", "resume")
 """Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
@@ -255,7 +255,7 @@ class TerminalChat:
         `/quit` and `/exit` end the input line, and so does `/resume` if no turn is in progress.
         """
         words = text.split()
-        if words[0] in QUIT_COMMANDS:
+        if words[0] in _QUIT_COMMANDS:
             self.line.end()
         elif words[0] == "/stop" and self.is_busy:
             self.stop()

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 from msgspec import Struct
 
 from stenolog.agent.commands import new_key
@@ -17,10 +16,8 @@ from stenolog.agent.threads import start_task
 from stenolog.catalog import Catalog, Entry, Hit
 from stenolog.cli.agents import CHANNEL, SENDER, OpenAgent
 from stenolog.cli.output import (
-    first_lines,
     format_age,
     inline_output,
-    is_interactive,
     one_line,
     plural,
     printable,
@@ -441,8 +438,6 @@ def _fit_width(text: str, width: int) -> str:
 # --- start of a chat ------------------------------------------------------------------------------
 
 
-_MAX_LISTED_SESSIONS: Final = 10
-"""Maximum number of sessions listed in the error if several sessions match."""
 _MAX_TITLE_LENGTH: Final = 60
 
 
@@ -467,7 +462,7 @@ async def find_start(
 
     `key` names the session, `continue_last` selects the last session of channel cli, and
     `search_text` selects a session that matches it; otherwise the session is new. Raises
-    StenologError, and ClickException if there is no terminal to ask in.
+    StenologError.
     """
     catalog = opened_agent.agent.catalog
     if key is not None:
@@ -502,19 +497,10 @@ async def _choose_existing_session(catalog: Catalog, search_text: str) -> ChatSt
     matches = await asyncio.to_thread(find_sessions, catalog, search_text)
     if len(matches) == 1:
         return _start_from_entry(matches[0])
-    if is_interactive():
-        key = await Picker(catalog, channel=CHANNEL).run(search_text)
-        if key is None:
-            return None
-        return _start_from_entry((await asyncio.to_thread(find_sessions, catalog, key))[0])
-    name = one_line(search_text)
-    if not matches:
-        raise click.ClickException(f"No session matches {name!r}. `steno list` lists all sessions.")
-    question = f"{len(matches):,} sessions match {name!r}." if search_text else "Which session?"
-    entry_lines = [f"{one_line(entry.key)}  {_short_title(entry)}" for entry in matches]
-    lines = [f"{question} Choose one by its key: steno chat KEY"]
-    lines += first_lines(entry_lines, _MAX_LISTED_SESSIONS)
-    raise click.ClickException("\n".join(lines))
+    key = await Picker(catalog, channel=CHANNEL).run(search_text)
+    if key is None:
+        return None
+    return _start_from_entry((await asyncio.to_thread(find_sessions, catalog, key))[0])
 
 
 def _start_from_entry(entry: Entry) -> ChatStart:

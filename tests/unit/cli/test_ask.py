@@ -21,9 +21,10 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
+from stenolog.cli.answer_printer import ControlSequenceFilter, TurnPrinter, exit_code_of
 from stenolog.cli.chat_screen import StatusLine, outcome_text
 from stenolog.cli.config import AgentOptions
 from stenolog.errors import UnsupportedFormat
@@ -176,23 +177,71 @@ def test_invalid_key_is_rejected_with_one_sentence() -> None:
     assert ended.stderr.count("\n") == 1
 
 
+class AskProcess:
+    """`steno ask --session cli:a` in a process of its own, whose answer has begun."""
+
+    def __init__(self, question: str) -> None:
+        command = ["ask", "--model", "scripted", "--session", "cli:a", question]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self.process.stdout is not None
+        # The answer is printed as it comes, not at its end.
+        self.first = self.process.stdout.read(4).decode()
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, the answer, and what was told on stderr."""
+        answer, told = self.process.communicate(timeout=60)
+        return self.process.returncode, self.first + answer.decode(), told.decode()
+
+
 def test_stopped_answer_is_saved() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "ask", "--model", "scripted", "--session", "cli:a", "long"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # It is printed as it comes, not at its end.
-        assert process.stdout.read(4) == b"This"
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        told = process.stderr.read().decode()
-    assert process.returncode == 130
+    asking = AskProcess("long")
+    asking.process.send_signal(signal.SIGINT)
+    code, answer, told = asking.end()
+    assert code == 130
+    assert answer.startswith("This")
     assert told == "Stopped. The answer so far is saved; continue with `steno chat cli:a`.\n"
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
+
+
+def test_closed_pipe_ends_the_command_silently() -> None:
+    asking = AskProcess("long")
+    assert asking.process.stdout is not None
+    assert asking.process.stderr is not None
+    with asking.process:
+        asking.process.stdout.close()
+        told = asking.process.stderr.read()
+    assert (asking.process.returncode, told) == (141, b"")
+    assert str(contents("cli:a")[1]).endswith("[interrupted]")
+
+
+def test_sigterm_lets_the_answer_finish() -> None:
+    asking = AskProcess("markdown")
+    asking.process.send_signal(signal.SIGTERM)
+    code, answer, _ = asking.end()
+    assert code == 0
+    assert answer.startswith("# What")
+    assert answer.endswith("this page is always the same.\n")
+
+
+def test_second_sigterm_stops_at_once_and_names_the_session() -> None:
+    asking = AskProcess("long")
+    assert asking.process.stderr is not None
+    asking.process.send_signal(signal.SIGTERM)
+    told = asking.process.stderr.readline().decode()
+    assert told.startswith("Waiting up to 10 s for the answer to finish.")
+    asking.process.send_signal(signal.SIGTERM)
+    code, _, told = asking.end()
+    assert code == 128 + signal.SIGTERM
+    assert told.splitlines()[-1] == (
+        "The answer is not finished. All messages are stored; resume with `steno chat cli:a`."
+    )
+    assert contents("cli:a") == ["long"]
 
 
 @pytest.mark.parametrize(
@@ -234,16 +283,13 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
 
 
 def test_interrupted_answer_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for is_last, told in (
-        (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; the text so far is kept.", "Continue with `steno chat k`."]),
-    ):
-        printer = TurnPrinter(StatusLine("m"), verbose=False, is_last=is_last)
-        printer.print_event(
-            Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again")
-        )
-        printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
-        assert capsys.readouterr().err.splitlines() == told
+    printer = TurnPrinter(StatusLine("m"), verbose=False)
+    printer.print_event(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
+    printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
+    assert capsys.readouterr().err.splitlines() == [
+        "gpt-5 broke off; the text so far is kept.",
+        "Continue with `steno chat k`.",
+    ]
 
 
 def test_scripted_model_makes_no_notes() -> None:
@@ -288,14 +334,12 @@ FOREIGN_MESSAGES = {
 
 
 @pytest.mark.parametrize("message", FOREIGN_MESSAGES.values(), ids=FOREIGN_MESSAGES)
-@pytest.mark.parametrize("command", ["ask", "chat"])
 def test_session_in_an_unsupported_format_is_refused_before_the_question_is_stored(
-    command: str, message: dict[str, object]
+    message: dict[str, object],
 ) -> None:
     with open_store("workspace") as store:
         store.add_messages("cli:a", [{"role": "user", "content": "hello"}, message])
-    arguments = ["ask", "--session", "cli:a", "hi"] if command == "ask" else ["chat", "cli:a"]
-    ended = CliRunner().invoke(main, [*arguments, "--model", "scripted"], input="hi\n")
+    ended = ask("--session", "cli:a", "hi")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith("Error: 'cli:a': the message at seq 2 ")
     assert ended.stderr.endswith(
@@ -313,3 +357,80 @@ def test_session_that_can_never_be_continued_gets_no_hint_to_try_again() -> None
         assert "again" not in text
         assert "retry" not in text
         assert "Start a new session" in text
+
+
+def test_control_sequences_split_over_chunks_are_removed() -> None:
+    safe = ControlSequenceFilter()
+    pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
+    assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde0"
+    assert safe.add("\x1b]" + 300 * "x") == 300 * "x"
+    assert safe.add("plain") == "plain"
+
+
+def test_many_lines_with_sequences_in_one_chunk_are_complete() -> None:
+    safe = ControlSequenceFilter()
+    assert safe.add("\x1b[31mred\x1b[0m\n" * 5_000 + "end\x1b[") == "red\n" * 5_000 + "end"
+    assert safe.add("1m.") + safe.end() == "."
+
+
+def test_missing_model_gets_three_lines_of_advice() -> None:
+    ended = CliRunner().invoke(main, ["ask", "hello"], prog_name="steno")
+    assert (ended.exit_code, ended.stdout) == (1, "")
+    assert len(ended.stderr.splitlines()) == 3
+    assert ended.stderr.startswith("Error: No model was found.")
+    assert "--model scripted" in ended.stderr
+    assert not Path("workspace").exists()
+
+
+def test_unknown_agent_is_rejected_by_name() -> None:
+    ended = ask("--agent", "ada", "x")
+    assert ended.exit_code == 1
+    assert "There is no agent 'ada'" in ended.stderr
+
+
+def test_configured_agent_has_its_own_sessions_and_prompt(here: Path) -> None:
+    Path("mine.toml").write_text('[agents.ada]\nmodel = "scripted"\nsystem = "You are Ada."\n')
+    options = ["--agent", "ada", "--config", "mine.toml"]
+    ended = CliRunner().invoke(main, ["ask", "--session", "cli:a", "the time", *options])
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert not (here / "workspace" / "sessions").exists()
+    assert list((here / "workspace").rglob("cli%3Aa.jsonl"))
+
+
+def test_default_agent_can_be_selected_by_name() -> None:
+    assert ask("--session", "cli:a", "--agent", "main", "the time").exit_code == 0
+    assert contents("cli:a")[0] == "the time"
+
+
+def test_session_model_is_used_if_no_model_is_found() -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "hello")
+        store.add_message("cli:a:default", "assistant", "Hello.")
+        store.set_meta("cli:a:default", chat_model="scripted")
+    command = ["ask", "--session", "cli:a:default", "the time"]
+    ended = CliRunner().invoke(main, command, prog_name="steno")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("The tool says: ")
+
+
+@pytest.mark.parametrize("chosen", [None, "opnai/x"])
+def test_session_without_any_model_is_not_continued(chosen: str | None) -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a:default", "user", "hello")
+        store.set_meta("cli:a:default", chat_model=chosen)
+    command = ["ask", "--session", "cli:a:default", "the time"]
+    ended = CliRunner().invoke(main, command, prog_name="steno")
+    assert ended.exit_code == 1
+    assert "No model was found. Set an API key" in ended.stderr
+    assert ("did you mean 'openai/x'?" in ended.stderr) == (chosen is not None)
+    assert contents("cli:a:default") == ["hello"]
+
+
+def test_an_interrupted_turn_is_answered_with_the_next_question() -> None:
+    with open_store("workspace") as store:
+        store.add_message("cli:a", "user", "hello")
+        store.add_message("cli:a", "assistant", "Hello.")
+        store.add_full_message("cli:a", mark_received({"role": "user", "content": "unanswered"}))
+    assert ask("--session", "cli:a", "the time").exit_code == 0
+    assert contents("cli:a")[2:4] == ["unanswered", "the time"]
+    assert len(contents("cli:a")) == 7

@@ -257,14 +257,18 @@ def test_no_color_is_honoured() -> None:
     assert COLOUR.search(run.raw) is None
 
 
-def test_dumb_terminal_gets_plain_lines() -> None:
+def test_dumb_terminal_is_refused() -> None:
     with Run("chat", TERM="dumb") as run:
-        run.see(">")
-        run.type("the time\n")
-        run.see("The tool says: ")
-        run.see("tokens in")
-        run.type("\x04")
-        assert run.ended() == 0
+        run.see("steno chat needs an interactive terminal.")
+        assert run.ended() == 1
     assert "\x1b" not in run.raw
-    # The shell's prompt begins a line of its own.
-    assert run.raw.endswith("\n")
+
+
+def test_session_in_an_unsupported_format_is_refused() -> None:
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    with open_store("workspace") as store:
+        store.add_messages("cli:a", [{"role": "user", "content": "hello"}, item])
+    with Run("chat", "cli:a") as run:
+        run.see("Start a new session")
+        assert run.ended() == 1
+    assert "the message at seq 2" in run.shown

@@ -30,7 +30,7 @@ CASES = {
     ],
     "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
     "backup": ["backup copies", "backup copies"],
-    "chat": ["hello | chat cli:new --model scripted", "hello | chat -r zebra --model scripted"],
+    "chat": ["hello | chat cli:new --model scripted", "chat cli:new -c"],
     "config": [
         "config path",
         "config path --json",
