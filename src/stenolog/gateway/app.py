@@ -108,10 +108,7 @@ def make_app(
 ) -> ASGIApp:
     """Create the application. `webhook_routes` are routes below /webhooks/, which need no token."""
     settings = gateway.settings.gateway
-    # A read-only gateway must not write to the store of the sessions.
-    # So it records logouts only in this process.
-    shared_place = None if gateway.read_only else gateway.loop.registry.agent().shared_place
-    cookies = Cookies(token, where=shared_place)
+    cookies = Cookies(token)
     own_host = token.host_name()
     hosts = known_hosts(
         bound_host=settings.host, hosts=settings.hosts, origins=settings.origins, own_host=own_host

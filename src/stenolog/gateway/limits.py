@@ -56,7 +56,9 @@ class BodyLimit:
                     message = await receive()
             except TimeoutError:
                 text = "The request body did not arrive in time. Send it again."
-                rejection = error_response(408, text, code="body_too_slow")
+                rejection = error_response(
+                    408, text, code="body_too_slow", headers={"Connection": "close"}
+                )
             else:
                 seconds_left = max(0.0, seconds_left - (clock() - start))
                 bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
@@ -88,7 +90,8 @@ class BodyLimit:
 
 def _too_large_response(max_bytes: int) -> Response:
     text = f"The request body has more than {max_bytes:,} bytes (gateway.max_body)."
-    return error_response(413, text, code="body_too_large")
+    # Without this header, the server would read the rest of the body.
+    return error_response(413, text, code="body_too_large", headers={"Connection": "close"})
 
 
 Slot = ExitStack

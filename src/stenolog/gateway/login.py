@@ -1,22 +1,16 @@
 """Sign-in of browsers: a one-time link, or the token in a form, sets a cookie.
 
-Scripts cannot read the cookie. The cookie is valid at every gateway with the same token. The store
-records which cookies were logged out.
+Scripts cannot read the cookie. The cookie is valid at every gateway with the same token until it
+expires or the token changes. No gateway keeps a list of logins.
 """
 
-import asyncio
 import hashlib
 import hmac
 import html
-import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from itertools import takewhile
-from math import inf
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -32,16 +26,9 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import Scope
 
-from stenolog.errors import StoreUnavailable
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import KnownHosts, accepts_cookies, parse_authority
 from stenolog.gateway.responses import error_response
-from stenolog.sessions.folders import CHANNELS
-from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.open_store import open_store
-
-_logger = logging.getLogger("stenolog")
 
 # --- login links ----------------------------------------------------------------------------------
 
@@ -74,17 +61,6 @@ class LoginLinks:
         return expiry is not None and self._now() < expiry  # guard: login-link-expires
 
 
-@contextmanager
-def _open_shared_store(where: str | None, local_store: Store) -> Iterator[Store]:
-    """Yield the store that all gateways share, or `local_store` if `where` is None."""
-    if where is None:
-        yield local_store
-        return
-    # The store is opened for each call, because calls are too rare to keep it open.
-    with open_store(where, namespace=CHANNELS) as store:
-        yield store
-
-
 # --- login ----------------------------------------------------------------------------------------
 
 
@@ -95,20 +71,15 @@ LOGOUT_PATH: Final = "/logout"
 LINKS_PATH: Final = "/v1/login-links"
 COOKIE_NAME: Final = "steno"
 COOKIE_SECONDS: Final = 7 * 86_400
-LOGOUT_SECONDS: Final = 2
-"""Maximum delay in seconds until a logout at one gateway takes effect at the others."""
 PROOF_SECONDS: Final = 30
 BEARER: Final = "bearer"
 """Value of `request.state.caller` for callers that sent the token or proved that they have it."""
 
-_MAX_UNEXPIRED_PROOFS: Final = 1_000
 _WRONG_HOST_TEXT: Final = (
     "Browsers cannot sign in at this host name, because other programs on this machine would get "
     "the cookie. Run `{command}`, or add the name to gateway.hosts."
 )
-_PROOF_PATTERN: Final = re.compile(
-    r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})"
-)
+_PROOF_PATTERN: Final = re.compile(r"Steno ([0-9]{1,15})\.([0-9a-f]{64})")
 _HOME_REDIRECT_HTML: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<title>stenolog</title><a href="/">stenolog</a>'
@@ -119,128 +90,57 @@ _REDIRECT_HTML: Final = (
     '<a href="{url}">stenolog</a>'
 )
 _MAX_FORM_BYTES: Final = 10_000
-_LOGOUTS_KEY: Final = "ended-logins"
-"""Key of the session in the namespace `channels` that has one message per logged-out cookie."""
-_COOKIE_PATTERN: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
+_COOKIE_PATTERN: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{64})")
 
 
-class TokenProofs:
-    """Checks proofs of the token: `Steno TIME.NONCE.PROOF`, with the time in milliseconds.
+def read_proof(
+    token: Token, header: str, server_address: str, *, since: float, now: float
+) -> str | None:
+    """Return the proof in the header `Steno TIME.PROOF`; None if it is invalid.
 
-    A caller proves that it has the token without sending the token, because an impostor could
-    receive the request. Each proof is valid once, for PROOF_SECONDS, at one address.
+    TIME is in milliseconds. The caller proves that it has the token without sending the token,
+    because another program could have received the request. A proof is valid for PROOF_SECONDS at
+    `server_address`, the address at which the server received it (from `address_text`). A proof
+    made before `since` is invalid: an earlier process at the address may have received it.
     """
-
-    def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
-        self._token = token
-        self._now = now
-        # Proofs that were made before this process started are rejected.
-        # An earlier process at the same address may have received these old proofs.
-        self._start_time = int(now() * 1_000) / 1_000
-        self._used_nonces: dict[str, float] = {}
-        """Nonces of used proofs, each with the time at which its proof expires."""
-
-    def check(self, header: str, server_address: str) -> str | None:
-        """Return the nonce of a valid proof; None if the proof is invalid.
-
-        `server_address` is the address at which the server received the proof, from `address_text`.
-        """
-        match = _PROOF_PATTERN.fullmatch(header)
-        if match is None:
-            return None
-        milliseconds, nonce, proof = match.groups()
-        expected_proof = self._token.proof("ask", server_address, milliseconds, nonce)
-        if not hmac.compare_digest(proof, expected_proof):
-            return None
-        made_at, now = int(milliseconds) / 1_000, self._now()
-        if abs(now - made_at) > PROOF_SECONDS or made_at < self._start_time:
-            return None
-        unexpired = {other: expiry for other, expiry in self._used_nonces.items() if expiry >= now}
-        # A proof that is forgotten before it expires could be used again.
-        # So if there are too many unexpired proofs, new proofs are rejected.
-        if nonce in unexpired or len(unexpired) >= _MAX_UNEXPIRED_PROOFS:
-            return None
-        self._used_nonces = {**unexpired, nonce: made_at + PROOF_SECONDS}
-        return nonce
+    match = _PROOF_PATTERN.fullmatch(header)
+    if match is None:
+        return None
+    milliseconds, proof = match.groups()
+    if not hmac.compare_digest(proof, token.proof("ask", server_address, milliseconds)):
+        return None
+    made_at = int(milliseconds) / 1_000
+    is_recent = made_at >= since and abs(now - made_at) <= PROOF_SECONDS
+    return proof if is_recent else None
 
 
 class Cookies:
-    """Creates and checks cookie values: an expiry time, a login id, and a signature of both.
+    """Creates and checks cookie values: an expiry time and its signature.
 
     The key of the signature is derived from the token. So a cookie survives a restart, is valid at
-    every gateway with the same token, and becomes invalid when the token changes. The store records
-    logged-out cookies until they expire.
+    every gateway with the same token, and becomes invalid when the token changes.
     """
 
-    def __init__(
-        self, token: Token, now: Callable[[], float] = time.time, where: str | None = None
-    ) -> None:
-        """Record logged-out cookies in the store at `where`; if None, only in this process."""
+    def __init__(self, token: Token, now: Callable[[], float] = time.time) -> None:
         self._key = token.derive_key("login cookie")  # guard: cookie-bound-to-token
         self._now = now
-        self._open_store = partial(_open_shared_store, where, InMemoryStore())
-        self._logged_out_ids: frozenset[str] = frozenset()
-        """Ids of logged-out logins that had not expired when the store was last read."""
-        self._logouts_read_at = -inf
 
     def make_value(self) -> str:
         """Create a cookie value."""
-        expiry, login_id = str(int(self._now()) + COOKIE_SECONDS), secrets.token_hex(8)
-        return f"{expiry}.{login_id}.{self._signature(expiry, login_id)}"
+        expiry = str(int(self._now()) + COOKIE_SECONDS)
+        return f"{expiry}.{self._signature(expiry)}"
 
     def is_valid(self, value: str) -> bool:
-        """Return whether a cookie value is valid: signed, not expired and not logged out.
-
-        Blocks on the store.
-        """
-        parsed_value = self._parse_value(value)
-        if parsed_value is None:
-            return False
-        if abs(self._now() - self._logouts_read_at) >= LOGOUT_SECONDS:
-            try:
-                with self._open_store() as store:
-                    self._read_logouts(store)
-            except StoreUnavailable:
-                # Use the last known logouts: without the store, pages show an error anyway.
-                _logger.warning("could not read which browsers signed out", exc_info=True)
-        return parsed_value[1] not in self._logged_out_ids  # guard: cookie-ended
-
-    def log_out(self, value: str) -> None:
-        """Invalidate a cookie value at every gateway that shares the store. Blocks on the store."""
-        parsed_value = self._parse_value(value)
-        if parsed_value is None:
-            return
-        expiry, login_id = parsed_value
-        with self._open_store() as store:
-            store.add_message(_LOGOUTS_KEY, "user", f"{expiry}.{login_id}", once=login_id)
-            if expired_seqs := self._read_logouts(store):
-                # Hide the messages about expired logins: hidden messages are not read again.
-                store.hide(_LOGOUTS_KEY, expired_seqs[0], expired_seqs[-1])
-
-    def _parse_value(self, value: str) -> tuple[str, str] | None:
-        """Return expiry time and login id of a cookie; None if the cookie is invalid or expired."""
+        """Return whether a cookie value is signed with the token and not expired."""
         match = _COOKIE_PATTERN.fullmatch(value)
         if match is None:
-            return None
-        expiry, login_id, signature = match.groups()
-        is_signed = hmac.compare_digest(signature, self._signature(expiry, login_id))
-        return (expiry, login_id) if is_signed and int(expiry) > self._now() else None
+            return False
+        expiry, signature = match.groups()
+        is_signed = hmac.compare_digest(signature, self._signature(expiry))
+        return is_signed and int(expiry) > self._now()
 
-    def _read_logouts(self, store: Store) -> list[int]:
-        """Read the ids of logged-out logins.
-
-        Returns the seqs of the messages about expired logins at the start of the session.
-        """
-        now, history = self._now(), store.get_history(_LOGOUTS_KEY)
-        logouts = [(message.seq, *message.content.split(".")) for message in history]
-        self._logged_out_ids = frozenset(
-            login_id for _, expiry, login_id in logouts if int(expiry) > now
-        )
-        self._logouts_read_at = now
-        return [seq for seq, _, _ in takewhile(lambda logout: int(logout[1]) <= now, logouts)]
-
-    def _signature(self, expiry: str, login_id: str) -> str:
-        return hmac.digest(self._key, f"{expiry}.{login_id}".encode(), hashlib.sha256).hex()
+    def _signature(self, expiry: str) -> str:
+        return hmac.digest(self._key, expiry.encode(), hashlib.sha256).hex()
 
 
 def _may_come_from_other_page(request: Request) -> bool:
@@ -300,10 +200,10 @@ def login_routes(
             return error_response(403, text, code="token_needed")
         url = f"{LOGIN_PATH}?code={links.make_code()}"
         fields = {"url": url, "host": own_host, "expires_in": LINK_SECONDS}
-        nonce = getattr(request.state, "proof_nonce", None)
-        if nonce is not None:
+        proof = getattr(request.state, "proof", None)
+        if proof is not None:
             # With this signature, the caller can check that the gateway has the token.
-            fields["proof"] = token.proof("give", nonce, url)
+            fields["proof"] = token.proof("give", proof, url)
         return JSONResponse(fields)
 
     async def sign_in(request: Request) -> Response:
@@ -351,9 +251,7 @@ def login_routes(
         )
         return response
 
-    async def log_out(request: Request) -> Response:
-        for value in cookie_values(request.headers):
-            await asyncio.to_thread(cookies.log_out, value)
+    async def log_out(_: Request) -> Response:
         response = JSONResponse({"logged_out": True})
         response.delete_cookie(COOKIE_NAME, path="/", httponly=True, samesite="strict")
         return response

@@ -535,8 +535,6 @@ def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
 
 
 def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
-    """Uses more connections than the gateway accepts."""
-
     async def scenario() -> None:
         settings = webhook_settings(SECRET)
         async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
@@ -544,9 +542,7 @@ def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
                 Gateway(loop, settings), Token(b"t" * 43), webhook_routes=channels.routes
             )
             bound = socket.create_server(("127.0.0.1", 0))
-            server = Server(
-                server_config(app, max_connections=2 * MAX_PENDING_BODIES, stop_seconds=0.0)
-            )
+            server = Server(server_config(app, stop_seconds=0.0))
             serving = asyncio.create_task(server.serve(sockets=[bound]))
             port = bound.getsockname()[1]
             async with (

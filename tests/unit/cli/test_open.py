@@ -240,8 +240,8 @@ def test_server_cannot_choose_the_opened_page(
 ) -> None:
     def answer(asked: bytes) -> bytes:
         # This server even knows the token.
-        nonce = asked.partition(b"Steno ")[2].split(b".")[1].decode()
-        body = {"url": path, "proof": token.proof("give", nonce, path)}
+        own_proof = asked.partition(b"Steno ")[2].split()[0].split(b".")[1].decode()
+        body = {"url": path, "proof": token.proof("give", own_proof, path)}
         return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(body).encode()
 
     with _answering(answer) as (port, _):
