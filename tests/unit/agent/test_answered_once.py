@@ -8,19 +8,22 @@ never gets the answer to another message.
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.scheduler import TurnScheduler
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.tools import tool
 from stenolog.agent.turn_events import Answer, InboundMessage
-from stenolog.catalog.message_metadata import mark_received
+from stenolog.catalog.message_metadata import mark_model, mark_received, mark_seen
 from stenolog.errors import (
     AnswerUnknown,
     DamagedStore,
@@ -289,6 +292,27 @@ def test_unreadable_store_is_not_an_empty_session(
     assert place.asked.questions == []
 
 
+def test_fork_of_a_purged_session_leaves_its_messages_new(place: Place) -> None:
+    place.change(lambda store: store.purge(KEY, before=3))
+    place.change(lambda store: store.fork(KEY, FORK))
+    assert asyncio.run(place.resume()) == []
+    for key, seq in ((KEY, 6), (FORK, 6)):
+        again = asyncio.run(place.redeliver(key=key))
+        assert (again.outcome, again.text, again.seq) == ("answered", f"to {PIN}", seq)
+
+
+@durable
+def test_fork_of_a_damaged_answer_does_not_answer_its_message(place: Place) -> None:
+    damage_message(place.where, KEY, 2)
+    place.change(lambda store: store.fork(KEY, FORK))
+    assert asyncio.run(place.resume()) == []
+    again = asyncio.run(place.redeliver())
+    assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+    assert place.asked.questions == []
+    in_fork = asyncio.run(place.redeliver(key=FORK))  # a fork has no ids
+    assert (in_fork.outcome, in_fork.text) == ("answered", f"to {PIN}")
+
+
 def test_answer_without_a_mark_answers_no_message(place: Place) -> None:
     question = mark_received({"role": "user", "content": "Whose?"}, sender=KEY)
 
@@ -408,6 +432,123 @@ def test_stopped_turn_ends_only_with_the_results_of_its_tools(failing: int) -> N
         await loop.close()
 
     asyncio.run(main())
+
+
+class _ReadsFail(InMemoryStore):
+    """A store of whose reads one or more fail, beginning with number `failing`."""
+
+    reads = failing = 0  # of the class: a store that writes with a lease is a copy
+    failures = 1
+
+    def get_history(self, key: str, **named: Any) -> Any:
+        self._count()
+        return super().get_history(key, **named)
+
+    def view(self, key: str, last: int | None = None) -> Any:
+        self._count()
+        return super().view(key, last)
+
+    def refresh(self, view: Any) -> Any:
+        self._count()
+        return super().refresh(view)
+
+    def info(self, key: str) -> Any:
+        self._count()
+        return super().info(key)
+
+    def close(self) -> None:
+        pass  # the test looks at it later
+
+    @staticmethod
+    def _count() -> None:
+        _ReadsFail.reads += 1
+        if 0 < _ReadsFail.failing <= _ReadsFail.reads < _ReadsFail.failing + _ReadsFail.failures:
+            raise StoreUnavailable("the network is down for a moment")
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def _use(store: Store, use: Callable[[AgentLoop], Any], *, failing: int, spec: AgentSpec) -> bool:
+    """Use a store whose reads from number `failing` on fail; return whether one has failed."""
+
+    async def main() -> None:
+        model = ScriptedModel(["It is done."])
+        agent = AgentInstance(spec, model=model, sessions=JSONLBackend(store), tools=[look])
+        loop = AgentLoop(AgentRegistry([agent]))
+        _ReadsFail.reads, _ReadsFail.failing = 0, failing
+        with suppress(StoreUnavailable):
+            await use(loop)
+        await loop.wait_until_idle()
+        await loop.close()
+
+    asyncio.run(main())
+    was_read = _ReadsFail.reads >= failing
+    _ReadsFail.failing = 0
+    return was_read
+
+
+@pytest.mark.parametrize("resume_within", [3_600.0, -1.0], ids=["in time", "too old"])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_turn_with_a_failed_read_ends_only_with_the_results_of_its_tools(
+    failures: int, resume_within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ReadsFail, "failures", failures)
+    spec = replace(SPEC, resume_within=resume_within)
+    called_look = mark_model(
+        {"role": "assistant", "content": None, **called("look")}, model="m", seconds=1
+    )
+    found: set[tuple[str | None, ...]] = set()
+    has_failed, failing = True, 0
+    while has_failed:
+        failing += 1
+        store = _ReadsFail()
+        store.add_full_message(KEY, mark_received({"role": "user", "content": "Look."}, sender=KEY))
+        store.add_full_message(KEY, called_look)
+        answers: list[Answer] = []
+
+        async def resume(loop: AgentLoop, answers: list[Answer] = answers) -> None:
+            # The first call may have failed to find the session.
+            answers += await loop.resume() or await loop.resume()
+
+        has_failed = _use(store, resume, failing=failing, spec=spec)
+        is_finished = len(store.get_history(KEY)) == 4
+        assert [answer.outcome == "failed" for answer in answers] == [not is_finished]
+        found.add(tuple(message.role for message in store.get_history(KEY)))
+        _use(store, lambda loop: loop.resume(), failing=0, spec=spec)
+        roles = [message.role for message in store.get_history(KEY)]
+        assert roles == ["user", "assistant", "tool", "assistant"]
+    assert failing > 3
+    assert ("user", "assistant") in found
+    assert found <= {("user", "assistant", "tool", "assistant")[:end] for end in (2, 3, 4)}
+
+
+@pytest.mark.parametrize("command", ["/clear", "/retry", "/edit other words"])
+def test_command_with_a_failed_read_hides_no_message_that_waits(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = InboundMessage(key=KEY, content=command)
+    answer = mark_seen({"role": "assistant", "content": f"to {PIN}"}, seen=1, answers=[1])
+    has_failed, failing = True, 0
+    while has_failed:
+        failing += 1
+        store = _ReadsFail()
+        store.add_full_message(KEY, mark_received({"role": "user", "content": PIN}, sender=KEY))
+        store.add_full_message(KEY, answer)
+        store.add_full_message(KEY, mark_received({"role": "user", "content": "Wait."}, sender=KEY))
+        # The last message arrives after the command, and before the command has the lease.
+        is_waiting = chain([False], repeat(True))
+
+        def has_waiting(*_: object, answers: Iterator[bool] = is_waiting) -> bool:
+            return next(answers)
+
+        monkeypatch.setattr(TurnScheduler, "has_waiting_message", has_waiting)
+        has_failed = _use(store, lambda loop: loop.handle(message), failing=failing, spec=SPEC)
+        assert "Wait." in [stored.content for stored in store.get_history(KEY)]
+    assert failing > 2
 
 
 def test_turn_stopped_before_its_request_answers_the_message_that_it_had_read() -> None:

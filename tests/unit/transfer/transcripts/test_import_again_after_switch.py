@@ -182,6 +182,36 @@ class GeminiCLI(Program):
         (folder / "session-2026-11-18T10-00-11111111.jsonl").write_text(text)
 
 
+class Codex(Program):
+    """The file only grows; a rollback drops the newest turns of the current branch."""
+
+    name = "codex"
+    can_edit = False
+    names_current = False
+
+    def write(self, folder: Path, nodes: list[Node], leaf: Node) -> None:  # noqa: ARG002
+        kinds = {"user": "input_text", "assistant": "output_text"}
+        lines = [_codex_line(nodes[0], "session_meta", {"id": SESSION})]
+        branch: list[Node] = []
+        for node in nodes:
+            kept = branch.index(node.parent) + 1 if node.parent in branch else len(branch)
+            dropped = [other for other in branch[kept:] if other.role == "user"]
+            if dropped and node.role == "user":
+                rollback = {"type": "thread_rolled_back", "num_turns": len(dropped)}
+                lines.append(_codex_line(node, "event_msg", rollback))
+                branch = branch[: branch.index(dropped[0])]
+            branch.append(node)
+            content = [{"type": kinds[node.role], "text": node.text}]
+            item = {"type": "message", "role": node.role, "content": content}
+            lines.append(_codex_line(node, "response_item", item))
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"rollout-2026-11-18T10-00-00-{SESSION}.jsonl").write_text(text)
+
+
+def _codex_line(node: Node, kind: str, payload: dict[str, Any]) -> str:
+    return json.dumps({"timestamp": node.time, "type": kind, "payload": payload})
+
+
 class OpenCode(Program):
     """A revert hides all messages from one on; there are no other branches."""
 
@@ -257,7 +287,15 @@ class Talk:
         imported(self.program.name, self.folder, store)
 
 
-PROGRAM_WRITERS = [ChatGPT(), OpenWebUI(), ClaudeAI(), ClaudeCode(), GeminiCLI(), OpenCode()]
+PROGRAM_WRITERS = [
+    ChatGPT(),
+    OpenWebUI(),
+    ClaudeAI(),
+    ClaudeCode(),
+    GeminiCLI(),
+    Codex(),
+    OpenCode(),
+]
 actions = st.tuples(st.sampled_from(["grow", "grow", "switch", "edit"]), st.integers(0, 20))
 
 
