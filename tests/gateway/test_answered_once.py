@@ -9,7 +9,7 @@ import pytest
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import tool
-from stenolog.errors import ModelUnavailable
+from stenolog.errors import ModelUnavailable, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -164,6 +164,28 @@ def test_retry_of_a_damaged_answer_is_an_error_and_no_other_answer(
     assert response.json()["error"]["code"] == "answer_unknown"
     assert gateway.asked == []
     assert gateway.text(gateway.post(EVEREST, _key(2))) == f"to {EVEREST}"
+    assert gateway.asked == []
+
+
+def test_retry_of_a_purged_request_is_a_new_request(gateway: Gateway) -> None:
+    again = gateway.post(PIN, _key(1), change=lambda store: store.purge(KEY, before=3))
+    assert gateway.text(again) == f"to {PIN}"
+    assert gateway.asked == [PIN]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_retry_is_an_error_while_the_store_cannot_be_read(gateway: Gateway, stream: bool) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the network is down for a moment")
+
+    def hide_and_break(store: Store) -> None:
+        store.truncate_history(KEY, 2)
+        store.get_history = fail  # type: ignore[method-assign, assignment]
+
+    response = gateway.post(PIN, _key(1), stream=stream, change=hide_and_break)
+    assert response.status_code == 503
+    assert gateway.asked == []
+    assert gateway.text(gateway.post(PIN, _key(1))) == f"to {PIN}"
     assert gateway.asked == []
 
 

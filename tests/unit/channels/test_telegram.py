@@ -35,6 +35,7 @@ from support.bots import (
     telegram_settings,
     until,
 )
+from support.damage import damage_message
 from support.telegram_server import TOKEN, USERNAME, TelegramServer
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -145,6 +146,38 @@ def test_redelivered_update_is_answered_once(server: TelegramServer, tmp_path: P
         assert server.texts(ALICE) == ["once", "and that"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+@pytest.mark.parametrize("change", ["hidden", "damaged"])
+def test_redelivered_update_does_not_get_the_answer_to_another_one(
+    store: str, change: str, server: TelegramServer, tmp_path: Path
+) -> None:
+    async def talk() -> None:
+        async with bot(tmp_path, server, ["to one", "to two"], store=store):
+            for number, text in ((50, "one"), (51, "two")):
+                server.say(text, message=number)
+                await until(server, lambda text=text: f"to {text}" in server.texts(ALICE))  # type: ignore[misc]
+
+    async def redeliver(model: ScriptedModel) -> None:
+        async with bot(tmp_path, server, model, store=store):
+            await until(server, confirmed(server, server.say("one", message=50)))
+
+    asyncio.run(talk())
+    where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
+    with open_store(where) as opened:
+        opened.truncate_history(KEY, 2)
+    if change == "damaged":
+        damage_message(where, KEY, 2)
+    model = ScriptedModel(["again"])
+    asyncio.run(redeliver(model))
+    assert model.asked == []
+    problem = [
+        "I could not answer: the earlier answer to this message is damaged, so please write it "
+        "again. Your message is saved."
+    ]
+    told = problem if change == "damaged" else []
+    assert server.texts(ALICE) == ["to one", "to two", *told]
 
 
 def test_long_answer_is_sent_in_pieces(server: TelegramServer, tmp_path: Path) -> None:
