@@ -33,11 +33,11 @@ from stenolog.providers.chat_model import ChatModel, CountedAnswer, HasContextWi
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
-from stenolog.sessions.session_manager import JSONFileStore
 from stenolog.sessions.session_store import SessionStore, check_sessions, fallback_reason
 from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store, find_info, find_view
-from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
 
 ModelOpener = Callable[[str], ChatModel]
@@ -91,8 +91,6 @@ class AgentInstance:
         if fallback_reason(store) is not None:
             reasons = "; ".join(sessions.health().problems)
             self.problems.append(f"memory is off in this run: {reasons}")
-        elif isinstance(store, JSONFileStore):
-            self.problems.append("sessions are plain JSON files, without undo, fork and delete")
         elif spec.memory and notes is None:
             self.problems.append("the notes cannot be opened, so memory is off in this run")
         if notes is not None:
@@ -150,10 +148,9 @@ class AgentInstance:
     @property
     def shared_place(self) -> str | None:
         """Path or URL of the session store; None if other processes cannot share the store."""
-        if fallback_reason(self.store) is not None or isinstance(self.store, JSONFileStore):
+        if fallback_reason(self.store) is not None or isinstance(self.store, InMemoryStore):
             return None
-        place = self.spec.sessions
-        return None if parse_address(place).engine == "memory" else place
+        return self.spec.sessions
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
         """Return the key of the session that `key` names, and a view of that session.

@@ -732,7 +732,8 @@ class InMemoryStore:
     def _session_to_change(self, key: str, *, must_exist: bool = False) -> Iterator[_Session]:
         """Yield the session with this key, or a new session, and let the caller change it.
 
-        A new session is kept only if the change stored something.
+        A new session is kept only if the change stored something. The store of SessionManager
+        overrides this method to write the session's file.
         """
         with self._locked_session(key) as session:
             is_new = key not in self._sessions

@@ -1,13 +1,18 @@
-"""A session as one JSON file, the format of the fallback store.
+"""A session as one JSON file, the format of SessionManager.
 
 The file has the five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`,
 `updated`) and a field `stenolog`, which picoclaw ignores. The field `stenolog` has the seq of the
-first message in `messages`, the idempotency key and time of each message, and the hidden messages.
-This module is pure: sessions/session_manager.py reads and writes the files.
+first message in `messages`, the idempotency key and time of each message, the hidden messages, the
+meta, and the undo steps. This module does no I/O: sessions/session_manager.py reads and writes the
+files.
 """
 
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from json import loads
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +21,10 @@ from msgspec.structs import replace
 
 from stenolog.codec import check_once, encode_object
 from stenolog.errors import RefusedMessage, UsageError
-from stenolog.records import timestamp
+from stenolog.records import Message, Undo, timestamp
+from stenolog.stores import spans
 from stenolog.stores.file_names import escape_key
+from stenolog.stores.snapshots import Snapshot, token_of
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
@@ -44,6 +51,7 @@ class JSONMessage(Struct, frozen=True):
     payload: bytes
     at: datetime | None = None
     once: str | None = None
+    """Idempotency key; the messages of a batch have the same key."""
     hidden: bool = False
 
 
@@ -54,11 +62,16 @@ class JSONSession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...] = ()
     summary: str = ""
     first_summary: str = ""
-    """Summary of the session when the fallback store first wrote the file."""
+    """Summary of the session when SessionManager first wrote the file."""
     created: datetime | None = None
     updated: datetime | None = None
     is_ours: bool = False
     """Whether stenolog wrote the file, not picoclaw."""
+    uid: str = ""
+    """Uid of the session; empty in a file of picoclaw."""
+    change_number: int = 0
+    meta: dict[str, Any] = {}
+    undo_steps: tuple[Undo, ...] = ()
     dropped: int = 0
     """Number of messages in the file that could not be read or stored."""
     problems: tuple[str, ...] = ()
@@ -121,7 +134,7 @@ def parse(text: bytes) -> JSONSession:
         return session
     try:
         return _add_hidden_messages(session, stenolog_field)
-    except (KeyError, TypeError, ValueError, StopIteration, UsageError):
+    except (KeyError, TypeError, ValueError, StopIteration, UsageError, msgspec.MsgspecError):
         problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
         return replace(session, problems=(*session.problems, problem))
 
@@ -144,6 +157,10 @@ def compose_file(session: JSONSession) -> bytes:
                 [seq, _encode_text(m.once), _format_time(m.at), Raw(m.payload)] for seq, m in hidden
             ],
             "began_with": _encode_text(session.first_summary),
+            "uid": session.uid,
+            "change": session.change_number,
+            "meta": Raw(encode_object(session.meta)),
+            "undo": _encode_value(msgspec.to_builtins(session.undo_steps)),
         },
     }
     return msgspec.json.encode(fields) + b"\n"
@@ -158,6 +175,93 @@ def file_name(key: str) -> str:
 def is_session_name(name: str) -> bool:
     """Return whether a file with this name may contain a session."""
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
+
+
+# --- conversion from and to the session of a store ----------------------------------------------
+
+
+def snapshot_of(session: JSONSession, *, new_uid: bool = False) -> Snapshot:
+    """Return the snapshot of a session. A session of picoclaw always gets a new uid."""
+    times = [message.at for message in session.messages if message.at is not None]
+    created = session.created or min(times, default=NO_TIME)
+    floor = session.floor()
+    hidden_seqs = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
+    return Snapshot(
+        key=session.key or "",
+        uid=os.urandom(8).hex() if new_uid or not session.uid else session.uid,
+        created=timestamp(created),
+        updated=timestamp(session.updated or max(times, default=created)),
+        last_seq=len(session.messages),
+        floor=floor,
+        hidden=spans.from_seqs(seq for seq in hidden_seqs if seq > floor),
+        number=session.change_number,
+        summary=session.summary,
+        meta=session.meta,
+        undo=list(session.undo_steps),
+    )
+
+
+def messages_of(session: JSONSession) -> Iterator[Message]:
+    """Yield the messages for a snapshot: the first message of a batch has its idempotency key."""
+    seq = 0
+    for once, group in groupby(session.messages, key=attrgetter("once")):
+        batch = list(group)
+        for index, message in enumerate(batch):
+            seq += 1
+            has_key = once is not None and index == 0
+            yield Message(
+                seq=seq,
+                _at=timestamp(message.at or session.created or NO_TIME),
+                _body=Raw(message.payload),
+                _once=once if has_key else None,
+                _part=(1, len(batch)) if has_key and len(batch) > 1 else None,
+            )
+
+
+def updated_session(
+    old: JSONSession, snapshot: Snapshot, new_messages: Sequence[Message]
+) -> JSONSession:
+    """Return the session of a snapshot, whose messages are those of `old` and new ones."""
+    added_messages = (
+        JSONMessage(message.to_json(), message.at, once)
+        for message, once in zip(new_messages, _idempotency_keys(new_messages), strict=True)
+    )
+    hidden_spans = [(1, snapshot.floor), *snapshot.hidden]
+    messages = tuple(
+        replace(message, hidden=spans.contains(hidden_spans, seq))
+        for seq, message in enumerate((*old.messages, *added_messages), 1)
+    )
+    return JSONSession(
+        key=snapshot.key,
+        messages=messages,
+        summary=snapshot.summary,
+        first_summary=old.first_summary if old.is_ours else old.summary,
+        created=datetime.fromisoformat(snapshot.created),
+        updated=datetime.fromisoformat(snapshot.updated),
+        is_ours=True,
+        uid=snapshot.uid,
+        change_number=snapshot.number,
+        meta=snapshot.meta,
+        undo_steps=tuple(snapshot.undo),
+    )
+
+
+def _idempotency_keys(messages: Iterable[Message]) -> Iterator[str]:
+    """Yield the idempotency key of each message, a new one if its caller gave none.
+
+    By this key, a later import recognizes messages that it has already imported.
+    """
+    once, remaining = "", 0
+    for message in messages:
+        if (start := token_of(message)) is not None:
+            once, remaining = start
+        elif remaining == 0:
+            once, remaining = f"json:{os.urandom(10).hex()}", 1
+        remaining -= 1
+        yield once
+
+
+# --- fields of the file -------------------------------------------------------------------------
 
 
 def _parse_message(value: object, label: str, problems: list[str]) -> JSONMessage | None:
@@ -196,7 +300,14 @@ def _add_hidden_messages(session: JSONSession, stenolog_field: Any) -> JSONSessi
     if hidden or not isinstance(stenolog_field["began_with"], str):
         raise ValueError("a seq occurs twice, or is above the last one")
     complete_session = replace(
-        session, messages=tuple(messages), first_summary=stenolog_field["began_with"], is_ours=True
+        session,
+        messages=tuple(messages),
+        first_summary=stenolog_field["began_with"],
+        is_ours=True,
+        uid=msgspec.convert(stenolog_field.get("uid", ""), str),
+        change_number=msgspec.convert(stenolog_field.get("change", 0), int),
+        meta=msgspec.convert(stenolog_field.get("meta", {}), dict[str, Any]),
+        undo_steps=msgspec.convert(stenolog_field.get("undo", ()), tuple[Undo, ...]),
     )
     if stenolog_field["first"] != complete_session.floor() + 1:
         raise ValueError("the first visible message has another seq")
@@ -209,10 +320,12 @@ def _parse_token(once: Any) -> str | None:
 
 
 def _encode_text(text: str | None) -> Raw | None:
-    """Encode text as JSON, including lone surrogates, which msgspec alone would reject."""
-    if text is None:
-        return None
-    return Raw(encode_object({"": text})[4:-1])
+    return None if text is None else _encode_value(text)
+
+
+def _encode_value(value: Any) -> Raw:
+    """Encode a value as JSON, including lone surrogates, which msgspec alone would reject."""
+    return Raw(encode_object({"": value})[4:-1])
 
 
 def _format_time(moment: datetime | None) -> str | None:

@@ -15,6 +15,8 @@ TTL: Final = 5.0
 
 Longer than a busy machine pauses a process; otherwise a running agent would lose its lease.
 """
+SESSION_MANAGER: Final = "manager:"
+"""Prefix of the address of a folder that a SessionManager uses."""
 _PATIENCE: Final = 120.0
 
 

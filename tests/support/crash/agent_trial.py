@@ -12,13 +12,18 @@ from stenolog.catalog.message_metadata import interruption
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.messages import calls_of
 from stenolog.records import Message
+from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from support.crash.agent_process import TTL, Agent
+from support.crash.agent_process import SESSION_MANAGER, TTL, Agent
 from support.crash.agent_script import WISHES, Script, named_in
 from support.crash.reporting import Say
 
-WHERE: Final = {"jsonl": "{}/workspace", "sqlite": "sqlite:{}/steno.db"}
+WHERE: Final = {
+    "jsonl": "{}/workspace",
+    "sqlite": "sqlite:{}/steno.db",
+    "json": f"{SESSION_MANAGER}{{}}/sessions",
+}
 KEYS: Final = ("telegram:1", "telegram:2", "cli:20261115-1:default")
 MOMENTS: Final = ("began", "said", "answer", "ack", "ended", "answer", "open")
 """The event after which each agent is killed; `answer` is the answer to all messages."""
@@ -112,7 +117,11 @@ class AgentTrial:
     # --- checks ------------------------------------------------------------------------------
 
     def _histories(self, *, full: bool) -> dict[str, list[Message]]:
-        with open_store(self._where) as store:
+        if self._where.startswith(SESSION_MANAGER):
+            opened = SessionManager(self._where.removeprefix(SESSION_MANAGER)).store
+        else:
+            opened = open_store(self._where)
+        with opened as store:
             return {key: store.get_history(key, full=full) for key in store.list_sessions()}
 
     def _look(self) -> None:

@@ -30,6 +30,7 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.context.window import Limits
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.sessions.session_manager import SessionManager
 
 
 def _say(*words: object) -> None:
@@ -116,9 +117,12 @@ async def _main(where: str, url: str, journal: Path, ttl: float, resume_within: 
         limits=Limits(max_history_messages=80),
         resume_within=resume_within,
     )
-    agent = AgentInstance.open(
-        spec, model=OpenAIChat("scripted", base_url=url), tools=_tools(journal)
-    )
+    model, tools = OpenAIChat("scripted", base_url=url), _tools(journal)
+    kind, _, folder = where.partition(":")
+    if kind == "manager":
+        agent = AgentInstance(spec, model=model, sessions=SessionManager(folder), tools=tools)
+    else:
+        agent = AgentInstance.open(spec, model=model, tools=tools)
     loop = AgentLoop(AgentRegistry([agent]), ttl=ttl)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

@@ -90,13 +90,13 @@ def test_clear_hides_all_messages(store: str, tmp_path: Path) -> None:
         answer = await say(loop, "/clear")
         assert bodies(loop) == []
         assert len(loop.registry.agent().sessions.get_history(KEY, full=True)) == 2
-        assert ("/undo" in answer.text) == (store != "legacy")
+        assert "/undo" in answer.text
         assert (await say(loop, "two")).text == "Answer 2."
 
     _in(store, tmp_path, main)
 
 
-@with_store
+@every_store
 def test_undo_shows_the_messages_that_clear_hid(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
@@ -289,13 +289,10 @@ def test_sessions_of_other_users_are_neither_listed_nor_opened(store: str, tmp_p
     _in(store, tmp_path, main)
 
 
-@pytest.mark.parametrize("command", ["undo", "fork"])
-def test_unsupported_commands_of_a_session_manager_reply_with_the_reason(
-    command: str, tmp_path: Path
-) -> None:
+def test_fork_of_a_session_manager_replies_with_the_reason(tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
-        answer = await say(loop, f"/{command}")
+        answer = await say(loop, "/fork")
         assert "SessionManager keeps sessions as plain JSON files" in answer.text
         assert answer.key == KEY
 

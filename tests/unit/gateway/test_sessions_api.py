@@ -372,7 +372,6 @@ def test_changes_are_rejected_during_an_answer() -> None:
         with talking(api, model) as ended:
             for method, path, body in (
                 ("DELETE", "", None),
-                ("POST", "/undo", None),
                 ("POST", "/compact", None),
                 ("POST", "/fork", {"new_key": "other"}),
             ):
@@ -626,7 +625,6 @@ def test_unsupported_calls_of_a_session_manager_are_reported() -> None:
         assert len(api("GET", "/v1/search?q=Hi")["hits"]) == 1
         for method, path, body in (
             ("DELETE", "", None),
-            ("POST", "/undo", None),
             ("POST", "/fork", {"new_key": "other"}),
             ("POST", "/restore", {}),
         ):

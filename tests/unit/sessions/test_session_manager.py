@@ -1,5 +1,6 @@
 """Tests the legacy store: its files, which the reference can read, and that it loses nothing."""
 
+import errno
 import json
 import logging
 import os
@@ -8,18 +9,23 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stenolog.codec import encode_object
 from stenolog.errors import (
     LeaseLost,
+    MaybeStored,
     NoSuchSession,
+    NothingToUndo,
+    NotStored,
     OnceConflict,
     StoreBusy,
     StoreClosed,
@@ -27,9 +33,11 @@ from stenolog.errors import (
 )
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores import json_file
-from stenolog.stores.base import Store
+from stenolog.stores.base import Store, find_info
+from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import JSONMessage, JSONSession
-from support import needs
+from support import needs, temporary_folders
+from support.full_disks import KINDS, LONG, full_disk
 from support.strategies import messages, texts
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
@@ -56,6 +64,52 @@ for number in range(int(sys.argv[3])):
 
 def _user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
+
+
+def _fail(descriptor: int) -> None:
+    del descriptor
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+_CALLS = (
+    *("add", "add once", "batch", "truncate", "replace", "hide", "show", "pop", "checkpoint"),
+    *("clear", "meta", "undo", "restart"),
+)
+
+
+def _call(store: Store, name: str, n: int) -> object:
+    """Return the result of a call, or the type of its error. `n` varies the arguments."""
+    calls: dict[str, Callable[[], object]] = {
+        "add": lambda: store.add_message("k", "user", n),
+        "add once": lambda: store.add_message("k", "user", n, once=f"t{n % 3}"),
+        "batch": lambda: store.add_messages("k", [_user(n), _user("x")], once=f"b{n}"),
+        "truncate": lambda: store.truncate_history("k", n),
+        "replace": lambda: store.set_history("k", [*store.get_history("k")[:n], _user(n)]),
+        "hide": lambda: store.hide("k", n, n + 1),
+        "show": lambda: store.show("k", n, n),
+        "pop": lambda: store.pop("k") is not None,
+        "checkpoint": lambda: store.checkpoint("k", summary=f"up to {n}", upto=n),
+        "clear": lambda: store.clear("k", upto=n),
+        "meta": lambda: store.set_meta("k", title="x" * n or None),
+        "undo": lambda: store.undo("k"),
+    }
+    try:
+        return calls[name]()
+    except UsageError as error:
+        return type(error)
+
+
+def _state(store: Store) -> object:
+    """Return everything about the session but its times and its uid."""
+    history = [
+        (message.seq, message.to_json(), message.hidden)
+        for message in store.get_history("k", full=True)
+    ]
+    info = find_info(store, "k")
+    if info is None:
+        return history
+    facts = (info.last_seq, info.floor, info.visible_spans, info.undoable, info.change)
+    return history, facts, info.summary, info.meta, info.generation
 
 
 def _contents(sessions: SessionManager, key: str = "k", **options: Any) -> list[Any]:
@@ -150,7 +204,8 @@ def test_p4_reference_file_with_the_name_of_another_session_is_kept(
     """Its file names are ambiguous: `telegram:1` and `telegram_1` have the same one."""
     text = '{"key":"telegram:1","messages":[{"role":"user","content":"old"}],"extra":1}'
     (tmp_path / "telegram_1.json").write_text(text)
-    for sessions in (SessionManager(tmp_path), SessionManager(tmp_path)):
+    for _ in range(2):
+        sessions = SessionManager(tmp_path)
         assert sessions.add_message("telegram_1", "user", "mine")
         assert _contents(sessions, "telegram:1") == ["old"]
     again = SessionManager(tmp_path)
@@ -311,15 +366,21 @@ def test_p1_file_and_folder_are_synced_before_the_call_returns(tmp_path: Path) -
     assert calls[written : written + 5] == ["write", "fdatasync", "renameat", "fsync", "write"]
 
 
-def test_p7_concurrent_processes_lose_no_messages(tmp_path: Path) -> None:
-    place = tmp_path / "sessions"
-    writers = [_writer(place, name, 30) for name in "abc"]
-    for writer in writers:
-        assert writer.communicate()[0].count("\n") == 30
-    found = _contents(SessionManager(place))
-    assert len(found) == 90
-    for name in "abc":
-        assert [text for text in found if text[0] == name] == [f"{name}.{n}" for n in range(30)]
+def test_p1_file_that_another_process_changed_is_never_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
+    assert sessions.add_message("k", "user", "a") == 1
+    assert other.add_message("k", "user", "lost") is None
+    assert "only one process can use a SessionManager" in caplog.text
+    assert _contents(other) == []
+    with _writer(tmp_path, "b", 1) as process:
+        assert process.communicate()[0] == "2 b.0\n"
+    with pytest.raises(NotStored, match="changed by another process"):
+        sessions.store.add_message("k", "user", "lost")
+    # A session that no other process changes can be written.
+    assert other.add_message("other", "user", "x") == 1
+    assert _contents(SessionManager(tmp_path)) == ["a", "b.0"]
 
 
 def test_p8_failed_write_is_absent_and_can_be_repeated(
@@ -394,37 +455,134 @@ def test_session_manager_leaks_no_descriptors(tmp_path: Path) -> None:
 # --- the store of a session manager ----------------------------------------------------------
 
 
-def test_store_of_a_session_manager_supports_the_calls_that_files_allow(tmp_path: Path) -> None:
-    sessions = SessionManager(tmp_path)
-    store = sessions.store
+def test_store_of_a_session_manager_has_the_same_state_after_a_restart(tmp_path: Path) -> None:
+    store = SessionManager(tmp_path).store
     assert isinstance(store, Store)
-    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
     assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
     with pytest.raises(OnceConflict):
         store.add_messages("k", [_user("a"), _user("other")], once="t")
     popped = store.pop("k")
     assert popped is not None
     assert popped.content == "b"
-    assert _contents(sessions) == ["a"]
-    store.hide("k", -5, 10**12)
-    assert _contents(sessions) == []
-    store.add_message("k", "user", "c")
-    store.set_summary("k", "an abc")
-    store.clear("k", upto=2)
-    assert (_contents(sessions), store.get_summary("k")) == (["c"], "")
+    store.set_history("k", [_user("a"), _user("c")])
+    store.set_summary("k", "an abc \ud800")
+    store.clear("k", upto=1)
     store.set_meta("k", title="Letters")
-    info = store.info("k")
-    assert (info.last_seq, info.floor, info.visible, info.meta) == (3, 2, 1, {"title": "Letters"})
-    (news,) = store.follow("k", after=2, uid=info.uid, timeout=0)
-    assert news.content == "c"
-    before = store.stamps()
-    SessionManager(tmp_path).add_message("k", "user", "from another process")
-    assert store.stamps() != before
-    with pytest.raises(NoSuchSession):
-        store.info("unknown")
-    with pytest.raises(UsageError, match="undo is not available"):
-        store.undo("k")
-    assert SessionManager(tmp_path).store.get_history("k") == store.get_history("k")
+    before = store.view("k")
+
+    store = SessionManager(tmp_path).store
+    assert store.view("k") == before
+    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
+    assert store.undo("k").summary_restored
+    assert store.get_summary("k") == "an abc \ud800"
+    assert [store.undo("k").op for _ in range(3)] == ["summary", "replace", "hide"]
+    assert [message.content for message in store.get_history("k")] == ["a", "b"]
+    with pytest.raises(NothingToUndo):
+        SessionManager(tmp_path).store.undo("k")
+
+
+@settings(max_examples=60)
+@given(calls=st.lists(st.tuples(st.sampled_from(_CALLS), st.integers(0, 7)), max_size=12))
+def test_p4_p12_any_calls_and_restarts_leave_the_state_that_a_store_in_memory_has(
+    calls: list[tuple[str, int]],
+) -> None:
+    model = InMemoryStore()
+    with temporary_folders.folder() as place:
+        store = SessionManager(place).store
+        for name, number in calls:
+            if name == "restart":
+                store = SessionManager(place).store
+            else:
+                assert _call(store, name, number) == _call(model, name, number)
+            assert _state(store) == _state(model)
+        assert _state(SessionManager(place).store) == _state(model)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.fork("k", "new"),
+        lambda store: store.delete("k"),
+        lambda store: store.restore("k"),
+        lambda store: store.purge("k"),
+        lambda store: store.purge("k", before=1),
+        lambda store: store.delete_unchanged(store.info("k")),
+        lambda store: store.purge_trash("k", []),
+        lambda store: store.snapshot_writer(),
+    ],
+)
+def test_unsupported_calls_of_a_session_manager_change_nothing(
+    tmp_path: Path, call: Callable[[Any], object]
+) -> None:
+    store = SessionManager(tmp_path).store
+    store.add_message("k", "user", "a")
+    before = (tmp_path / "k.json").read_bytes()
+    with pytest.raises(UsageError, match="SessionManager keeps sessions as plain JSON files"):
+        call(store)
+    assert [message.content for message in store.get_history("k")] == ["a"]
+    assert (tmp_path / "k.json").read_bytes() == before
+    assert store.compact("k").archived == 0
+
+
+def test_p8_file_that_could_not_be_synced_leaves_memory_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SessionManager(tmp_path).store
+    store.add_message("k", "user", "a")
+    view = store.view("k")
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "fdatasync", _fail)
+        with pytest.raises(NotStored, match="Input/output error"):
+            store.add_message("k", "user", "b", once="b")
+        with pytest.raises(NotStored):
+            store.truncate_history("k", 0)
+        with pytest.raises(NotStored):
+            store.add_message("new", "user", "b")
+    assert store.view("k") == view == SessionManager(tmp_path).store.view("k")
+    assert store.list_sessions() == ["k"]
+    assert [path.name for path in tmp_path.iterdir()] == ["k.json"]
+
+
+def test_p8_folder_that_could_not_be_synced_leaves_the_message_uncertain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SessionManager(tmp_path).store
+    store.add_message("k", "user", "a")
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "fsync", _fail)
+        with pytest.raises(MaybeStored, match="Input/output error"):
+            store.add_message("k", "user", "b", once="b")
+    assert [message.content for message in store.get_history("k")] == ["a"]
+    for _ in range(2):  # in this process, then as after a crash
+        assert store.add_message("k", "user", "b", once="b") == 2
+        store = SessionManager(tmp_path).store
+    assert [message.content for message in store.get_history("k")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_p8_full_disk_is_reported_and_a_retry_stores_the_message_once(
+    tmp_path: Path, kind: str
+) -> None:
+    with full_disk(tmp_path, kind) as disk:
+        place = disk.folder / "sessions"
+        store = SessionManager(place).store
+        store.add_message("k", "user", "a")
+        disk.fill()
+        with pytest.raises(NotStored):
+            store.add_message("k", "user", LONG, once="b")
+        assert [message.content for message in store.get_history("k")] == ["a"]
+        disk.free()
+        assert store.add_message("k", "user", LONG, once="b") == 2
+        assert SessionManager(place).store.view("k") == store.view("k")
+
+
+def test_copied_file_is_a_session_with_another_uid(tmp_path: Path) -> None:
+    SessionManager(tmp_path).add_message("k", "user", "a")
+    text = (tmp_path / "k.json").read_text().replace('"key":"k"', '"key":"copy"')
+    (tmp_path / "copy.json").write_text(text)
+    store = SessionManager(tmp_path).store
+    assert store.list_sessions() == ["copy", "k"]
+    assert store.info("copy").uid != store.info("k").uid
 
 
 def test_a_lease_of_a_session_manager_has_one_holder_and_fences_its_writes(tmp_path: Path) -> None:
@@ -442,6 +600,7 @@ def test_a_lease_of_a_session_manager_has_one_holder_and_fences_its_writes(tmp_p
     assert lease.lost
     with pytest.raises(LeaseLost):
         lease.store.add_message("k", "user", "late")
+    assert [message.content for message in store.get_history("k")] == ["mine"]
     with store.lease("k", ttl=10, wait=0) as other:
         assert other.epoch > lease.epoch
     sessions.close()
@@ -449,43 +608,17 @@ def test_a_lease_of_a_session_manager_has_one_holder_and_fences_its_writes(tmp_p
         other.store.get_history("k")
 
 
-def test_view_shows_changes_other_than_appends(tmp_path: Path) -> None:
-    sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
-    sessions.add_message("a", "user", "1")
-    view = sessions.store.view("a")
-    other.add_message("a", "user", "2")
-    newer = sessions.store.refresh(view)
-    assert view.matches(newer.uid, newer.generation, newer.change)
-    other.store.clear("a")
-    cleared = sessions.store.refresh(newer)
-    assert not newer.matches(cleared.uid, cleared.generation, cleared.change)
-    sessions.store.set_meta("a", name="b")
-    named = sessions.store.refresh(cleared)
-    assert not cleared.matches(named.uid, named.generation, named.change)
-
-
-def test_view_works_while_session_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
-    sessions.add_message("a", "user", "0")
-    read: Any = sessions.store.get_history
-
-    def read_and_change(*values: Any, **named: Any) -> Any:
-        other.add_message("a", "user", "more")
-        assert len(other.get_history("a")) < 5, "it never ends"
-        return read(*values, **named)
-
-    monkeypatch.setattr(sessions.store, "get_history", read_and_change)
-    view = sessions.store.view("a")
-    assert view.info.visible == len(view.messages)
-
-
-def test_store_of_a_session_manager_has_views(tmp_path: Path) -> None:
-    with SessionManager(tmp_path) as sessions:
-        sessions.add_message("a", "user", "1")
-        sessions.set_summary("a", "so far")
-        view = sessions.store.view("a")
-        assert (view.summary, [m.content for m in view.messages]) == ("so far", ["1"])
-        sessions.add_message("a", "user", "2")
-        newer = view.merged(sessions.store.refresh(view))
-        assert newer == sessions.store.view("a")
-        assert [m.content for m in sessions.store.view("a", 1).messages] == ["2"]
+def test_p1_message_that_arrives_while_a_thread_waits_for_a_lease_is_kept(tmp_path: Path) -> None:
+    store = SessionManager(tmp_path).store
+    store.add_message("k", "user", "a")
+    held = store.lease("k", ttl=60)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.lease, "k", ttl=60, wait=0.2)
+        number = 1
+        while not waiting.done():
+            number += 1
+            assert store.add_message("k", "user", number) == number
+        assert isinstance(waiting.exception(), StoreBusy)
+    held.release()
+    assert len(store.get_history("k")) == number
+    assert SessionManager(tmp_path).store.view("k") == store.view("k")

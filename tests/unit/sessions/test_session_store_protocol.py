@@ -229,8 +229,8 @@ class TestFace:
     def test_p7_two_session_stores_on_one_place_lose_nothing(
         self, sessions: SessionStore, face: str, tmp_path: Path
     ) -> None:
-        if face == "memory":
-            return  # each is a separate store
+        if face in ("memory", "legacy"):
+            return  # each is a separate store; a SessionManager is for one process
         beside = FACES[face](tmp_path / "workspace")
         for number in range(6):
             one = (sessions, beside)[number % 2]

@@ -47,10 +47,10 @@ def write():
 
 writer = threading.Thread(target=write)
 writer.start()
-for _ in range(5):
+for number in range(5):
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if sessions.add_message("child", "user", "x") else 1)
+        os._exit(0 if sessions.add_message(f"child {number}", "user", "x") else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 stop.set()
 writer.join()
