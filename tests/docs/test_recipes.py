@@ -58,7 +58,7 @@ def test_a_dump_of_a_database_is_restored_completely(
     with open_store(source) as store:
         fill(store)
         stored = everything(store)
-    page = (ROOT / "docs/howto/move-to-postgresql.md").read_text()
+    page = (ROOT / "docs/operate.md").read_text()
     commands = re.findall(r"^(?:pg_dump|pg_restore) .*$", page, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
