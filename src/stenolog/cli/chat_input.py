@@ -5,7 +5,6 @@ line. The alternate screen is never used, so the terminal keeps the conversation
 """
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Thre
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import ANSI, AnyFormattedText, StyleAndTextTuples
-from prompt_toolkit.history import History
+from prompt_toolkit.history import FileHistory, History
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.layout import (
@@ -322,57 +321,32 @@ class CommandCompleter(Completer):
 # --- input history --------------------------------------------------------------------------------
 
 
-_MAX_HISTORY_BYTES: Final = 1 << 20
-"""Maximum size of the input history file. A larger file is cut to half of this size."""
-
-
 def history_file() -> Path:
     """Return the path of the input history in the user's state folder, outside any workspace."""
     from platformdirs import user_state_path
 
-    return user_state_path("stenolog", appauthor=False) / "chat-history.jsonl"
+    return user_state_path("stenolog", appauthor=False) / "chat-history"
 
 
-class InputHistory(History):
-    """Persistent input history. Disk errors are ignored, so that the chat still works."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
+class InputHistory(FileHistory):
+    """Input history in a private file. Disk errors are ignored, so that the chat still works."""
 
     def load_history_strings(self) -> Iterable[str]:
         """Return the texts that the user entered, newest first."""
         try:
-            self._trim_file()
-            text = self._file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+            self._create_file()
+            return super().load_history_strings()
+        except OSError:
             return []
-        return list(_parse_entries(text))[::-1]
 
     def store_string(self, string: str) -> None:
         """Append a text that the user entered."""
         with suppress(OSError):
-            create_private_folder(self._file.parent)
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "ab", buffering=0) as file:
-                file.write(f"{json.dumps(string)}\n".encode())
+            self._create_file()
+            super().store_string(string)
 
-    def _trim_file(self) -> None:
-        if self._file.stat().st_size <= _MAX_HISTORY_BYTES:
-            return
-        newest_entries = self._file.read_bytes()[-_MAX_HISTORY_BYTES // 2 :].partition(b"\n")[2]
-        new_file = self._file.with_suffix(".new")
-        descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(newest_entries)
-        new_file.replace(self._file)
-
-
-def _parse_entries(history_lines: str) -> Iterator[str]:
-    for line in history_lines.splitlines():
-        try:
-            history_entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(history_entry, str):
-            yield history_entry
+    def _create_file(self) -> None:
+        """Create the file if it is missing. Raises OSError, also if it is a symbolic link."""
+        file = Path(os.fsdecode(self.filename))
+        create_private_folder(file.parent)
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))

@@ -154,7 +154,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
     assert shown.count("The tool says: ") == 1
     assert "Resume with: steno chat " in shown.splitlines()[-1]
     assert COLOUR.search(run.raw) is not None
-    (file,) = (here / "state").rglob("chat-history.jsonl")
+    (file,) = (here / "state").rglob("chat-history")
     assert file.stat().st_mode & 0o777 == 0o600
 
 

@@ -479,7 +479,7 @@ def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -
 def test_purge_names_the_input_history(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = place / "state" / "chat-history.jsonl"
+    file = place / "state" / "chat-history"
     monkeypatch.setattr(chat_input, "history_file", lambda: file)
     assert "chat input" not in steno("purge", "cli:default", "--yes").stderr
     chat_input.InputHistory(file).store_string("message 1")
