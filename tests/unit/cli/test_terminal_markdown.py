@@ -186,11 +186,15 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_long_block_is_returned_while_it_is_written(kind: str) -> None:
+def test_long_block_is_complete_at_its_end_and_only_its_last_lines_are_laid_out_before(
+    kind: str,
+) -> None:
     opening, line, looks = LONG[kind]
     blocks, stream = line_by_line(opening + "".join(line.format(n) for n in range(1_000)))
-    assert len(stream.unfinished[-1].source.splitlines()) < 500
-    assert len(blocks) >= 2
+    assert blocks == []
+    preview = shown(stream.unfinished)
+    assert len(preview) < 500
+    assert "words 999" in "".join(preview)
     blocks += stream.add("\n# After\n") + stream.end()
     lines = [line for line in shown(blocks) if line]
     expected = [look.format(n) for n in range(1_000) for look in looks]
@@ -200,14 +204,12 @@ def test_long_block_is_returned_while_it_is_written(kind: str) -> None:
     assert sum("•" in line for line in lines if "words" not in line) <= 1
 
 
-def test_long_table_is_split_into_tables_with_headers() -> None:
+def test_long_table_is_one_table() -> None:
     rows = "".join(f"| r{n} | x |\n" for n in range(1_000))
     blocks, stream = line_by_line(f"| left | right |\n|---|---|\n{rows}")
-    assert len(blocks) >= 2
-    blocks += stream.end()
-    lines = shown(blocks)
+    lines = shown(blocks + stream.end())
     assert re.findall(r"r\d+", "\n".join(lines)) == [f"r{n}" for n in range(1_000)]
-    assert sum("left" in line and "right" in line for line in lines) == len(blocks)
+    assert sum("left" in line and "right" in line for line in lines) == 1
 
 
 def test_number_at_the_start_of_a_line_of_a_long_item_is_kept() -> None:
@@ -248,6 +250,14 @@ def test_deeply_nested_text_is_shown(mark: str, depth: int, width: int) -> None:
     found = re.sub(r"\s", "", "".join(shown(in_pieces(text, seed=1), width)))
     assert "begin" in found
     assert "deep" in found
+
+
+def test_carriage_returns_shift_no_block() -> None:
+    text = "a\rb\r\r\r\n\nsecond\r\n\r\n- third\r\r\n- fourth\n\nlast\n"
+    for seed in range(20):
+        assert shown(in_pieces(text, seed=seed)) == [
+            *("ab", "", "second", "", " • third", " • fourth", "", "last")
+        ]
 
 
 def test_line_of_unusual_spaces_is_rendered() -> None:
