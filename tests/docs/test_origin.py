@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -10,10 +10,13 @@ PAGE = (ROOT / "docs" / "origin.md").read_text()
 NAMED = re.compile(r"`((?:tests|src)/[\w/]+\.py)(?:::(\w+))?`")
 
 
-def _defined(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
+@cache
+def _defined(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
 
 
 def test_every_test_named_on_the_origin_page_exists() -> None:
