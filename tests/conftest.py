@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -121,8 +122,9 @@ def _parse_part(text: str) -> tuple[int, int]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Mark the tests in slow.toml before `-m` selects tests; then select those of `--part`."""
+    """Mark slow tests before `-m` selects tests; then select those of `--part`."""
     _mark_slow(config, items)
+    _mark_cases_slow(items)
     yield
     if config.option.part is not None:
         part, parts = config.option.part
@@ -151,6 +153,23 @@ def _mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
         if not named and whole_suite:
             raise pytest.UsageError(f"slow.toml: no test is named {row['tests']}")
+
+
+def _mark_cases_slow(items: list[pytest.Item]) -> None:
+    """Mark the cases of tests that have the marker `quick(count)`, except a sample of `count`."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for name, table in cases.items():
+        marker = table[0].get_closest_marker("quick")
+        assert marker is not None
+        (count,) = marker.args
+        # The same sample in every run and process.
+        kept = random.Random(name).sample(range(len(table)), min(count, len(table)))
+        for index, item in enumerate(table):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from support.contract import StoreContract
 
 
+@pytest.mark.quick(3)
 class TestInMemoryStore(StoreContract):
     # No DamageContract: it has no records outside of the objects of this process.
 

@@ -51,6 +51,8 @@ def through(own_databases: Databases, bouncer: Bouncer) -> Iterator[str]:
     own_databases.leave(direct)
 
 
+# Its code for the cases of a test is that of SQLite, which runs all of them.
+@pytest.mark.quick(2)
 class TestPostgresStore(StoreContract):
     @pytest.fixture(autouse=True)
     def _database(self, database: str) -> None:

@@ -49,7 +49,7 @@ class AllMachine(StoreMachine):
             self.databases.leave(self._url)
 
 
-@pytest.mark.parametrize("runs", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_all_engines_behave_like_the_model(
     runs: int,
     postgres_places: Places,

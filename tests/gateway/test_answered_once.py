@@ -73,6 +73,15 @@ class Gateway:
         change: Callable[[Store], object] | None = None,
     ) -> Any:
         """Send a request."""
+        [response] = self.send_all([(body, headers)], change)
+        return response
+
+    def send_all(
+        self,
+        requests: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]],
+        change: Callable[[Store], object] | None = None,
+    ) -> list[Any]:
+        """Send requests, given as body and headers, to the same running gateway."""
         with ExitStack() as stack:
             served = stack.enter_context(
                 Served(self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS, tools=[look])
@@ -80,11 +89,15 @@ class Gateway:
             client = stack.enter_context(served.client())
             if change is not None:
                 change(served.loop.registry.agent().store)
-            response = client.post(
-                "/v1/chat/completions", json=body, headers={"X-Session-Key": KEY, **headers}
-            )
-            served.quiet()
-            return response
+            responses = []
+            for body, headers in requests:
+                responses.append(
+                    client.post(
+                        "/v1/chat/completions", json=body, headers={"X-Session-Key": KEY, **headers}
+                    )
+                )
+                served.quiet()
+            return responses
 
     def text(self, response: Any) -> str:
         """Return the text of a complete answer."""
@@ -97,9 +110,10 @@ def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gateway]
     """A gateway with two answered requests, on each engine."""
     with new_place(request.param, tmp_path, request) as where:
         gateway = Gateway(where)
-        for number, text in enumerate((PIN, EVEREST), start=1):
-            response = gateway.post(text, _key(number))
-            assert gateway.text(response) == f"to {text}"
+        bodies = [{"messages": [_user(text)]} for text in (PIN, EVEREST)]
+        responses = gateway.send_all([(bodies[0], _key(1)), (bodies[1], _key(2))])
+        answers = [gateway.text(response) for response in responses]
+        assert answers == [f"to {PIN}", f"to {EVEREST}"]
         gateway.asked.clear()
         yield gateway
 
@@ -136,6 +150,7 @@ def _damage(store: Store) -> None:
 CHANGES = pytest.mark.parametrize("change", [_keep, _truncate, _summarize, _archive])
 
 
+@pytest.mark.quick(4)
 @CHANGES
 @pytest.mark.parametrize("stream", [False, True])
 def test_retry_gets_its_answer_also_if_it_is_hidden_or_archived(
@@ -151,6 +166,7 @@ def test_retry_gets_its_answer_also_if_it_is_hidden_or_archived(
     assert gateway.asked == []
 
 
+@pytest.mark.quick(4)
 @CHANGES
 @pytest.mark.parametrize("stream", [False, True])
 def test_retry_of_a_damaged_answer_is_an_error_and_no_other_answer(
@@ -230,6 +246,7 @@ def test_message_sent_again_gets_its_answer_or_an_error(gateway: Gateway) -> Non
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (500, "answer_unknown")
 
 
+@pytest.mark.quick(4)
 @CHANGES
 @pytest.mark.parametrize("sends_all", [False, True], ids=["one message", "whole history"])
 def test_retry_of_a_tool_result_gets_its_own_answer(
@@ -304,6 +321,7 @@ def test_repeated_request_gets_the_same_tool_calls_again(gateway: Gateway) -> No
     assert gateway.asked == [ASK_CLOCK]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("kept", [1, 2])
 def test_marked_retry_of_a_client_with_a_part_of_the_history_gets_its_answer(
     gateway: Gateway, kept: int
@@ -323,6 +341,7 @@ def test_marked_retry_of_a_client_with_a_part_of_the_history_gets_its_answer(
         assert store.info(KEY).visible == 6
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("change", [_keep, _truncate, _damage])
 def test_retry_gets_all_texts_of_a_turn_or_an_error(
     gateway: Gateway, change: Callable[[Store], None]

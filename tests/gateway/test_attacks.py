@@ -139,6 +139,7 @@ def test_token_gives_access(roomy: int) -> None:
     assert SECRET.encode() in answer
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "given",
     [
@@ -172,6 +173,7 @@ def test_token_in_the_query_gives_no_access(roomy: int) -> None:
 # --- for whom, and from which page -----------------------------------------------------------
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "host",
     [
@@ -219,6 +221,7 @@ def test_dns_rebinding_gets_no_access(roomy: int) -> None:
         assert _status(_ask(roomy, "/", f"Host: {name}", way)) == 421
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 @pytest.mark.parametrize(
     "origin",
@@ -302,6 +305,7 @@ def test_observed_proof_gives_no_access(roomy: int) -> None:
 # --- paths -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "target",
     [
@@ -420,6 +424,7 @@ def test_body_of_the_allowed_size_is_accepted(roomy: int) -> None:
     assert f"{SECRET}: {MOST} bytes".encode() in answer
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "flood",
     [
@@ -467,6 +472,7 @@ def _post(*headers: str) -> bytes:
     return _head("POST", "/v1/x", "Host: localhost", BEARER, *headers)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "sent",
     [

@@ -103,6 +103,7 @@ def test_p10_valid_message_is_encoded_and_decoded_unchanged(case: str) -> None:
     assert b"\n" not in payload
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("case", INVALID_MESSAGES)
 def test_p10_invalid_value_is_rejected_with_its_field(case: str) -> None:
     make, field = INVALID_MESSAGES[case]

@@ -139,6 +139,7 @@ def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:
     assert shown[-1] == plain
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", sorted(LANGUAGES))
 def test_every_allowed_name_is_coloured_in_viewer_and_terminal(name: str) -> None:
     # In each language, one of these has a colour.

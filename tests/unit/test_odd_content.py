@@ -145,6 +145,7 @@ _Use = Callable[[Store, SessionInfo, list[Message]], None]
 USES: list[_Use] = [_catalog, _tokens, _window, _memory, _viewer, _cli, _export]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("use", USES)
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(bodies=st.lists(_odd_messages(), min_size=1, max_size=4))
@@ -171,6 +172,7 @@ DEEP = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("body", [{}, {"content": "x"}, {"role": None}], ids=repr)
 def test_a_message_without_a_role_makes_no_reader_fail(use: _Use, body: dict[str, Any]) -> None:
@@ -179,6 +181,7 @@ def test_a_message_without_a_role_makes_no_reader_fail(use: _Use, body: dict[str
         use(store, store.info("k"), store.get_history("k", full=True))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("body", DEEP, ids=lambda body: "-".join(body))
 def test_deeply_nested_content_makes_no_reader_fail(use: _Use, body: dict[str, Any]) -> None:

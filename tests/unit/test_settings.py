@@ -255,6 +255,7 @@ retries = 101
     ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -282,6 +283,7 @@ def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str
     assert [str(each).replace(str(file), "FILE") for each in caught.value.problems] == [told]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -605,6 +607,7 @@ def test_printed_settings_contain_no_secret(file: Path) -> None:
     assert found.values["agent.models"].value == ("http://h/v1?key=***#m",)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
@@ -642,6 +645,7 @@ def test_address_without_a_secret_is_shown_unchanged(address: str) -> None:
     assert mask_secrets(address) == address
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("line", [
     "key = ['hush']", "key_env = 'sk-hush'", "key_env = ['sk-hush']", "headers = 'hush'",
     "headers = {A = \"hush\\n\"}", "key = 'hush \\u'", "headers = {A = ['hush']}",
@@ -655,6 +659,7 @@ def test_errors_contain_no_secret(file: Path, line: str) -> None:
     assert "hush" not in told
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("line", [
     "sessions = ['postgresql://u:hush@h/db']", "sessions = 'sqlite://u:hush@h/db'",
     "sessions = 'mysql:u:hush@h/db'", "sessions = 'u:hush@h/x.db\\u0000'",

@@ -45,6 +45,7 @@ def error(rows: list[dict[str, Any]], *, count: Callable[[str], int] = estimate)
 # --- comparison with a real tokenizer --------------------------------------------------------
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_estimate_is_within_15_percent_on_unseen_texts_of_each_class(kind: str) -> None:
     rows = [row for row in REPORTED if row["class"] == kind]
@@ -73,6 +74,7 @@ def too_many(text: str) -> int:
     return estimate(text) * 9 // 5
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("tokenizer", ["o200k", "cl100k"])
 @pytest.mark.parametrize("count", [estimate, too_few, too_many])
 @pytest.mark.parametrize("seed", range(10))

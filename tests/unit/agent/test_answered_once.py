@@ -146,6 +146,7 @@ def _keep(store: Store) -> None:
     del store
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("change", [_keep, _hide, _summarize, _archive, _hide_answer])
 def test_message_sent_again_gets_its_own_answer(
     place: Place, change: Callable[[Store], None]
@@ -158,6 +159,7 @@ def test_message_sent_again_gets_its_own_answer(
         assert place.asked.questions == []
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("change", [_keep, _hide, _archive])
 def test_message_sent_again_after_a_fork_gets_its_own_answer(
     place: Place, change: Callable[[Store], None]
@@ -175,6 +177,7 @@ def test_message_sent_again_after_a_fork_gets_its_own_answer(
     assert (again.outcome, again.text) == ("again", "to Other.")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("before", [2, 3, 5])
 def test_purged_message_is_a_new_message_if_it_is_sent_again(place: Place, before: int) -> None:
     place.change(lambda store: store.purge(KEY, before=before))
@@ -183,6 +186,7 @@ def test_purged_message_is_a_new_message_if_it_is_sent_again(place: Place, befor
     assert asyncio.run(place.resume()) == []
 
 
+@pytest.mark.quick(3)
 @durable
 @pytest.mark.parametrize("change", [_keep, _hide, _archive])
 def test_damaged_answer_is_not_replaced_by_another_answer_or_a_second_one(

@@ -114,6 +114,7 @@ def test_question_whose_answer_is_not_stored_is_answered_once_by_its_retry(
     assert _contents(reopened(store, disk.folder)) == ["said 1", "to 1"]
 
 
+@pytest.mark.quick(2)
 @every_store
 @every_disk
 def test_question_whose_answer_is_not_stored_is_answered_once_after_a_restart(

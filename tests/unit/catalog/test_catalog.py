@@ -195,6 +195,7 @@ def test_leased_session_is_running(store: Store, catalog: Catalog) -> None:
     assert _keys(catalog, state="interrupted") == ["telegram:1"]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "how",
     [{"limit": 0}, {"limit": True}, {"state": "asleep"}, {"after": "x"}, {"after": "1"}],
@@ -360,6 +361,7 @@ def test_sessions_beyond_the_mark_limit_are_filtered_too(store: Store, catalog: 
     assert sorted(key for key, _ in found) == [f"a{number:02}" for number in range(70)]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "how",
     [

@@ -364,6 +364,7 @@ def _wreck(file: Path, older: Path, chance: random.Random) -> None:
             file.mkdir()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/s.db"])
 def test_searches_are_right_while_the_file_is_wrecked_in_use(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_read_only_store_is_indexed_in_memory(where: str) -> None:
 # --- thrown away -------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "harm",
     [
@@ -165,6 +166,7 @@ def test_missing_outdated_or_damaged_tables_are_rebuilt(where: str, tables: str,
         _agree(store, catalog)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("gone", ["about", "words", "session"])
 def test_p4_remains_of_a_catalog_do_not_prevent_a_purge(where: str, tables: str, gone: str) -> None:
     with stenolog.open_store(where) as store:

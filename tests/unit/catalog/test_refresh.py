@@ -92,6 +92,7 @@ def test_imported_messages_of_an_indexed_empty_session_keep_their_times(
     _agree(store, catalog)
 
 
+@pytest.mark.quick(1)
 def test_small_transactions_give_the_same_catalog(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

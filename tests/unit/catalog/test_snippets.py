@@ -76,6 +76,7 @@ _KEY = "sk-proj-" + "Ab3dEf6hIj9kLm2nOp5qRs8tUv1wXy4z" * 3
 _PEM = "-----BEGIN PRIV" + "ATE KEY-----\n" + f"{_KEY[8:]}\n" * 20 + "-----END PRIVATE KEY-----"
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("secret", [_KEY, f"password: {_KEY[8:]}", f"\x1b[32m{_KEY}\x1b[0m", _PEM])
 @pytest.mark.parametrize("query", ["park", "park sk", _KEY, "nothing", "Ab3d*"])
 def test_no_part_of_a_secret_is_in_a_snippet(secret: str, query: str) -> None:

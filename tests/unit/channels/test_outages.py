@@ -71,6 +71,7 @@ async def _chat(store: str, folder: Path, server: TelegramServer, *texts: str) -
             await until(server, lambda count=count: len(server.texts(ALICE)) > count)  # type: ignore[misc]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("old", [[], ["sent"], ["unsent"], ["sent", "unsent"]], ids=str)
 def test_answers_of_an_outage_are_delivered_once(
     server: TelegramServer,

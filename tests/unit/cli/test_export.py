@@ -204,6 +204,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_field_content_is_escaped_in_html(steno: Steno, text: str) -> None:
     call = {"id": text, "function": {"name": text, "arguments": text}}

@@ -105,6 +105,7 @@ def log() -> str:
     return path.read_text() if path.exists() else ""
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "workspace",
     ["talks", "a b", "a'b", 'a"b', "$(touch pwned)", "a\nb; touch pwned", "é\u202e", "%s"],

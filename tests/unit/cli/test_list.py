@@ -397,6 +397,7 @@ def test_error_for_a_namespace_folder_names_the_option(steno: Steno) -> None:
     assert steno("list", "workspace", "--namespace", "drafts").exit_code == 0
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("where", "words"),
     [

@@ -25,6 +25,7 @@ from stenolog.errors import UsageError
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

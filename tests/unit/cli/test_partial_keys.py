@@ -32,6 +32,7 @@ def test_script_needs_the_whole_key(
     assert "A script needs a whole key. 1 key matches" in result.stderr
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("part", ["telegram:1", "te", "123", "egram:123"])
 @pytest.mark.parametrize("command", [["show"], ["tail"], ["export"], ["stats"]])
 def test_reading_command_accepts_the_start_or_end_of_one_key(

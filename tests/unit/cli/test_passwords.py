@@ -31,6 +31,7 @@ PLACES = (
 )
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(
     "command",
@@ -48,6 +49,7 @@ def test_p11_no_command_prints_a_password(
     assert SECRET not in result.output
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("where", PLACES)
 def test_p11_a_copy_does_not_print_a_password(steno: Steno, where: str) -> None:
     for places in ((where, "new"), ("new", where)):

@@ -242,6 +242,7 @@ def test_long_block_is_not_parsed_again_for_each_line(
     assert sum(read) < 40 * 4_000
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("width", [20, 40, 80])
 @pytest.mark.parametrize("depth", [1, 5, 12, 19, 20, 21, 60])
 @pytest.mark.parametrize("mark", ["> ", "- ", "> - "])

@@ -202,6 +202,7 @@ def taken_back(store: Store) -> None:
     store.hide(KEY, 3, 4)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("meanwhile", [moved, told, begun_anew, gone, taken_back])
 def test_plan_is_dropped_if_the_session_was_replaced(store: Store, meanwhile: Any) -> None:
     def answer(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -208,6 +208,7 @@ def _lake_turns(*, in_content: bool) -> list[dict[str, Any]]:
     return history
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("in_content", [False, True])
 @pytest.mark.parametrize("max_tokens", range(500, 1_500, 50))
 def test_batch_never_separates_a_tool_call_from_its_result(

@@ -80,6 +80,7 @@ def test_request_with_the_token_is_accepted() -> None:
     assert _ask({"Authorization": f"bEARER  {TOKEN.value.decode()} "}).text == "bearer"
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "given",
     [
@@ -135,6 +136,7 @@ def test_cookie_with_another_name_is_rejected(name: str) -> None:
     assert _ask({"Cookie": f"{name}={COOKIES.make_value()}"}).status_code == 401
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "BREW"])
 @pytest.mark.parametrize(
     "page",
@@ -214,6 +216,7 @@ def test_request_with_two_proofs_is_rejected() -> None:
     assert _ask(both, method="POST", path="/v1/login-links").status_code == 401
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "path",
     [
@@ -242,6 +245,7 @@ def test_path_similar_to_an_open_one_needs_the_token(path: str) -> None:
     assert _ask({}, path=path).status_code == 401
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "user@localhost", ""])
 def test_foreign_host_is_rejected_on_every_path(path: str, host: str) -> None:
@@ -257,6 +261,7 @@ def test_configured_host_is_accepted() -> None:
     assert _ask({**BEARER, "Host": "steno.example.org"}).status_code == 200
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "http://localhost:3000"])
 def test_foreign_origin_is_rejected_on_every_path(path: str, origin: str) -> None:

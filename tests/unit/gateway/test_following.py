@@ -15,6 +15,7 @@ from stenolog.testing.scripted_model import ScriptedModel
 COUNT = 200
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_slow_listener_gets_every_event_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED_MESSAGES", 3)

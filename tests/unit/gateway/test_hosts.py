@@ -28,6 +28,7 @@ names = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z][a-z0-9-]{0,10}){0,3}", full
 ports = st.one_of(st.just(""), st.integers(1, 65_535).map(lambda port: f":{port}"))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "host",
     [
@@ -49,6 +50,7 @@ def test_known_host_is_accepted_at_any_port(host: str) -> None:
     assert is_known_host([host], KNOWN)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "host",
     [
@@ -179,6 +181,7 @@ def test_a_page_of_the_same_host_and_port_has_the_same_origin(origin: str, host:
     assert is_same_origin(origin, host)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("origin", "host"),
     [
@@ -203,6 +206,7 @@ def test_any_other_page_has_another_origin(origin: str, host: str) -> None:
     assert not is_same_origin(origin, host)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("origin", "may"),
     [

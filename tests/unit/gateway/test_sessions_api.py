@@ -563,6 +563,7 @@ def test_invalid_query_is_rejected(api: Api, query: str, words: str) -> None:
     assert words in message
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("body", "words"),
     [

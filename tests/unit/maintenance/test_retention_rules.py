@@ -510,6 +510,7 @@ DAMAGE_STATE = "UPDATE state SET body = x'00' WHERE session = ?"
 DAMAGE_UNDO_STEP = "UPDATE change SET body = x'00' WHERE number = 3 AND session = ?"
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("exclude_tag", ["", "keep"])
 @pytest.mark.parametrize(
     ("text", "statement"),

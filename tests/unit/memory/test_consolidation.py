@@ -672,6 +672,7 @@ def test_note_forgotten_during_consolidation_is_not_restored(quick: Place) -> No
     assert len(place.daily()) == 1
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("how", ["pop", "purge", "delete", "made again", "clear and skip", "hide"])
 def test_messages_withdrawn_during_model_call_are_not_noted(place: Place, how: str) -> None:
     place.talk("I have been ill since May")

@@ -17,6 +17,7 @@ KEY = "telegram:1"
 ASKED = "Please summarise this web page about my bank for me"
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("text", "quote"),
     [
@@ -43,6 +44,7 @@ def test_a_fact_with_a_name_number_or_address_that_the_user_did_not_say_is_rejec
     assert not is_supported(Fact(text=text, quote=quote), [ASKED])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "text",
     [
@@ -63,6 +65,7 @@ def test_a_name_in_lower_case_that_the_user_did_not_say_is_rejected(text: str) -
     assert not is_supported(Fact(text=text, quote="my bank"), [ASKED])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -98,6 +101,7 @@ def test_one_common_word_does_not_support_a_long_instruction() -> None:
     assert not is_supported(Fact(text=order, quote="my bank"), [ASKED])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -196,6 +196,7 @@ USERS = {
 """Two people who share channels, and one of these channels as a separate group."""
 
 
+@pytest.mark.quick(1)
 def test_three_users_in_one_store_never_see_each_other(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:

@@ -338,6 +338,7 @@ def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer
     assert (reply.text, error) == (SAID, None)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dialect", OVERFLOW_ERRORS)
 def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: str) -> None:
     server.play(ScriptedResponse(overflow=dialect))

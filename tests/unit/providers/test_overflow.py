@@ -100,6 +100,7 @@ SOMETHING_ELSE = [
 ]
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("text", "limit"), TOO_LONG)
 def test_overflow_errors_and_their_limits_are_recognized(text: str, limit: int | None) -> None:
     found = read_overflow(RuntimeError(text))

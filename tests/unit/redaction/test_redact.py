@@ -112,6 +112,7 @@ def test_planted_key_is_redacted(name: str, around: str) -> None:
     assert "[redacted: " in found.text
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", _LINKS)
 @pytest.mark.parametrize("around", ["{}", "open {} please", '"{}"', "({})."])
 def test_secret_part_of_a_link_is_redacted(name: str, around: str) -> None:
@@ -122,6 +123,7 @@ def test_secret_part_of_a_link_is_redacted(name: str, around: str) -> None:
     assert found.text.startswith(around.format(link)[:12])
 
 
+@pytest.mark.quick(16)
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
@@ -213,6 +215,7 @@ def test_every_secret_is_redacted_in_place() -> None:
     assert redact(said) == RedactedText(kept, 5)
 
 
+@pytest.mark.quick(13)
 @pytest.mark.parametrize(
     "said",
     [
@@ -390,6 +393,7 @@ def test_secrets_with_escaped_letters_are_redacted() -> None:
     assert redact("caf\\u00e9 \\u0041 password=x9y").text.startswith("caf\\u00e9 \\u0041 ")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
@@ -435,6 +439,7 @@ def test_text_similar_to_commands_or_headers_is_unchanged(said: str) -> None:
     assert redact(said) == RedactedText(said, 0)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "name",
     [
@@ -448,6 +453,7 @@ def test_more_field_names_mark_secrets(name: str) -> None:
     assert redact_data(json.dumps({name: "Hunter2=x"})).count == 1
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "value",
     [
@@ -833,6 +839,7 @@ def test_no_cut_leaves_part_of_a_secret(name: str, around: str) -> None:
                 assert not any(part in kept for part in shown)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", _KEYS)
 @pytest.mark.parametrize("before", ["word ", "\n        ", "\x1b[1m", '{"a":1},', "鍵"])
 def test_no_start_of_a_text_has_part_of_a_secret(name: str, before: str) -> None:
@@ -892,6 +899,7 @@ _SEQUENCES = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", _KEYS)
 def test_colour_before_a_key_does_not_hide_it(name: str) -> None:
     key = _KEYS[name]
@@ -909,6 +917,7 @@ _ESCAPES = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", _KEYS)
 def test_escape_before_a_key_does_not_hide_it(name: str) -> None:
     key = _KEYS[name]
@@ -920,6 +929,7 @@ def test_escape_before_a_key_does_not_hide_it(name: str) -> None:
     assert redact(f"word{key[:4]}").count == 0
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("sequence", _SEQUENCES)
 def test_control_sequence_inside_a_key_does_not_hide_it(sequence: str) -> None:
     key = _KEYS["github"]

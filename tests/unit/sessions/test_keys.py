@@ -169,6 +169,7 @@ def test_numeric_id_is_used_as_its_digits() -> None:
     assert keys.key_for(said, scope="group") == "telegram:-1001"
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", ["channel", "sender", "chat", "thread"])
 @pytest.mark.parametrize("wrong", [1.5, True, b"123", ["123"]])
 def test_error_names_part_that_is_neither_text_nor_number(name: str, wrong: Any) -> None:

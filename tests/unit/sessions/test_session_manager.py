@@ -292,6 +292,7 @@ def test_p10_parse_is_inverse_of_compose(bodies: list[dict[str, Any]], data: st.
     assert json_file.parse(json_file.compose_file(session)) == session
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "ours",
     [

@@ -123,6 +123,7 @@ class TestFace:
         assert sessions.get_summary("k") == "so far \ud800"
         assert sessions.list_sessions() == ["k"]
 
+    @pytest.mark.quick(5)
     @pytest.mark.parametrize(
         ("keep", "left"), [(2, "de"), (0, ""), (-3, ""), (5, "abcde"), (99, "abcde")]
     )
@@ -183,6 +184,7 @@ class TestFace:
             assert _contents(sessions, key) == [number]
         assert [path.name for path in tmp_path.iterdir()] in ([], ["workspace"])
 
+    @pytest.mark.quick(5)
     @pytest.mark.parametrize("key", ["", "k" * 1025, "\ud800", None, 7])
     def test_invalid_key_is_a_failed_write(self, sessions: SessionStore, key: Any) -> None:
         assert sessions.add_message(key, "user", "x") is None

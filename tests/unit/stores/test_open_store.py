@@ -40,6 +40,7 @@ def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
         assert isinstance(store, JSONLStore)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("where", "words"),
     [
@@ -72,6 +73,7 @@ def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str)
     assert words in str(raised.value)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "where",
     [

@@ -104,6 +104,7 @@ def test_valid_requests_pass(fine: Any) -> None:
     assert find_fault(fine) is None
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("words", "wrong"), FAULTS, ids=[words for words, _ in FAULTS])
 def test_invalid_requests_are_rejected(words: str, wrong: Any) -> None:
     found = find_fault(wrong)

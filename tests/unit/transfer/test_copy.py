@@ -103,6 +103,7 @@ def _refused(source: Store, target: Store) -> CopyProblem:
 # --- everything is carried -------------------------------------------------------------------
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -116,6 +117,7 @@ def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
     assert found.messages == sum(carried.messages for carried in found.copied)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_undo_has_the_same_result_in_source_and_copy(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -126,6 +128,7 @@ def test_undo_has_the_same_result_in_source_and_copy(stores: Open, one: str, oth
     assert sum(not isinstance(step[0], type) for step in steps["a"]) == 5  # type: ignore[index]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_idempotency_keys_are_copied(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -146,6 +149,7 @@ def test_idempotency_keys_are_copied(stores: Open, one: str, other: str) -> None
     assert len(target.get_history("a", full=True)) == len(source.get_history("a", full=True))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -160,6 +164,7 @@ def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> N
         assert [m.content for m in store.get_history("back")] == ["first"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_copy_keeps_the_deletion_times_of_sessions(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -174,6 +179,7 @@ def test_copy_keeps_the_deletion_times_of_sessions(stores: Open, one: str, other
     assert _copied(source, target).messages == 0
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_second_copy_adds_new_sessions_and_reports_changed_ones(
     stores: Open, one: str, other: str
@@ -196,6 +202,7 @@ def test_second_copy_adds_new_sessions_and_reports_changed_ones(
     assert after == before
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("one", "other"), FEW)
 def test_copy_can_be_written_like_the_source(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -414,6 +421,7 @@ def _delete(store: Store) -> None:
     store.delete("a")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("went_on", [_append, _change, _label, _delete])
 @pytest.mark.parametrize(("one", "other"), FEW)
 def test_changed_destination_is_not_overwritten(

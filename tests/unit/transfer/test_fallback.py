@@ -611,6 +611,7 @@ def test_a_second_start_waits_for_the_merge_of_another_start(
     assert seen == ["m1", "m2"]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("at", range(1, 7))
 def test_p7_messages_of_a_session_that_was_deleted_during_its_merge_stay_deleted(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch, at: int
@@ -642,6 +643,7 @@ def test_p7_messages_of_a_session_that_was_deleted_during_its_merge_stay_deleted
     assert at < 5 or live in (["m3"], ["new", "m3"]), "messages that were merged came back"
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("restored_as", [None, "elsewhere"])
 @pytest.mark.parametrize("later", [True, False])
 @pytest.mark.parametrize("once", [True, False])
@@ -899,6 +901,7 @@ def test_p3_a_folder_with_a_damaged_message_keeps_its_name(
     assert folder.exists()
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("lost", [["b1"], ["b2"], ["c"], ["a", "b1", "b2", "b3", "c"]], ids=str)
 @pytest.mark.parametrize("kill_at", [0, 1, 2, 3, 4, 5])
 def test_p1_a_message_of_the_fallback_that_was_repaired_is_merged(

@@ -53,6 +53,7 @@ def contents(store: InMemoryStore, key: str) -> list[Any]:
     return [message.content for message in store.get_history(key, full=True)]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("bad", BAD_TEXTS)
 def test_p3_bad_message_is_skipped_and_reported(place: Path, bad: str) -> None:
     good = [json.dumps({"role": "user", "content": word, "x": 1}) for word in "ab"]

@@ -278,6 +278,7 @@ def test_imported_session_has_times_of_its_conversation(store: Store, place: Pat
     assert store.info("fork").created >= before
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("imported", ["x", [7], [{}], [{"created": "x", "updated": 7}], [None]])
 def test_metadata_that_is_not_a_receipt_does_not_change_times(store: Store, imported: Any) -> None:
     store.add_message("k", "user", "a")
@@ -542,6 +543,7 @@ def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> Non
     assert contents(store, full=True) == ["a", "b"]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("skip", [-1, 1.5, True, "3", None])
 def test_invalid_skip_hides_nothing(store: Store, place: Path, skip: object) -> None:
     picoclaw(place, "k", "a", "b", key="k", skip=skip)
@@ -574,6 +576,7 @@ class FullDisk(JSONLStore):
         return super().add_messages(*arguments, **options)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("room", range(6))
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_failed_import_keeps_every_original_file(
@@ -847,6 +850,7 @@ def test_two_logs_with_conflicting_names_are_imported(place: Path) -> None:
     assert [name for name in names(place) if not name.endswith(".migrated")] == []
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("log", ["", ".importing"])
 @pytest.mark.parametrize("meta", ["", ".importing", ".migrated"])
 def test_killed_import_is_continued(store: Store, place: Path, log: str, meta: str) -> None:

@@ -194,6 +194,7 @@ def test_unreadable_place_does_not_hide_the_others(tmp_path: Path) -> None:
         assert len(opened.list_sessions()) == 6
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("program", "sample", "name"),
     [

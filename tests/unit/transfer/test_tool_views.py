@@ -247,6 +247,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_call_takes_bounded_time_and_space(name: str) -> None:
     def show() -> None:

@@ -250,6 +250,7 @@ def test_unreadable_folder_of_transcripts_is_reported(
     codex.chmod(0o700)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("address", "name"),
     [

@@ -379,6 +379,7 @@ def test_no_part_of_a_secret_is_in_the_line_of_a_call() -> None:
             assert len(line) <= 120
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("limit", "body"),
     [

@@ -98,6 +98,7 @@ def test_code_is_coloured_by_its_language() -> None:
     assert "<span" not in coloured_code("<b>" * 9_000, "html")
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "text",
     [

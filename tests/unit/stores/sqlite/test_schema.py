@@ -20,6 +20,7 @@ def test_fingerprint_changes_with_the_tables_and_not_with_comments() -> None:
     assert schema_fingerprint(script) != schema_fingerprint("CREATE TABLE a (x BLOB);")
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", SQL)
 def test_no_statement_needs_a_full_scan(name: str) -> None:
     connection = apsw.Connection(":memory:")

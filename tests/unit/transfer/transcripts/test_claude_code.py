@@ -28,6 +28,7 @@ def read(path: Path) -> Transcript:
     return reader.read(file)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[:12])
 def test_each_record_can_be_rebuilt_from_its_messages(path: Path) -> None:
     records = []

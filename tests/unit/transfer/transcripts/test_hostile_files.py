@@ -274,6 +274,7 @@ def test_an_id_is_no_file_pattern(tmp_path: Path, pattern: str) -> None:
 # --- large conversations -------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("role", ["assistant", "tool"])
 def test_chain_of_answers_without_a_question_is_read_once(tmp_path: Path, role: str) -> None:
     count = 30_000
@@ -450,6 +451,7 @@ SIDE_FILES = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("kind", SIDE_FILES)
 @pytest.mark.parametrize("what", ["file", "link", "pipe", "folder", "large"])
 def test_only_regular_files_beside_a_transcript_are_read(
@@ -609,7 +611,14 @@ def write_compressed(path: Path, chunk: bytes, count: int) -> None:
         stream.write(b"\n")
 
 
-@pytest.mark.parametrize("chunk", [b" " * MB, b"\n" * MB, (b" " * 1_023 + b"\n") * 1_024])
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b" " * MB,
+        pytest.param(b"\n" * MB, marks=pytest.mark.slow),
+        (b" " * 1_023 + b"\n") * 1_024,
+    ],
+)
 def test_compressed_bomb_ends_soon(tmp_path: Path, chunk: bytes) -> None:
     file = rollout(tmp_path, THREADS[0], ending=".zst")
     write_compressed(file, chunk, 300)

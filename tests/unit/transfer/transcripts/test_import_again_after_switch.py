@@ -299,6 +299,7 @@ PROGRAM_WRITERS = [
 actions = st.tuples(st.sampled_from(["grow", "grow", "switch", "edit"]), st.integers(0, 20))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("program", PROGRAM_WRITERS, ids=lambda program: str(program.name))
 @given(imports=st.lists(st.lists(actions, max_size=5), min_size=1, max_size=6))
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)

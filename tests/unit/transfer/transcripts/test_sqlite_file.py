@@ -102,6 +102,7 @@ def test_database_in_a_read_only_folder_is_read(tmp_path: Path) -> None:
 # --- files made to be expensive ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_small_hostile_database_does_not_use_much_memory(tmp_path: Path) -> None:
     source = tmp_path / "small.db"
     with closing(sqlite3.connect(source)) as connection, connection:

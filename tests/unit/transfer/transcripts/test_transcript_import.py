@@ -92,6 +92,7 @@ def test_a_file_that_has_grown_adds_only_what_is_new(store: Store, tmp_path: Pat
         assert bodies(store, KEY, full=False) == bodies(fresh, KEY, full=False)
 
 
+@pytest.mark.quick(1)
 def test_usage_of_a_file_read_in_the_middle_of_an_answer_counts_once(
     store: Store, tmp_path: Path
 ) -> None:
