@@ -21,7 +21,8 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, catalog_files, open_catalog, steps
-from stenolog.catalog.catalog_database import Transaction
+from stenolog.catalog.catalog_database import CatalogDamaged, Transaction
+from stenolog.catalog.catalog_files import MemoryDatabase
 from stenolog.catalog.index import Progress, Refresher
 from stenolog.catalog.indexing import CatalogWriter
 from stenolog.maintenance.repair import accept
@@ -334,6 +335,26 @@ def test_damage_that_sqlite_does_not_notice_is_not_copied_into_memory(tmp_path: 
         with open_store(tmp_path, read_only=True) as store, open_catalog(store) as catalog:
             assert catalog.search("xylophone").count == 1
             assert [entry.key for entry in catalog.list().entries] == ["cli:two", "cli:one"]
+
+
+def test_damage_that_is_copied_into_memory_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, found = Refresher.refresh, list[type]()
+
+    def find_damage(refresher: Refresher, progress: Progress | None = None) -> int | None:
+        """Find damage as often as another process wrecks the file, and in its copy once."""
+        found.append(type(refresher.database))
+        if found.count(MemoryDatabase) < 2:
+            raise CatalogDamaged("wrecked again")
+        return refresh(refresher, progress)
+
+    monkeypatch.setattr(Refresher, "refresh", find_damage)
+    with open_store(tmp_path) as store, open_catalog(store) as catalog:
+        store.add_message("cli:one", "user", "xylophone")
+        assert catalog.search("xylophone").count == 1
+        [problem] = catalog.problems
+    assert "was built in memory: wrecked again" in problem
 
 
 WRECKS = ("truncate", "garbage", "copy", "swap", "overwrite", "delete", "folder", "nothing")

@@ -228,6 +228,17 @@ def test_batch_never_separates_a_tool_call_from_its_result(
         assert "result of a tool" not in part
 
 
+@pytest.mark.parametrize("last", range(0, 24, 3))
+def test_messages_before_the_first_prompt_end_with_the_results_of_their_calls(last: int) -> None:
+    looked = [assistant(None, "c", arguments=json.dumps({"q": "w " * 150})), tool("c", "r " * 90)]
+    history = [user("Look."), *looked * 70, *[user("And this.")] * last]
+    limits = Limits(max_context_tokens=600, reserve=50)
+    done, model = made(history, *[NEW] * 100, limits=limits)
+    assert "did not fit into the prompts for the model" in done.fallback
+    first = model.calls[0][-1]["content"]
+    assert first.count("calls look(") == first.count("result of look: ") > 0
+
+
 def test_calls_whose_results_fill_several_prompts_keep_their_name() -> None:
     ids = [f"c{number}" for number in range(12)]
     history = [user("go"), assistant(None, *ids), *(tool(id, f"{id} " + "r" * 900) for id in ids)]
