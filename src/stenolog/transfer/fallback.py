@@ -114,6 +114,10 @@ class FallbackStore(JSONLStore):
         """Always raises StoreUnavailable."""
         self._refuse("delete", key)
 
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Always raises StoreUnavailable."""
+        self._refuse("delete", info.key)
+
     def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
         """Always raises StoreUnavailable."""
         del before

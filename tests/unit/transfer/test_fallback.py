@@ -124,6 +124,7 @@ def test_p4_the_fallback_refuses_to_delete_and_to_purge(where: str, fallback: Fa
         lease = store.lease(KEY, ttl=10)
         for refused in (
             lambda: store.delete(KEY),
+            lambda: store.delete_unchanged(store.info(KEY)),
             lambda: store.purge(KEY),
             lambda: store.purge(KEY, before=2),
             lambda: store.purge_trash(KEY, [("uid", datetime.now(UTC))]),
