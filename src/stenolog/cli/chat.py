@@ -13,6 +13,7 @@ import click
 from stenolog.cli.config import AgentOptions, agent_options
 from stenolog.cli.output import (
     attributes_of,
+    inline_output,
     is_interactive,
     print_json,
     print_notice,
@@ -68,7 +69,11 @@ def chat_command(
             "steno chat needs an interactive terminal. "
             "Elsewhere: steno ask --session KEY 'QUESTION'"
         )
-    return asyncio.run(_chat(options, key=key, continue_last=continue_last, search=search))
+    # This import is slow and not needed for --help.
+    from prompt_toolkit.application import create_app_session
+
+    with create_app_session(output=inline_output()):
+        return asyncio.run(_chat(options, key=key, continue_last=continue_last, search=search))
 
 
 async def _chat(
@@ -76,8 +81,8 @@ async def _chat(
 ) -> int:
     # These imports are slow and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
+    from stenolog.cli.chat_start import find_start
     from stenolog.cli.chat_terminal import TerminalChat
-    from stenolog.cli.picker import find_start
 
     selects_session = key is not None or continue_last or search is not None
     opened_agent = open_agent(options, allow_missing_model=selects_session)

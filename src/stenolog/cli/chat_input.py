@@ -39,13 +39,10 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
 from stenolog.cli.chat_screen import PROMPT
-from stenolog.cli.output import inline_output, one_line, printable
+from stenolog.cli.output import one_line, printable
 from stenolog.stores.disk import create_private_folder
 
 if TYPE_CHECKING:
-    from prompt_toolkit.input import Input
-    from prompt_toolkit.output import Output
-
     from stenolog.cli.chat_terminal import TerminalChat
 
 _STYLE: Final = {
@@ -73,15 +70,7 @@ _LEAVE_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the co
 class InputLine:
     """Input line that reads messages and shows the turn in progress."""
 
-    def __init__(
-        self,
-        chat: "TerminalChat",
-        *,
-        history: History,
-        completer: Completer,
-        source: "Input | None",
-        output: "Output | None",
-    ) -> None:
+    def __init__(self, chat: "TerminalChat", *, history: History, completer: Completer) -> None:
         self._chat = chat
         self._finished_lines: list[str] = []
         self._live_lines: Sequence[str] = ()
@@ -100,8 +89,6 @@ class InputLine:
             key_bindings=self._make_key_bindings(),
             style=Style.from_dict(_STYLE),
             erase_when_done=True,
-            input=source,
-            output=output or inline_output(),
         )
         # Terminals send Alt-Enter as Esc directly followed by Enter, so a short timeout is enough.
         self._app.ttimeoutlen = 0.05

@@ -13,11 +13,11 @@ from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.session_history import is_own_turn, read_fork_seq
 from stenolog.agent.threads import start_task
 from stenolog.agent.turn_events import Answer, Event, ModelCalled
-from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import mark_received, model_label
-from stenolog.cli.agents import CHANNEL, EXIT_NOT_SAVED, OpenAgent, Signals
+from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
+from stenolog.cli.chat_start import ChatStart
 from stenolog.cli.output import (
     error_sentence,
     one_line,
@@ -26,7 +26,7 @@ from stenolog.cli.output import (
     styled_lines,
     terminal_console,
 )
-from stenolog.cli.picker import ChatStart, Picker, find_sessions
+from stenolog.cli.picker import choose_session, find_sessions
 from stenolog.cli.terminal_markdown import Block, render_block
 from stenolog.cli.workspace import session_command
 from stenolog.context.turn_state import turn_state
@@ -37,8 +37,6 @@ from stenolog.sessions.keys import cli_sender
 from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
-    from prompt_toolkit.input import Input
-    from prompt_toolkit.output import Output
     from rich.console import Console
 
 
@@ -128,23 +126,11 @@ class _UserInput(Struct, eq=False):
 class TerminalChat:
     """Chat in a terminal: sends messages, stops answers, and tracks the turns in progress."""
 
-    def __init__(
-        self,
-        opened_agent: OpenAgent,
-        key: str,
-        *,
-        source: "Input | None" = None,
-        output: "Output | None" = None,
-    ) -> None:
-        """Create the chat.
-
-        `source` and `output` are used instead of the terminal of the process.
-        """
+    def __init__(self, opened_agent: OpenAgent, key: str) -> None:
         self.key = key
         self.exit_code = 0
         """EXIT_NOT_SAVED if a waiting message could not be stored, otherwise 0."""
         self._opened_agent = opened_agent
-        self._terminal_streams = (source, output)
         self._console = terminal_console(styled=True)
         self.status = StatusLine(opened_agent.agent.model_of(key).name)
         self._inputs: list[_UserInput] = []
@@ -158,9 +144,7 @@ class TerminalChat:
         # If sessions are kept only in memory, the input must not be written to a file either.
         is_in_memory = parse_address(opened_agent.agent.spec.sessions).engine == "memory"
         history = InMemoryHistory() if is_in_memory else InputHistory(history_file())
-        self.line = InputLine(
-            self, history=history, completer=completer, source=source, output=output
-        )
+        self.line = InputLine(self, history=history, completer=completer)
 
     async def run(self, signals: Signals) -> None:
         """Run the chat until the user leaves or a signal arrives."""
@@ -391,27 +375,17 @@ class TerminalChat:
     # --- choosing a session ------------------------------------------------------------------
 
     async def _pick_session(self, search_text: str) -> None:
-        catalog = self._opened_agent.agent.catalog
-        key: str | None
         try:
-            matches: Sequence[Entry] = ()
-            if search_text:
-                matches = await asyncio.to_thread(find_sessions, catalog, search_text)
-            if len(matches) == 1:
-                key = matches[0].key
-            else:
-                source, output = self._terminal_streams
-                picker = Picker(catalog, channel=CHANNEL)
-                key = await picker.run(search_text, source=source, output=output)
+            entry = await choose_session(self._opened_agent.agent.catalog, search_text)
         except StenologError as error:
             self.show_notice(error_sentence(error), "yellow")
             return
-        if key is None:
+        if entry is None:
             self.show_notice("No session was chosen; staying in this one.\n")
-        elif key == self.key:
+        elif entry.key == self.key:
             self.show_notice("You are already in this session.\n")
         else:
-            self._start_input(f"/resume {key}")
+            self._start_input(f"/resume {entry.key}")
 
     def _find_matching_sessions(self, search_text: str) -> Iterable[tuple[str, str]]:
         catalog = self._opened_agent.agent.catalog

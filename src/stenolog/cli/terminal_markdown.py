@@ -71,13 +71,14 @@ class MarkdownStream:
         if blocks:
             last_block = blocks.pop()
             other_lines = self._source.split("\n")[last_block.end :]
-            last_lines = last_block.source.split("\n")
+            lines = last_block.source.split("\n")
             self._gap = last_block.gap
-            if last_block.fence and (split := _find_code_split(last_lines)):
-                blocks.append(_code_block(last_block, last_lines[:split]))
-                last_lines = [last_lines[0], *last_lines[split:]]
-                self._gap = split - blocks[-1].source.count("\n")
-            self._source = "\n".join([*last_lines, *other_lines])
+            if last_block.fence and (split := _find_code_split(lines)):
+                code = "\n".join(lines[:split]).rstrip("\n")
+                blocks.append(Block(source=f"{code}\n{last_block.fence}", gap=self._gap))
+                self._gap = split - 1 - code.count("\n")
+                lines = [lines[0], *lines[split:]]
+            self._source = "\n".join([*lines, *other_lines])
         self._parsed_lines = self._source.count("\n")
         return blocks
 
@@ -134,14 +135,6 @@ def _find_code_split(lines: Sequence[str]) -> int | None:
             if lines[index][:1].strip() and not lines[index - 1].strip():
                 return index
     return len(lines) if len(lines) > _MAX_PREVIEW_LINES else None
-
-
-def _code_block(block: Block, lines: Sequence[str]) -> Block:
-    """Return the first lines of an unfinished code block as a finished block."""
-    code = list(lines)
-    while len(code) > 1 and not code[-1].strip():
-        code.pop()
-    return Block(source="\n".join([*code, block.fence]), gap=block.gap)
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.input.defaults import create_pipe_input
@@ -18,8 +19,8 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import OpenAgent, Signals, close_agent
+from stenolog.cli.chat_start import ChatStart
 from stenolog.cli.chat_terminal import TerminalChat
-from stenolog.cli.picker import ChatStart
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
@@ -82,7 +83,7 @@ class Written(io.StringIO):
 class Talk:
     """A conversation that is going on, and its terminal."""
 
-    def __init__(self, source: PipeInput, *, open_: bool, place: str) -> None:
+    def __init__(self, source: PipeInput, terminal: Terminal, *, open_: bool, place: str) -> None:
         self.model = Gated(open_=open_)
         self.agent = AgentInstance.open(
             AgentSpec(sessions=place, consolidation=False), model=self.model
@@ -92,12 +93,9 @@ class Talk:
         )
         self.signals = Signals()
         self.source = source
-        self.terminal = Terminal(rows=30, columns=80)
+        self.terminal = terminal
         self.told: list[str] = []
-        size = Size(rows=30, columns=80)
-        written = Written(self.terminal)
-        output = Vt100_Output(written, lambda: size, term="xterm", enable_cpr=False)
-        self.talk = TerminalChat(self.opened, KEY, source=source, output=output)
+        self.talk = TerminalChat(self.opened, KEY)
 
     def type(self, text: str) -> None:
         self.source.send_text(text)
@@ -139,9 +137,12 @@ def talk(
     place: str = "workspace",
 ) -> Talk:
     """Have this conversation until it has been left, and close it."""
+    terminal = Terminal(rows=30, columns=80)
+    size = Size(rows=30, columns=80)
+    output = Vt100_Output(Written(terminal), lambda: size, term="xterm", enable_cpr=False)
 
     async def main() -> Talk:
-        one = Talk(source, open_=open_, place=place)
+        one = Talk(source, terminal, open_=open_, place=place)
         if start is not None:
             one.talk.greet(start)
         running = asyncio.create_task(one.talk.run(one.signals))
@@ -157,7 +158,8 @@ def talk(
             await one.talk.wait_for_turns()
         return one
 
-    return asyncio.run(main())
+    with create_app_session(input=source, output=output):
+        return asyncio.run(main())
 
 
 def test_message_is_shown_answered_and_counted(source: PipeInput) -> None:

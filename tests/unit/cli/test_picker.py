@@ -4,9 +4,11 @@ import asyncio
 import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input.defaults import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
@@ -18,12 +20,11 @@ from stenolog.cli.picker import (
     Picker,
     find_last_session,
     find_sessions,
-    load_sessions,
-    prefix_query,
     search_messages,
 )
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
+from support.terminal import Terminal
 
 BIKE, CAKE, TRIP, CHAT = "cli:1:default", "cli:2:default", "cli:3:default", "telegram:7"
 
@@ -54,22 +55,8 @@ def keys(choices: Choices) -> list[str]:
 
 def loaded(catalog: Catalog, *, channel: str | None = None) -> Choices:
     choices = Choices(channel=channel)
-    load_sessions(catalog, choices)
+    choices.add(catalog.list(limit=100).entries)
     return choices
-
-
-def text_of(fragments: object) -> str:
-    assert isinstance(fragments, list)
-    return "".join(part[1] for part in fragments)
-
-
-def test_detail_of_a_multiline_message_is_one_line(tmp_path: Path) -> None:
-    with open_store(tmp_path / "workspace") as store, open_catalog(store) as catalog:
-        store.add_message(CHAT, "user", "What is wrong here?\n\nsome log text")
-        shown_in = Picker(catalog)
-        load_sessions(catalog, shown_in.choices)
-        shown = text_of(shown_in.selection_detail(80))
-    assert shown.splitlines()[0].rstrip() == "  What is wrong here? some log text"
 
 
 def test_all_sessions_are_listed_newest_first_without_a_query(catalog: Catalog) -> None:
@@ -103,15 +90,18 @@ def test_late_hits_are_dropped(catalog: Catalog) -> None:
     assert keys(choices) == [CAKE]
 
 
-def test_only_the_last_word_is_a_prefix() -> None:
-    assert [prefix_query(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
+def test_only_the_last_word_is_a_prefix(catalog: Catalog) -> None:
+    assert {hit.key for hit in search_messages(catalog, "bik")} == {BIKE, CHAT, TRIP}
+    assert [hit.key for hit in search_messages(catalog, "bike mount")] == [TRIP]
+    assert search_messages(catalog, "bik mountains") == []
+    assert search_messages(catalog, "") == ()
 
 
-def test_tab_shows_other_channels(catalog: Catalog) -> None:
+def test_only_sessions_of_the_channel_match(catalog: Catalog) -> None:
     choices = loaded(catalog, channel="cli")
     choices.set_query("lamps")
-    assert (keys(choices), choices.other_match_count) == ([], 1)
-    choices.toggle_channel()
+    assert keys(choices) == []
+    choices.set_channel(None)
     assert keys(choices) == [CHAT]
 
 
@@ -144,48 +134,104 @@ def test_newest_session_of_a_channel_is_readable(store: Store, catalog: Catalog)
     assert getattr(find_last_session(catalog, channel="cli"), "key", "") == TRIP
 
 
-def test_rows_fit_the_terminal_and_have_age_messages_and_title(
-    store: Store, catalog: Catalog
-) -> None:
-    store.add_message("cli:9:default", "user", "日本語 " * 40 + "\x1b[2J")
-    shown = Picker(catalog)
-    load_sessions(catalog, shown.choices)
-    rows = text_of(shown.session_rows(50, 10)).split("\n")
-    assert re.fullmatch(r">\s+now\s+1 ◐ 日本語 .*… *", rows[0])
-    assert re.fullmatch(r"\s+now\s+2\s+Where to go *", rows[1])
-    # Each of these characters is two columns wide.
-    assert max(len(row) + len(re.findall("[日本語]", row)) for row in rows) < 50
-    assert "\x1b" not in "".join(rows)
+# --- the list on the screen ----------------------------------------------------------------------
 
 
-def test_long_list_scrolls_to_the_selected_session(store: Store, catalog: Catalog) -> None:
-    for number in range(30):
-        store.add_message(f"many:{number}", "user", f"number {number}")
-    shown = Picker(catalog)
-    load_sessions(catalog, shown.choices)
-    shown.choices.move(20)
-    rows = text_of(shown.session_rows(60, 5)).split("\n")
-    assert len(rows) == 5
-    assert [row.startswith(">") for row in rows] == [False] * 4 + [True]
+class Drawn(io.StringIO):
+    """The picker with keys that are sent to it, and a terminal that shows it."""
 
-
-class Drawn:
-    """The picker with keys that are sent to it, and what it writes."""
-
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, rows: int = 30, columns: int = 80) -> None:
+        super().__init__()
         self._catalog = catalog
-        self.written = io.StringIO()
+        self.size = Size(rows=rows, columns=columns)
+        self.terminal = Terminal(rows=rows, columns=columns)
+        self.written = ""
+
+    def write(self, text: str) -> int:
+        self.written += text
+        self.terminal.feed(text)
+        return len(text)
 
     def choose(self, typed: str, *, text: str = "", channel: str | None = None) -> str | None:
         """What is chosen by these keys, which are all there from the beginning."""
-        output = Vt100_Output(
-            self.written, lambda: Size(rows=30, columns=80), term="xterm", enable_cpr=False
-        )
-        with create_pipe_input() as source:
-            source.send_text(typed)
-            picker = Picker(self._catalog, channel=channel)
-            picking = picker.run(text, source=source, output=output)
-            return asyncio.run(asyncio.wait_for(picking, 8))
+        return asyncio.run(self._run(typed, text=text, channel=channel))
+
+    def see(self, typed: str = "", *, until: str = "Enter resume") -> list[str]:
+        """The lines on the screen as soon as they contain this text; then Esc is pressed."""
+        return asyncio.run(self._see(typed, until))
+
+    async def _run(self, typed: str, *, text: str = "", channel: str | None = None) -> str | None:
+        output = Vt100_Output(self, lambda: self.size, term="xterm", enable_cpr=False)
+        with create_pipe_input() as self.source, create_app_session(self.source, output):
+            self.source.send_text(typed)
+            picking = Picker(self._catalog, channel=channel).run(text)
+            entry = await asyncio.wait_for(picking, 20)
+            return None if entry is None else entry.key
+
+    async def _see(self, typed: str, until: str) -> list[str]:
+        running = asyncio.create_task(self._run(typed))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(15):
+                while until not in self.terminal.screen:  # noqa: ASYNC110 - writing has no event
+                    await asyncio.sleep(0.01)
+        lines = self.terminal.screen.splitlines()
+        self.source.send_text("\x1b")
+        assert await running is None
+        assert until in "\n".join(lines)
+        return lines
+
+
+def test_rows_fit_the_terminal_and_have_age_messages_and_title(
+    store: Store, catalog: Catalog
+) -> None:
+    store.add_message("cli:9:default", "user", "日本語 " * 40 + "\x1b[2J\n")
+    drawn = Drawn(catalog, columns=80)
+    lines = drawn.see()
+    assert re.fullmatch(r">\s+now\s+1 ◐ 日本語 .*…", lines[1])
+    assert re.fullmatch(r"\s+now\s+2\s+Where to go", lines[2])
+    # Each of these characters is two columns wide.
+    assert max(len(line) + len(re.findall("[日本語]", line)) for line in lines) < 80
+    assert "\x1b[2J" not in drawn.written
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(30, 80), (10, 40), (5, 20), (2, 2)])
+def test_list_fits_a_small_terminal(store: Store, rows: int, columns: int) -> None:
+    for number in range(30):
+        store.add_message(f"many:{number}", "user", f"number {number} " + "long " * 30)
+    with open_catalog(store) as catalog:
+        drawn = Drawn(catalog, rows=rows, columns=columns)
+        assert drawn.choose("\x1b[B\r") == "many:28"
+        assert drawn.terminal.all == ""
+
+
+def test_detail_of_a_multiline_message_is_one_line(store: Store, catalog: Catalog) -> None:
+    store.add_message("cli:9:default", "user", "What is wrong here?\n\nsome log text")
+    lines = Drawn(catalog).see()
+    assert "  What is wrong here? some log text" in lines
+    assert [line for line in lines if line.startswith("  cli:9:default · 1 message · ≈")]
+
+
+def test_long_list_scrolls_to_the_selected_session(store: Store, catalog: Catalog) -> None:
+    for number in range(40):
+        store.add_message(f"many:{number}", "user", f"number {number}")
+    for presses, chosen in ((20, "number 19"), (43, "Bike lamps?")):
+        lines = Drawn(catalog).see("\x1b[B" * presses, until=f" {chosen}\n")
+        (row,) = [line for line in lines[1:] if line.startswith(">") and len(line) > 2]
+        assert row.endswith(chosen)
+        assert lines[-1] == ">"
+        assert len(lines) == 20
+
+
+def test_hit_in_a_message_is_shown(catalog: Catalog) -> None:
+    lines = Drawn(catalog).see("mountains", until="[2] assistant: To the mountains")
+    assert lines[0] == "Resume a session  all channels · 1 session"
+    assert "Where to go  …To the mountains" in lines[1]
+
+
+def test_no_match_is_said(catalog: Catalog) -> None:
+    lines = Drawn(catalog).see("zebra", until="No matching sessions.")
+    assert lines[0] == "Resume a session  all channels · 0 sessions"
+    assert lines[-1] == "> zebra"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +257,7 @@ def test_keys_choose_a_session(catalog: Catalog, typed: str, chosen: str | None)
 def test_picker_starts_with_the_given_filter_and_shows_the_keyboard_hints(catalog: Catalog) -> None:
     drawn = Drawn(catalog)
     assert drawn.choose("\r", text="flour") == CAKE
-    written = drawn.written.getvalue()
+    written = drawn.written
     assert "Resume a session" in written
     assert "type to filter · ↑↓ select · Enter resume · Esc cancel" in written
     # It never takes the screen over, and leaves nothing behind.
@@ -223,5 +269,5 @@ def test_more_sessions_than_a_page_are_all_found(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(picker, "_FIRST_PAGE_SIZE", 2)
-    monkeypatch.setattr(picker, "PAGE_SIZE", 1)
+    monkeypatch.setattr(picker, "_PAGE_SIZE", 1)
     assert Drawn(catalog).choose("lamps\r") == CHAT
