@@ -19,7 +19,7 @@ RUNS ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-loaded test-llm check fix docs crash replay guards bench soak quality python dev llm
+.PHONY: help demo test test-all test-install test-loaded test-llm check fix docs crash replay guards bench soak quality python dev llm
 
 help:
 	@echo "make demo      kill an agent and see it resume; no key; after the installation no network"
@@ -27,6 +27,7 @@ help:
 	@echo "               PKG=stores/jsonl runs the tests of one package"
 	@echo "make test-all  the slower tests that make test leaves out, and new random examples;"
 	@echo "               PART=3/10 runs the third of ten parts"
+	@echo "make test-install  install the wheel, alone and with the command line, and use it"
 	@echo "make test-loaded  make test RUNS=10 times in a row while two busy loops take the CPU"
 	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
 	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
@@ -41,19 +42,22 @@ help:
 	@echo "Another Python: make test PYTHON=python3.12. More arguments: ARGS=\"...\"."
 
 demo: python
-	@$(PYTHON) scripts/environment.py $(VENV_DEMO) ".[gateway,prices]"
+	@$(PYTHON) scripts/environment.py $(VENV_DEMO) ".[app]"
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
 # Three processes for two CPUs, since many tests wait; ARGS="-n0" runs the tests in one.
 PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
 test: dev
-	@$(PYTEST) -m "not slow and not full and not replay and not llm" $(ARGS) \
+	@$(PYTEST) -m "not slow and not full and not replay and not llm and not install" $(ARGS) \
 		$(if $(PKG),$$($(VENV)/bin/python scripts/tests_of.py $(PKG)))
 
 test-all: dev
 	@$(PYTEST) -m "(slow or hypothesis) and not full" --hypothesis-profile=random --timeout=600 \
 		$(if $(PART),--part=$(PART)) $(ARGS)
+
+test-install: dev
+	@$(VENV)/bin/python -m pytest -m install tests/install $(ARGS)
 
 test-loaded: dev
 	@$(VENV)/bin/python scripts/test_loaded.py $(RUNS)

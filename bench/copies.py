@@ -69,7 +69,7 @@ def copy_to_sqlite(context: Context) -> Measurement:
     try:
         import apsw
     except ImportError as error:
-        raise NotRun("apsw is not installed: pip install 'stenolog[sqlite]'") from error
+        raise NotRun("apsw is not installed: pip install -e '.[sqlite]'") from error
 
     def new_file() -> Path:
         return context.folder / f"copy-{uuid4().hex}.db"

@@ -31,7 +31,7 @@ class BareSQLite:
         try:
             import apsw
         except ImportError as error:
-            raise NotRun("apsw is not installed: pip install 'stenolog[sqlite]'") from error
+            raise NotRun("apsw is not installed: pip install -e '.[sqlite]'") from error
         self._connection = apsw.Connection(str(file))
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")

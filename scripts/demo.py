@@ -229,7 +229,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("\nStopped.")
     tell(f"\nAll checks passed in {time.monotonic() - began:.0f} s.")
-    tell("To talk yourself: pip install . && steno chat --model scripted")
+    tell("To talk yourself: pip install '.[app]' && steno chat --model scripted")
 
 
 def folder_text(folder: Path) -> str:

@@ -295,8 +295,8 @@ class NewerFormat(DamagedStore):
 def install_command(extra: str) -> str:
     """Return the shell command that installs an extra of stenolog, for error messages.
 
-    If stenolog was installed from a folder, such as a clone, the command names that folder, because
-    a package index may not have stenolog.
+    If stenolog was installed from a folder or file, such as a clone or a wheel, the command names
+    that place, because a package index may not have stenolog.
     """
     # Imported here, to keep `import stenolog` fast.
     import shlex
@@ -309,10 +309,9 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:
         direct_url_json = None
     install_source = json.decode(direct_url_json) if direct_url_json else {}
-    package, option = "stenolog", ""
-    if "dir_info" in install_source:
-        package = url2pathname(urlsplit(install_source["url"]).path)
-        option = "-e " if install_source["dir_info"].get("editable") else ""
+    url = urlsplit(install_source.get("url", ""))
+    package = url2pathname(url.path) if url.scheme == "file" else "stenolog"
+    option = "-e " if install_source.get("dir_info", {}).get("editable") else ""
     return f"pip install {option}{shlex.quote(f'{package}[{extra}]')}"
 
 

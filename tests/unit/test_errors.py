@@ -25,10 +25,14 @@ from support.installations import write_metadata
         ),
         (
             {"url": "file:///tmp/stenolog-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "pip install '/tmp/stenolog-0.1.0-py3-none-any.whl[sqlite]'",
+        ),
+        (
+            {"url": "https://example.org/stenolog.git", "vcs_info": {"vcs": "git"}},
             "pip install 'stenolog[sqlite]'",
         ),
     ],
-    ids=["index", "clone", "editable", "wheel"],
+    ids=["index", "clone", "editable", "wheel", "git"],
 )
 def test_install_command_names_the_origin_of_the_package(
     direct_url: dict[str, Any] | None,

@@ -27,7 +27,7 @@ import click
 from stenolog.cli.config import AgentOptions, config_option, read_settings
 from stenolog.cli.output import one_line, print_notice, sentence
 from stenolog.cli.workspace import PROGRAM_NAMES, WORKSPACE_HELP, display_name
-from stenolog.errors import StenologError, UsageError, install_command
+from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.access_token import (
     Token,
     new_token,
@@ -87,18 +87,8 @@ def serve_command(
     return asyncio.run(_serve(settings, options, read_only=read_only))
 
 
-def _import_gateway() -> None:
-    """Import the gateway. Raises ClickException if its extra is not installed."""
-    try:
-        import stenolog.gateway.daemon  # noqa: F401
-    except ModuleNotFoundError as error:
-        text = f"The gateway is not installed. Run: {install_command('gateway')}"
-        raise click.ClickException(text) from error
-
-
 async def _serve(settings: "Settings", options: AgentOptions, *, read_only: bool = False) -> int:
-    # These imports are slow, and the gateway is an optional extra.
-    _import_gateway()
+    # These imports are slow.
     from stenolog.cli.agents import interruption_text, open_agents, open_viewers
     from stenolog.gateway.daemon import listen
 
@@ -302,10 +292,7 @@ def view_command(
 async def _view(
     settings: "Settings", places: "Sequence[ViewedPlace]", *, port: int | None, no_open: bool
 ) -> int:
-    # These imports are slow, and the gateway is an optional extra.
-    _import_gateway()
-    from importlib.util import find_spec
-
+    # These imports are slow.
     from stenolog.agent.spec import AgentSpec
     from stenolog.agent.threads import cancel_and_wait
     from stenolog.cli.agents import find_index_file, open_viewer
@@ -344,8 +331,6 @@ async def _view(
     if not no_open and sys.stdout.isatty() and _has_display():
         _open_browser(link)
     print_notice(f"New link: steno open --port {daemon.url.rpartition(':')[2]}. Ctrl-C to stop.")
-    if find_spec("genai_prices") is None:
-        print_notice(f"To see the cost: {install_command('prices')}")
     helpers_task = asyncio.create_task(_start_helpers(gateway, places))
     await signals.wait_for_task_or_signal(daemon.serving)
     await cancel_and_wait([helpers_task])

@@ -31,7 +31,7 @@ from stenolog.cli.workspace import (
     read_each_session,
     session_title,
 )
-from stenolog.errors import StenologError, install_command
+from stenolog.errors import StenologError
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.usage import (
     Cost,
@@ -101,7 +101,7 @@ def stats_command(
 
     input_tokens, output_tokens and cached_tokens (part of the input) are numbers that the providers
     reported; the scripted model reports estimates. estimated_tokens is for messages without
-    reported numbers, each counted once. The cost in US dollars needs the package genai-prices.
+    reported numbers, each counted once.
 
     The sums include model calls for notes and summaries, except sums by day and sums with --since
     or --until, because the time of these calls is not recorded.
@@ -210,8 +210,6 @@ def _stats_remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str
     ]
     if total.estimated or scripted_tokens:
         yield f"Tokens: {', '.join(parts)}."
-    if cost is None and total.answers > scripted_counts.answers:
-        yield f"To see the cost: {install_command('prices')}"
     unknown_models = [name for name in (cost.unknown if cost else ()) if name != SCRIPTED_MODEL]
     if unknown_models:
         names_text = ", ".join(one_line(name) or "unnamed models" for name in unknown_models)

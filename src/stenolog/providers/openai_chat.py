@@ -12,12 +12,12 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Any, Final, NoReturn, Self
 
-import httpx2
 from msgspec.structs import replace
 
-from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
+from stenolog.errors import ModelRefused, ModelUnavailable, UsageError, install_command
 from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_protocol import (
     ChunkReader,
@@ -34,6 +34,9 @@ from stenolog.providers.request_errors import (
     seconds_to_wait,
 )
 from stenolog.tokens import message_tokens, tools_tokens
+
+with suppress(ModuleNotFoundError):  # OpenAIChat reports a missing package with the pip command.
+    import httpx2
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
@@ -69,7 +72,7 @@ class OpenAIChat:
     seconds until the first piece, which may take long for a long prompt on a small machine.
     `retries`, `backoff`, `longest_wait`: see RetryLimits. `extra`: more fields of each request
     (`temperature` …). `key_name`: the source of the key, named in the error if the key is rejected.
-    Raises UsageError if base_url, the key or a header is invalid.
+    Raises UsageError if base_url, the key or a header is invalid, or httpx2 is not installed.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class OpenAIChat:
         extra: Mapping[str, Any] | None = None,
         name: str = "",
     ) -> None:
+        if find_spec("httpx2") is None:
+            raise UsageError(f"OpenAIChat needs the package httpx2: {install_command('app')}")
         self.model = model
         self.base_url = base_url
         self._url = _parse_url(base_url)
@@ -235,7 +240,7 @@ class OpenAIChat:
         finally:
             await response.aclose()
 
-    def _open_client(self) -> httpx2.AsyncClient:
+    def _open_client(self) -> "httpx2.AsyncClient":
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             # Connections belong to the event loop that opened them.
@@ -249,7 +254,7 @@ class OpenAIChat:
             )
         return self._client
 
-    async def _check_status(self, response: httpx2.Response) -> None:
+    async def _check_status(self, response: "httpx2.Response") -> None:
         """Raise Failure unless the status is a success."""
         status = response.status_code
         if 200 <= status < 300:
@@ -263,7 +268,7 @@ class OpenAIChat:
         raise failure
 
     async def _read_events(
-        self, response: httpx2.Response, reader: ChunkReader, deadline: float
+        self, response: "httpx2.Response", reader: ChunkReader, deadline: float
     ) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of an event stream. The first delta must arrive before `deadline`."""
         events = aiter(httpx2.EventSource(response, max_event_size=_MAX_EVENT_SIZE))
@@ -295,7 +300,9 @@ class OpenAIChat:
             raise Failure("broke off in the middle: the answer is incomplete")
         await _read_rest(events)
 
-    async def _read_body(self, response: httpx2.Response, max_bytes: int, *, truncate: bool) -> str:
+    async def _read_body(
+        self, response: "httpx2.Response", max_bytes: int, *, truncate: bool
+    ) -> str:
         """Return the body as text.
 
         With `truncate`, a body that breaks off or is longer than `max_bytes` is cut. Without
@@ -329,7 +336,7 @@ class OllamaChat(OpenAIChat):
         self.context = context
 
 
-def _parse_url(base_url: str) -> httpx2.URL:
+def _parse_url(base_url: str) -> "httpx2.URL":
     try:
         url = httpx2.URL(base_url)
     except (httpx2.InvalidURL, TypeError, ValueError):
@@ -394,7 +401,7 @@ def _describe_error(description: str, error: Exception) -> str:
     return f"{description} ({type(error).__name__}{': ' + message if message else ''})"
 
 
-async def _read_rest(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
+async def _read_rest(events: "AsyncIterator[httpx2.ServerSentEvent]") -> None:
     """Read the rest of the response, if it ends soon."""
     with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
         async with asyncio.timeout(_END_WAIT_SECONDS):

@@ -14,6 +14,7 @@ from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from stenolog.cli import main
+from stenolog.errors import install_command
 from support import needs
 
 Steno = Callable[..., Result]
@@ -27,7 +28,7 @@ def test_version_option_prints_the_package_version(steno: Steno) -> None:
 def test_pyproject_declares_both_console_scripts() -> None:
     project = Path(__file__).parents[3] / "pyproject.toml"
     scripts = tomllib.loads(project.read_text())["project"]["scripts"]
-    assert scripts == {"steno": "stenolog.cli:main", "stenolog": "stenolog.cli:main"}
+    assert scripts == {"steno": "stenolog.__main__:main", "stenolog": "stenolog.__main__:main"}
 
 
 @pytest.mark.parametrize("name", ["steno", "stenolog"])
@@ -39,6 +40,18 @@ def test_installed_console_script_prints_the_version(name: str) -> None:
         [script, "--version"], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == f"steno {version('stenolog')}\n"
+
+
+def test_missing_package_of_the_command_line_is_reported_in_one_line() -> None:
+    script = (
+        "import sys; sys.modules['starlette'] = None; sys.argv[1:] = ['serve', '--port', '0']\n"
+        "from stenolog.__main__ import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"steno needs the package starlette. Run: {install_command('app')}\n"
 
 
 def test_shell_completes_commands_and_options() -> None:

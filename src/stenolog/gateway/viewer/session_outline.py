@@ -22,7 +22,7 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
-from stenolog.errors import UsageError, install_command
+from stenolog.errors import UsageError
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
 from stenolog.gateway.viewer.message_views import prompt_text
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
@@ -435,7 +435,6 @@ async def turns(request: Request) -> Response:
         view=view,
         agent=call.query.agent,
         chart_bars=bars,
-        how_to_get=install_command("prices"),
     )
 
 
@@ -458,7 +457,6 @@ def _load_turns(
     return {
         **session_header(info, entry, fork_source(info)),
         "turns": turns,
-        "has_prices": price is not None,
         "has_cost": any(turn.cost is not None for turn in turns),
         # `first` is the number of the first turn on this page; `count` counts all turns.
         "first": start + 1,

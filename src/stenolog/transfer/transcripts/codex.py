@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from stenolog.catalog.message_metadata import FIELD as NOTES
 from stenolog.catalog.message_metadata import RESPONSE, without_usage
+from stenolog.errors import install_command
 from stenolog.transfer.transcripts.program_messages import KIND, Kind
 from stenolog.transfer.transcripts.transcript import (
     SHAPE_ERRORS,
@@ -188,7 +189,7 @@ def _read_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     try:
         import zstandard  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
-        message = f"{path.name} is compressed; reading it needs the package zstandard"
+        message = f"{path.name} is compressed; reading it needs {install_command('app')}"
         raise OSError(message) from error
     with open_transcript(path) as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
         limited = _LimitedStream(stream, unpacked_limit(os.fstat(file.fileno()).st_size))
