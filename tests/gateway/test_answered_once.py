@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.spec import AgentSpec
+from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.tools import tool
 from stenolog.errors import ModelUnavailable, StoreUnavailable
 from stenolog.stores.base import Store
@@ -357,3 +358,29 @@ def test_retry_gets_all_texts_of_a_turn_or_an_error(
     else:
         assert gateway.text(gateway.post("How high?", _key(3), change=change)) == first
     assert gateway.asked == ["How high?", gateway.asked[-1]]
+
+
+def test_retry_of_a_purged_request_is_a_new_request(gateway: Gateway) -> None:
+    first = {"messages": [_user("How high is K2?"), _user("And its name?")]}
+    gateway.send(first, _key(3))
+    assert gateway.text(gateway.post("Other?", _key(4))) == "to Other?"
+    gateway.asked.clear()
+    with open_store(gateway.where) as store:
+        store.purge(KEY, before=8)
+    for _ in range(2):
+        assert gateway.text(gateway.send(first, _key(3))) == "to And its name?"
+    assert gateway.asked == ["And its name?"]
+
+
+def test_retry_of_a_message_that_was_passed_over_gets_no_later_answer(gateway: Gateway) -> None:
+    gateway.is_down = True
+    assert gateway.post("Lost?", _key(3)).status_code == 503
+    gateway.is_down = False
+    with open_store(gateway.where) as store:
+        store.hide(KEY, 5, 5)
+    assert gateway.text(gateway.post("Later?", _key(4))) == "to Later?"
+    with open_store(gateway.where) as store:
+        store.undo(KEY)
+    gateway.asked.clear()
+    assert gateway.text(gateway.post("Lost?", _key(3))) == HIDDEN_UNANSWERED_TEXT
+    assert gateway.asked == []

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, Final
 
 from msgspec import Struct
@@ -16,7 +17,12 @@ from msgspec import Struct
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.session_history import replace_history
-from stenolog.agent.stored_answers import answer_from_log, find_answer, find_lost
+from stenolog.agent.stored_answers import (
+    HIDDEN_UNANSWERED_TEXT,
+    answer_from_log,
+    find_answer,
+    find_lost,
+)
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
     Answer,
@@ -279,11 +285,15 @@ def _match_request(
     if request_seq is not None:
         found = find_answer(store, key, request_seq, view, after=last_seq)
         answer = answer_from_log(key, found, "again")
-        if answer is None:
+        if found.state == "unanswered":
+            if not _is_pending(view, request_seq):  # guard: retry-of-passed-over-message
+                text = HIDDEN_UNANSWERED_TEXT
+                return Answer(key=key, text=text, outcome="again", seq=request_seq)
             # Everything is stored: the turn answers, or returns its tool calls to the client again.
             stored = Match(kept_count=len(visible), new_messages=(), is_stored=True)
             return stored  # guard: stored-request
-        if request.once or not _was_received(view, answer.seq):
+        # A request that was purged is new.
+        if answer is not None and (request.once or not _was_received(view, answer.seq)):
             return answer
 
     def read_hidden() -> list[Message]:
@@ -299,6 +309,15 @@ def _match_request(
         return Answer(key=key, text="", outcome="again", seq=match.answer_seq)
     new_messages = _without_known_results(visible[: match.kept_count], match.new_messages)
     return Match(kept_count=match.kept_count, new_messages=new_messages)
+
+
+def _is_pending(view: SessionView, seq: int) -> bool:
+    """Return whether a turn of the session would answer the message at this seq.
+
+    A message that was hidden and is visible again is not pending, if a later answer has seen it.
+    """
+    state = turn_state(view.messages, view.info.lost_spans)
+    return seq in state.questions
 
 
 def _without_known_results(
@@ -441,7 +460,8 @@ def _find_request(
             requests.append((message.seq, request_mark[1], message.seq))
     if not requests:
         return None, 0
-    seq, digest, last_seq = requests[0]
+    # An older row may name a message that was purged before the key was used again.
+    seq, digest, last_seq = max(requests, key=itemgetter(0, 2))
     if digest != request.digest:  # guard: idempotency-key-other-body
         raise OnceConflict(view.key, request.once, seq)
     return seq, last_seq
