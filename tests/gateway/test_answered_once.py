@@ -1,5 +1,6 @@
 """A request that is sent again to the gateway gets its own stored answer, or an error."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.tools import tool
-from stenolog.errors import ModelUnavailable, StoreUnavailable
+from stenolog.errors import MaybeStored, ModelUnavailable, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -360,7 +361,7 @@ def test_retry_gets_all_texts_of_a_turn_or_an_error(
     assert gateway.asked == ["How high?", gateway.asked[-1]]
 
 
-def test_retry_of_a_purged_request_is_a_new_request(gateway: Gateway) -> None:
+def test_retry_of_several_purged_messages_is_a_new_request(gateway: Gateway) -> None:
     first = {"messages": [_user("How high is K2?"), _user("And its name?")]}
     gateway.send(first, _key(3))
     assert gateway.text(gateway.post("Other?", _key(4))) == "to Other?"
@@ -384,3 +385,66 @@ def test_retry_of_a_message_that_was_passed_over_gets_no_later_answer(gateway: G
     gateway.asked.clear()
     assert gateway.text(gateway.post("Lost?", _key(3))) == HIDDEN_UNANSWERED_TEXT
     assert gateway.asked == []
+
+
+def test_retry_after_a_turn_with_hundreds_of_messages_gets_its_answer(gateway: Gateway) -> None:
+    calls = [{**LOOK_CALL, "id": f"l{number}"} for number in range(210)]
+    gateway.scripted = [{"tool_calls": calls}]
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    history += [{"role": "assistant", "content": f"to {EVEREST}"}, _user("How high?")]
+    body = {"messages": history}
+    assert gateway.text(gateway.send(body, _key(3))) == "to seen"
+    gateway.asked.clear()
+    assert gateway.text(gateway.send(body, _key(3))) == "to seen"
+    assert "How high?" not in gateway.asked
+
+
+def test_retry_after_a_kill_while_an_answer_was_replaced_gets_the_new_answer(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    with open_store(gateway.where) as store:
+        engine: Any = type(store)
+    set_history = engine.set_history
+
+    def set_history_and_fail(*arguments: Any, **named: Any) -> None:
+        set_history(*arguments, **named)
+        raise MaybeStored("the process is killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "set_history", set_history_and_fail)
+        assert gateway.send({"messages": history}, _key(3)).status_code == 503
+
+    def wait_until_resumed(store: Store) -> None:
+        end = time.monotonic() + 30
+        while store.info(KEY).last_seq < 5 and time.monotonic() < end:
+            time.sleep(0.01)
+
+    gateway.asked.clear()
+    again = gateway.send({"messages": history}, _key(3), wait_until_resumed)
+    assert gateway.text(again) == f"to {EVEREST}"
+    assert gateway.asked == [EVEREST]
+    with open_store(gateway.where) as store:
+        assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]
+
+
+def test_retry_after_a_replacement_that_failed_replaces_the_answer(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    with open_store(gateway.where) as store:
+        engine: Any = type(store)
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        del arguments, named
+        raise StoreUnavailable("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "set_history", fail)
+        assert gateway.send({"messages": history}, _key(3)).status_code == 503
+    gateway.asked.clear()
+    for _ in range(2):
+        assert gateway.text(gateway.send({"messages": history}, _key(3))) == f"to {EVEREST}"
+    assert gateway.asked == [EVEREST]
+    with open_store(gateway.where) as store:
+        assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]

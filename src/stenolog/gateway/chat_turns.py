@@ -39,7 +39,7 @@ from stenolog.catalog.message_metadata import (
     mark_request,
     request_of,
 )
-from stenolog.context.turn_state import turn_state
+from stenolog.context.turn_state import is_finished_answer, turn_state
 from stenolog.context.window import build_window
 from stenolog.errors import (
     AnswerUnknown,
@@ -282,19 +282,9 @@ def _match_request(
         request_seq, last_seq = _find_request(store, request, view)
     elif request.is_retry:
         request_seq = _find_retried_seq(store, request, view)
-    if request_seq is not None:
-        found = find_answer(store, key, request_seq, view, after=last_seq)
-        answer = answer_from_log(key, found, "again")
-        if found.state == "unanswered":
-            if not _is_pending(view, request_seq):  # guard: retry-of-passed-over-message
-                text = HIDDEN_UNANSWERED_TEXT
-                return Answer(key=key, text=text, outcome="again", seq=request_seq)
-            # Everything is stored: the turn answers, or returns its tool calls to the client again.
-            stored = Match(kept_count=len(visible), new_messages=(), is_stored=True)
-            return stored  # guard: stored-request
-        # A request that was purged is new.
-        if answer is not None and (request.once or not _was_received(view, answer.seq)):
-            return answer
+    stored = _match_stored(store, request, view, request_seq, last_seq)
+    if stored is not None:
+        return stored
 
     def read_hidden() -> list[Message]:
         return [m for m in store.get_history(key, full=True) if m.hidden]
@@ -307,8 +297,41 @@ def _match_request(
             # Without new messages, the turn returns its tool calls to the client again.
             return Match(kept_count=len(visible), new_messages=())
         return Answer(key=key, text="", outcome="again", seq=match.answer_seq)
+    is_long = view.info.last_seq > _MAX_SCANNED_MESSAGES
+    if request.once and request_seq is None and is_long and not _is_one_new_prompt(view, match):
+        # The store recognizes the key of a single new message. Any other request is searched for
+        # in the whole session, because it changes the history.
+        request_seq, last_seq = _find_request(store, request, view, last=None)
+        stored = _match_stored(store, request, view, request_seq, last_seq)
+        if stored is not None:
+            return stored
     new_messages = _without_known_results(visible[: match.kept_count], match.new_messages)
     return Match(kept_count=match.kept_count, new_messages=new_messages)
+
+
+def _match_stored(
+    store: Store, request: ChatTurnRequest, view: SessionView, seq: int | None, last_seq: int
+) -> Match | Answer | None:
+    """Return the result for a request that is stored; None if it is new, or was purged.
+
+    `seq`: seq of its last message, or None if it is new. `last_seq`: see `_find_request`.
+    """
+    if seq is None:
+        return None
+    found = find_answer(store, view.key, seq, view, after=last_seq)
+    if found.state == "unanswered":
+        # Everything is stored: the turn answers, or returns its tool calls to the client again.
+        stored = Match(kept_count=len(view.messages), new_messages=(), is_stored=True)
+        if _is_pending(view, seq):
+            return stored  # guard: stored-request
+        if any(seq < m.seq <= last_seq and is_finished_answer(m.to_dict()) for m in view.messages):
+            return None  # the answer that the request replaces is still visible
+        text = HIDDEN_UNANSWERED_TEXT
+        # guard: retry-of-passed-over-message
+        return Answer(key=view.key, text=text, outcome="again", seq=seq)
+    answer = answer_from_log(view.key, found, "again")
+    is_received = answer is not None and _was_received(view, answer.seq)
+    return answer if request.once or not is_received else None
 
 
 def _is_pending(view: SessionView, seq: int) -> bool:
@@ -369,15 +392,23 @@ def _store_new_messages(
         return match
     if match.is_stored:
         return None
-    failure = None
     if view is not None and match.kept_count < len(view.messages):
+        if request.once and match.kept_count and not match.new_messages:
+            # No message gets the key, so it is stored before the last answer is hidden.
+            last_kept = view.messages[match.kept_count - 1]
+            _remember_request(store, request, view, last_kept.seq)  # guard: key-before-hiding
+            return _replace_last_messages(store, view, request, match)
         failure = _replace_last_messages(store, view, request, match)
+        if failure is not None:
+            return failure
     elif match.new_messages:
         bodies = _mark_messages(request, match.new_messages)
         store.add_messages(key, bodies, once=request.once or None)
-    if failure is None and request.once:
-        _remember_request(store, key, request)
-    return failure
+    if request.once:
+        new_view = find_view(store, key, last=1)
+        if new_view is not None and new_view.messages:
+            _remember_request(store, request, new_view, new_view.messages[0].seq)
+    return None
 
 
 def _mark_messages(
@@ -444,17 +475,22 @@ def _replace_last_messages(
 
 
 def _find_request(
-    store: Store, request: ChatTurnRequest, view: SessionView
+    store: Store,
+    request: ChatTurnRequest,
+    view: SessionView,
+    *,
+    last: int | None = _MAX_SCANNED_MESSAGES,
 ) -> tuple[int | None, int]:
     """Return where the request with this idempotency key is stored.
 
     The first number is the seq of its last message; None if the request is new. The second is the
     last seq of the session when the request was stored: later than its last message if the request
-    replaced an answer. Raises OnceConflict if the request with this key had other messages.
+    replaced an answer. Raises OnceConflict if the request with this key had other messages. `last`:
+    number of newest messages that are searched, or None for all.
     """
     fork_seq = fork_seq_of(view.info)
     requests = [row[1:] for row in _read_requests(view) if row[0] == request.once]
-    for message in store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True):
+    for message in store.get_history(view.key, last=last, full=True):
         request_mark = request_of(message.to_dict())
         if request_mark is not None and request_mark[0] == request.once and message.seq > fork_seq:
             requests.append((message.seq, request_mark[1], message.seq))
@@ -494,11 +530,9 @@ def _read_requests(view: SessionView) -> list[tuple[str, int, str, int]]:
     ]
 
 
-def _remember_request(store: Store, key: str, request: ChatTurnRequest) -> None:
-    view = find_view(store, key, last=1)
-    if view is not None and view.messages:
-        other_rows = [row for row in _read_requests(view) if row[0] != request.once]
-        row = (request.once, view.messages[0].seq, request.digest, view.info.last_seq)
-        rows = [*other_rows, row]
-        newest_rows = [list(row) for row in rows[-_MAX_STORED_REQUESTS:]]
-        store.set_meta(key, **{_REQUESTS_FIELD: newest_rows})
+def _remember_request(store: Store, request: ChatTurnRequest, view: SessionView, seq: int) -> None:
+    """Store in the session's meta that the last message of the request is at this seq."""
+    other_rows = [row for row in _read_requests(view) if row[0] != request.once]
+    rows = [*other_rows, (request.once, seq, request.digest, view.info.last_seq)]
+    newest_rows = [list(row) for row in rows[-_MAX_STORED_REQUESTS:]]
+    store.set_meta(view.key, **{_REQUESTS_FIELD: newest_rows})
