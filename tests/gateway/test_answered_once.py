@@ -11,6 +11,7 @@ import pytest
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
 from stenolog.agent.tools import tool
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import MaybeStored, ModelUnavailable, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -44,6 +45,7 @@ class Gateway:
         """Next answers of the model, before those that follow from the question."""
         self.is_down = False
         """Whether the server of the model is down."""
+        self.tools: list[Any] = [look]
 
     def _answer(self, messages: Sequence[Mapping[str, Any]], tools: object) -> Any:
         del tools
@@ -86,7 +88,9 @@ class Gateway:
         """Send requests, given as body and headers, to the same running gateway."""
         with ExitStack() as stack:
             served = stack.enter_context(
-                Served(self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS, tools=[look])
+                Served(
+                    self.where, ScriptedModel(self._answer), spec=SPEC, ttl=HOURS, tools=self.tools
+                )
             )
             client = stack.enter_context(served.client())
             if change is not None:
@@ -448,3 +452,18 @@ def test_retry_after_a_replacement_that_failed_replaces_the_answer(
     assert gateway.asked == [EVEREST]
     with open_store(gateway.where) as store:
         assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]
+
+
+def test_retry_gets_all_texts_of_a_turn_during_which_a_message_arrived(gateway: Gateway) -> None:
+    @tool(name="look")
+    def look_while_a_message_arrives() -> str:
+        """Look it up."""
+        with open_store(gateway.where) as store:
+            store.add_full_message(KEY, mark_received(_user("And?")))
+        return "seen"
+
+    gateway.tools = [look_while_a_message_arrives]
+    gateway.scripted = [{"content": "I look.", "tool_calls": [LOOK_CALL]}, "Done."]
+    first = gateway.text(gateway.post("How high?", _key(3)))
+    assert first == "I look.\n\nDone."
+    assert gateway.text(gateway.post("How high?", _key(3))) == first

@@ -155,7 +155,11 @@ def is_system_message(body: Body) -> bool:
 
 
 def answer_text_at(history: Sequence[Message], seq: int) -> str:
-    """Return all texts of the turn with the answer at `seq`, joined as the client sees them."""
+    """Return all texts of the turn with the answer at `seq`, joined as the client sees them.
+
+    `history` starts with the first message that the answer answers. Messages that arrived during
+    the turn do not separate its texts.
+    """
     texts: list[str] = []
     for message in history:
         body = message.to_dict()
@@ -165,8 +169,6 @@ def answer_text_at(history: Sequence[Message], seq: int) -> str:
                 return SEPARATOR.join(texts)
             if not calls_of(body) or client_call_ids(body):
                 texts = []
-        elif has_text(body):
-            texts = []
     return ""
 
 
