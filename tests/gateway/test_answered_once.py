@@ -454,6 +454,33 @@ def test_retry_after_a_replacement_that_failed_replaces_the_answer(
         assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]
 
 
+def test_failed_command_runs_if_it_is_sent_again(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        del arguments, named
+        raise StoreUnavailable("the network is down for a moment")
+
+    with (
+        Served(gateway.where, ScriptedModel([]), spec=SPEC, ttl=HOURS) as served,
+        served.client() as client,
+    ):
+        store = served.loop.registry.agent().store
+
+        def send() -> Any:
+            return client.post(
+                f"/v1/sessions/{KEY}/messages", json={"content": "/clear", "id": "c"}
+            )
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "lease", fail)
+            assert send().status_code == 503
+        assert store.info(KEY).visible == 4
+        assert send().json()["outcome"] == "command"
+        assert store.info(KEY).visible == 0
+        assert send().json()["outcome"] == "again"
+
+
 def test_retry_gets_all_texts_of_a_turn_during_which_a_message_arrived(gateway: Gateway) -> None:
     @tool(name="look")
     def look_while_a_message_arrives() -> str:

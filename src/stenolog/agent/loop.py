@@ -22,6 +22,7 @@ from stenolog.agent.turn_events import (
     InboundMessage,
     TurnOptions,
     ignore_event,
+    may_run_again,
 )
 from stenolog.catalog.message_metadata import mark_received, mark_request
 from stenolog.errors import (
@@ -120,7 +121,11 @@ class AgentLoop:
                 sender=message.sender,
                 all_sessions=all_sessions,
             )
-            return await runner.run(safe_handler)
+            answer = await runner.run(safe_handler)
+            if may_run_again(answer):
+                # The command runs if it is sent again.
+                self._command_ids.pop((instance.id, key, message.id), None)  # guard: failed-command
+            return answer
         content = message.content
         if allow_commands and isinstance(content, str) and content.startswith("//"):
             content = content[1:]

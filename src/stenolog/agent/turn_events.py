@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 
 from stenolog.context.summarize import SummaryReport
-from stenolog.errors import StenologError
+from stenolog.errors import MaybeStored, StenologError
 from stenolog.providers.chat_model import Usage
 
 
@@ -194,6 +194,11 @@ class Answer(Struct, frozen=True, kw_only=True):
     """The error, if the turn or command failed; None for a mistake in a command."""
     finish: str = ""
     """The model's finish reason; `length` if the answer was cut off at the model's limit."""
+
+
+def may_run_again(answer: Answer) -> bool:
+    """Return whether a command failed, so that it must run if it is sent again."""
+    return answer.error is not None and not isinstance(answer.error, MaybeStored)
 
 
 def ignore_event(event: Event) -> None:

@@ -25,7 +25,13 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSING_TEXT
 from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn import HISTORY_CHANGED_TEXT
-from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored
+from stenolog.agent.turn_events import (
+    Answer,
+    Event,
+    InboundMessage,
+    MessageStored,
+    may_run_again,
+)
 from stenolog.channels.channel import Destination, IncomingMessage
 from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.delivery import Delivery
@@ -430,6 +436,8 @@ class Inbox:
             if claims is not None:
                 await record_rejection(claims, register_session, message)
             raise
+        if claims is not None and answer is not None and may_run_again(answer):
+            await record_rejection(claims, register_session, message)
         if answer is not None and answer.outcome == "command" and answer.key != key:
             await self._chat_sessions.record_move(instance, root_key, message, key, answer.key)
         return None

@@ -404,8 +404,10 @@ async def send_message(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResp
     answer = await call.gateway.loop.handle(inbound, agent=call.agent.id, view=view)
     if isinstance(answer.error, OnceConflict | AnswerUnknown):
         raise answer.error
-    if answer.outcome == "failed":
+    if answer.outcome == "failed" or answer.error is not None:
         storage_text = "the message is stored" if answer.saved else "the message is not stored"
+        if answer.outcome == "command":
+            storage_text = "the command failed"
         # The status is 503 if a retry may help, and 502 if the model failed.
         is_temporary = isinstance(answer.error, StoreUnavailable | StoreClosed | ModelUnavailable)
         raise HTTPException(

@@ -40,6 +40,7 @@ from stenolog.errors import (
     ModelUnavailable,
     StenologError,
     StoreClosed,
+    StoreUnavailable,
 )
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
@@ -268,6 +269,30 @@ def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
     keys: list[str] = []
     asyncio.run(before())
     asyncio.run(after_a_restart())
+
+
+def test_failed_webhook_command_runs_if_it_is_delivered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        del arguments, named
+        raise StoreUnavailable("the network is down for a moment")
+
+    async def scenario() -> None:
+        async with served(tmp_path, ["hello"]) as hook:
+            await hook.post(id="1")
+            with monkeypatch.context() as patched:
+                patched.setattr(hook.loop.registry.agent().store, "lease", fail)
+                failed = await hook.post(id="2", text="/clear")
+                assert "storage is not available" in failed.json()["answer"]
+            assert len(bodies(hook.loop, KEY)) == 2
+            done = await hook.post(id="2", text="/clear")
+            assert done.json()["outcome"] == "command"
+            assert bodies(hook.loop, KEY) == []
+            again = await hook.post(id="2", text="/clear")
+            assert (again.json()["outcome"], again.json()["answer"]) == ("again", "")
+
+    asyncio.run(scenario())
 
 
 def test_message_id_in_a_shared_chat_belongs_to_one_sender(tmp_path: Path) -> None:
