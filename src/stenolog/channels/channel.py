@@ -62,9 +62,6 @@ class Channel(Protocol):
     async def send(self, origin: Destination, text: str) -> None:
         """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
 
-    def allows(self, origin: Destination) -> bool:
-        """Return whether the allow list contains the id of the sender in an origin."""
-
     async def show_typing(self, origin: Destination) -> None:
         """Show for a few seconds that an answer is being written. Raises nothing."""
 
@@ -122,10 +119,6 @@ class AllowList:
         self._setting = setting
         self._rejected: set[str] = set()
         """Ids of rejected senders that were logged."""
-
-    def contains_id(self, sender_id: str) -> bool:
-        """Return whether the list contains this id. Logs nothing."""
-        return sender_id in self._ids
 
     def allows(self, id: str, name: str = "") -> bool:
         """Return whether the list allows this sender. A rejected sender is logged at most once."""

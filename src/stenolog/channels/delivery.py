@@ -222,10 +222,8 @@ class Delivery:
     ) -> list[DueAnswer]:
         """Return the answers to send in a session, sorted by seq, so that owed answers come first.
 
-        The origin of a message is trusted if the message has the field `received`, because an agent
-        writes `origin` and `received` in one append. Older versions wrote `origin` without
-        `received`. Answers to messages without `received` are sent only if the allow list contains
-        the origin.
+        The origin of a message is trusted only if the message has the field `received`, because an
+        agent writes `origin` and `received` in one append.
         """
         history = await self._loop.run(instance.store.get_history, key)
         fork_seq = await self._loop.run(read_fork_seq, instance.store, key)
@@ -239,7 +237,7 @@ class Delivery:
             if message.seq <= fork_seq:
                 continue  # the source session of the fork sends this answer
             # guard: deliver-own-origin
-            if not is_received(body) and not self.channel.allows(origin):
+            if not is_received(body):
                 continue
             answer = answer_to(history[index:], message.seq)
             if answer is not None and is_due(mark, answer.seq):
@@ -370,9 +368,7 @@ class Delivery:
 
     async def _read_mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
         info = await self._loop.run(find_info, instance.store, key)
-        mark = None if info is None else read_mark(info.meta)
-        # Older versions copied the mark of the source session into its fork: ignore such a mark.
-        return None if info and mark and mark.seq > info.last_seq else mark
+        return None if info is None else read_mark(info.meta)
 
     async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         await self._loop.run(

@@ -312,10 +312,6 @@ class Telegram:
                 raise NotSent(self._error_text(error)) from None
             raise MaybeSent(self._error_text(error)) from None
 
-    def allows(self, origin: Destination) -> bool:
-        """Return whether `origin` is a private chat with a user whose id is on the allow list."""
-        return self._allowed.contains_id(str(origin.get("chat")))
-
     async def show_typing(self, origin: Destination) -> None:
         """Show that an answer is being written. Raises nothing."""
         with suppress(TelegramError):

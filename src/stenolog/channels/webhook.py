@@ -150,10 +150,6 @@ class Webhook:
         if status >= 500:
             raise MaybeSent(f"reply_url failed ({status})")
 
-    def allows(self, origin: Destination) -> bool:
-        """Return whether the sender in `origin` is on the allow list."""
-        return self.allowed.contains_id(str(origin.get("sender")))
-
     async def show_typing(self, origin: Destination) -> None:
         """Do nothing: programs have no typing indicator."""
         del origin

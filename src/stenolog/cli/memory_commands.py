@@ -129,7 +129,7 @@ def note_state(note: Note) -> str:
     """Return the state of a note as it is printed."""
     if note.forgotten:
         return "forgotten"
-    return "superseded" if note.superseded else "mixed" if note.mixed else "in force"
+    return "superseded" if note.superseded else "in force"
 
 
 def note_label(note: Note) -> str:

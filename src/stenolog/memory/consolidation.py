@@ -55,7 +55,7 @@ from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
 from stenolog.memory.transcript import Turn, describe_turn, finished_turns, make_turn, next_batch
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
-from stenolog.records import Message, SessionInfo, timestamp
+from stenolog.records import SessionInfo, timestamp
 from stenolog.redaction.redact import redact
 from stenolog.sessions.usage import (
     SideUsage,
@@ -63,7 +63,7 @@ from stenolog.sessions.usage import (
     read_side_usage,
     updated_side_usage,
 )
-from stenolog.stores.base import FORKED_AT, Store
+from stenolog.stores.base import Store, fork_seq_of
 from stenolog.tokens import Tokens
 
 MAX_BATCH_TOKENS: Final = 6_000
@@ -264,9 +264,9 @@ class Consolidator(Struct, eq=False):
             return None  # the session was created again during the read; the next run reads it
         all_turns = finished_turns(m for m in messages if upto is None or m.seq <= upto)
         turns = all_turns[:limit]
-        parsed_turns = (
-            make_turn(turn, info) for turn in turns if not _is_copied_by_fork(turn, info)
-        )
+        # Turns that a fork copied are consolidated only in the original session.
+        fork_seq = fork_seq_of(info)
+        parsed_turns = (make_turn(turn, info) for turn in turns if turn[-1].seq > fork_seq)
         return _Run(
             info=info,
             mark=mark,
@@ -507,13 +507,3 @@ def _write_facts(
     run.core += len(added_notes)
     replaced_ids = {id for note in added_notes for id in (note.id, *note.supersedes)}
     return [note for note in known_facts if note.id not in replaced_ids] + added_notes
-
-
-def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
-    """Whether a fork copied this turn. Copies are consolidated only in the original session."""
-    if info.forked_from is None:
-        return False
-    fork_seq = info.meta.get(FORKED_AT)
-    if isinstance(fork_seq, int):
-        return turn[-1].seq <= fork_seq
-    return turn[-1].at <= info.created  # old versions did not store `forked_at`

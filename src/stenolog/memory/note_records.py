@@ -75,13 +75,11 @@ class Note(Struct, frozen=True, kw_only=True):
     """Time of the note that replaced this note, or None."""
     superseded_by: str = ""
     forgotten: bool = False
-    mixed: bool = False
-    """Whether another session wrote this note or a later note of the scope (decision 0012)."""
 
     @property
     def in_force(self) -> bool:
-        """Whether the note is in force: neither superseded nor forgotten, and not `mixed`."""
-        return self.superseded is None and not self.forgotten and not self.mixed
+        """Whether the note is in force: neither superseded nor forgotten."""
+        return self.superseded is None and not self.forgotten
 
 
 _COPIED_FIELDS: Final = ("about", "quote", "session", "uid", "seqs", "supersedes")
@@ -252,7 +250,6 @@ class NoteState:
     @cached_property
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first. Superseded notes name their successor."""
-        last_mixed_seq = self._last_mixed_seq
         notes = [
             replace(note, superseded=successor.at, superseded_by=successor.id)
             if note.id in self._superseding_ids
@@ -260,30 +257,7 @@ class NoteState:
             else note
             for note in self._listed_notes
         ]
-        if last_mixed_seq:
-            notes = [
-                replace(note, mixed=True) if self.records[note.id].seq <= last_mixed_seq else note
-                for note in notes
-            ]
         return _supersede_same_subject(notes)
-
-    @property
-    def _last_mixed_seq(self) -> int:
-        """Last seq that another session wrote to the scope of a session, or 0.
-
-        It is unknown which sessions wrote or were shown the notes up to this seq, so these notes
-        count as mixed.
-        """
-        if self._scope.of == "sender":
-            return 0
-        own_sessions = ("", self._scope.who)
-        other_seqs = (
-            record.seq
-            for record in self.records.values()
-            # Consolidation stores the uid of the session; notes written by hand have no uid.
-            if record.note.uid and record.note.session not in own_sessions
-        )
-        return max(other_seqs, default=0)
 
     @cached_property
     def in_force(self) -> dict[str, Note]:
@@ -292,7 +266,7 @@ class NoteState:
             # This condition equals `Note.in_force`, without a call for each note.
             note.id: note
             for note in self.notes
-            if note.superseded is None and not note.forgotten and not note.mixed
+            if note.superseded is None and not note.forgotten
         }
 
     def _find_successor(self, id: str) -> Note | None:

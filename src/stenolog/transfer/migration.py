@@ -511,7 +511,7 @@ class _ImportRun:
         messages = [] if is_imported else self._store.get_history(key, full=True)
         payloads = [without_answer_seqs(message.to_json()) for message in messages]
         if not self._options.is_own:
-            # Ignore the reserved field, which earlier versions stored with imported messages.
+            # Files of other programs have no reserved field; messages of an agent have one.
             payloads = [without_reserved_field(payload) for payload in payloads]
         return ExistingSession(
             payloads=payloads,

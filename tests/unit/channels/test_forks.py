@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
@@ -20,7 +19,7 @@ from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
 from stenolog.channels.inbox import Inbox
 from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat
-from stenolog.sessions.chat_marks import DELIVERY_FIELD, DeliveryMark
+from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -50,11 +49,6 @@ class _App:
             raise NotSent("not reachable")
         assert origin == ORIGIN
         self.sent.append(text)
-
-    def allows(self, origin: Destination) -> bool:
-        """Allow no origin."""
-        del origin
-        return False
 
     async def show_typing(self, origin: Destination) -> None:
         """Do nothing."""
@@ -131,23 +125,6 @@ def test_answers_in_a_fork_at_an_earlier_message_are_delivered(store: str, tmp_p
             for number in range(6, 9):
                 assert (await process.say(f"question {number}")).key == FORK
             assert process.app.sent == [f"answer to: question {n}" for n in range(6, 9)]
-
-    asyncio.run(main())
-
-
-@every_store
-def test_fork_that_an_older_version_made_delivers_its_answers(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with _process(store, tmp_path) as process:
-            for number in range(1, 6):
-                await process.say(f"question {number}")
-            process.store.fork(KEY, FORK, at=2)
-            copied = DeliveryMark(seq=10, state="sent", origin=ORIGIN)
-            process.store.set_meta(FORK, **{DELIVERY_FIELD: msgspec.to_builtins(copied)})
-            await process.say(f"/resume {FORK}")
-            process.app.sent.clear()
-            await process.say("question 6")
-            assert process.app.sent == ["answer to: question 6"]
 
     asyncio.run(main())
 

@@ -39,9 +39,6 @@ class _App:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    def allows(self, origin: Destination) -> bool:
-        return origin == ORIGIN
-
     async def send(self, origin: Destination, text: str) -> None:
         assert origin == ORIGIN
         self.sent.append(text)

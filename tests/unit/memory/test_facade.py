@@ -14,7 +14,6 @@ from stenolog.context.context import Context
 from stenolog.errors import NoSuchNote, StoreClosed, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import Memory, open_memory
-from stenolog.memory.notes import Draft
 from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.aliases import change_alias_mark
@@ -144,28 +143,6 @@ def test_sessions_of_one_verified_sender_share_memory_with_threads(
         *("My bicycle is red", "My boat is blue"),
     }
     assert {found.text for found in unknown.found if found.kind == "core"} == {"My plane is white"}
-
-
-def test_notes_in_a_mixed_scope_of_older_versions_are_not_recalled(
-    sessions: Store, memory: Memory
-) -> None:
-    mixed = Scope(who="app:1")
-    theirs = [
-        Draft(kind="core", text=f"{name} likes zanzibar.", session=f"app:{name}:1", uid=f"u{name}")
-        for name in ("alice", "bob")
-    ]
-    own = Draft(kind="core", text="Knows zanzibar.", session="app:1", uid="u")
-    for draft in (own, *theirs):
-        memory.notes.add(mixed, [draft])
-    for key in ("app:1", "app:alice:1", "app:bob:1"):
-        talk(sessions, key, "Hello")
-        assert "zanzibar" not in memory.recall("zanzibar", key=key).block
-    assert memory.notes.list(mixed) == []
-    assert [note.mixed for note in memory.notes.list(mixed, full=True)] == [True] * 3
-
-    memory.remember("Takes the ferry to zanzibar.", key="app:1")
-    found = memory.recall("zanzibar", key="app:1")
-    assert [one.text for one in found.found] == ["Takes the ferry to zanzibar."]
 
 
 def test_alias_shares_the_memory_of_its_session(sessions: Store, memory: Memory) -> None:
