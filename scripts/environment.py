@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,12 +47,13 @@ def _describe(folder: Path, requirement: list[str]) -> str:
 
     If the description changes, the environment must be created again.
     """
-    sources = [ROOT / "pyproject.toml"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    # Limits and settings of the checks may change without a new environment.
+    build = [project["build-system"], project["project"], project["tool"]["hatch"]]
+    digest = hashlib.sha256(json.dumps(build, sort_keys=True).encode())
     if "--editable" not in requirement:
-        sources += sorted((ROOT / "src").rglob("*.py"))
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
+        for source in sorted((ROOT / "src").rglob("*.py")):
+            digest.update(source.read_bytes())
     return json.dumps(
         {
             "requirement": requirement,
