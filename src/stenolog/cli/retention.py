@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from msgspec.structs import asdict
 
 from stenolog.cli.config import config_option, read_settings
 from stenolog.cli.output import (
     EXIT_PARTIAL,
-    attributes_of,
     format_time,
     one_line,
     plural,
@@ -34,7 +34,6 @@ _NO_RULES_TEXT: Final = (
     "example, [retention.old]."
 )
 _ACTION_PARTICIPLES: Final = {
-    "archive": "archived",
     "delete": "moved to the trash",
     "purge": "deleted permanently",
 }
@@ -42,7 +41,7 @@ _ACTION_PARTICIPLES: Final = {
 
 @click.group("retention")
 def retention_command() -> None:
-    """Archive, delete or purge old sessions by rules.
+    """Delete or purge old sessions by rules.
 
     A rule is a table in the config file, for example [retention.old] with action = "delete" and
     older_than_days = 365. Purge rules apply only to sessions in the trash. Without rules, all
@@ -95,7 +94,7 @@ def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
     check_workspace_exists(location.workspace)
     for rule in rules:
         if not rule.has_condition:
-            print_notice(f"Rule {rule.name} matches no session: {_no_match_reason(rule)}.")
+            print_notice(f"Rule {rule.name} matches no session: {_missing_condition(rule)}.")
 
     results = apply_rules(
         location.workspace,
@@ -104,7 +103,7 @@ def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
         namespace=location.namespace,
         dry_run=dry_run,
     )
-    print_rows(results, fields=_result_fields, cells=_result_cells)
+    print_rows(results, fields=asdict, cells=_result_cells)
     print_notice(*_run_remarks(rules, results, dry_run=dry_run))
     return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
 
@@ -118,14 +117,14 @@ def _run_remarks(
     for result in results:
         if result.outcome in ("skipped", "failed"):
             prefix = "skipped, " if result.outcome == "skipped" else ""
-            yield f"{one_line(result.step.key)}: {sentence(f'{prefix}{result.words}')}"
+            yield f"{one_line(result.key)}: {sentence(f'{prefix}{result.words}')}"
     applied_results = [result for result in results if result.outcome in ("due", "done")]
     totals_text = _totals_text(applied_results, "would be " if dry_run else "")
     yield totals_text if applied_results else "There is nothing to do."
 
 
 def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
-    counts = Counter[str](result.step.action for result in results)
+    counts = Counter[str](result.action for result in results)
     parts = [
         f"{plural(counts[action], 'session')} {auxiliary}{participle}"
         for action, participle in _ACTION_PARTICIPLES.items()
@@ -135,20 +134,10 @@ def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
 
 
 def _result_cells(result: RetentionResult) -> list[str]:
-    step = result.step
-    key = step.key or "-"
+    key = result.key or "-"
     shown_key = key if result.agent is None else f"{result.agent}/{key}"
-    action = step.action if result.outcome in ("due", "done") else result.outcome
-    return [action, step.rule, shown_key, str(step.messages), format_time(step.updated)]
-
-
-def _result_fields(result: RetentionResult) -> dict[str, Any]:
-    return {
-        **attributes_of(result.step, "action", "rule"),
-        **attributes_of(result, "agent", "namespace"),
-        **attributes_of(result.step, "key", "uid", "messages", "updated"),
-        **attributes_of(result, "outcome", "words"),
-    }
+    action = result.action if result.outcome in ("due", "done") else result.outcome
+    return [action, result.rule, shown_key, str(result.messages), format_time(result.updated)]
 
 
 def _rule_fields(rule: Rule) -> dict[str, Any]:
@@ -156,10 +145,7 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
         "name": rule.name,
         "action": rule.action,
         "older_than_days": rule.older_than.total_seconds() / 86_400 if rule.older_than else None,
-        "keep_newest": rule.keep_newest or None,
-        "larger_than_bytes": rule.larger_than or None,
         "tag": rule.tag or None,
-        "prefix": rule.prefix or None,
         "spare_tag": rule.exclude_tag or None,
     }
 
@@ -167,28 +153,18 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 def _describe_sessions(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
     if not rule.has_condition:
-        return f"no sessions: {_no_match_reason(rule)}"
+        return f"no sessions: {_missing_condition(rule)}"
     in_trash = rule.action == "purge"
     parts = []
     if rule.older_than is not None:
         days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
         parts.append(f"deleted {days} ago" if in_trash else f"unchanged for {days}")
-    if rule.keep_newest:
-        parts.append(f"beyond the newest {rule.keep_newest:,}")
-    if rule.larger_than:
-        parts.append(f"larger than {rule.larger_than / 1_000_000:,g} MB")
     if rule.tag:
         parts.append(f"tagged {rule.tag}")
-    if rule.prefix:
-        parts.append(f"whose key starts with {rule.prefix}")
     exception = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
     return f"sessions {'in the trash, ' if in_trash else ''}{' and '.join(parts)}{exception}"
 
 
-def _no_match_reason(rule: Rule) -> str:
+def _missing_condition(rule: Rule) -> str:
     """Explain why a rule selects no session."""
-    if rule.has_uncheckable_condition:
-        return "a purge rule can only have an age and a prefix"
-    if rule.action == "purge":
-        return "a purge rule needs an age"
-    return "the rule has no age, count, size or tag"
+    return "a purge rule needs an age" if rule.action == "purge" else "the rule has no age or tag"

@@ -1,18 +1,19 @@
-"""Executes retention rules (retention_rules.py), and logs each action."""
+"""Applies retention rules (retention_rules.py), and logs each action."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from stenolog.catalog import open_catalog
+from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
-from stenolog.maintenance.retention_rules import RetentionStep, Rule, find_steps
+from stenolog.maintenance.retention_rules import Action, Rule, may_delete, must_delete
 from stenolog.records import SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores import log_reports
@@ -21,60 +22,28 @@ from stenolog.stores.open_store import open_store, parse_address
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 _LEASE_SECONDS: Final = 60.0
-"""Lifetime of the lease that is held while a session is archived or deleted."""
+"""Lifetime of the lease that is held while a session is deleted."""
 
 Outcome = Literal["due", "done", "skipped", "failed"]
-"""Outcome of a step; `due` means that a dry run did not execute it."""
+"""What happened to a session; `due` means that a dry run did not change it."""
 
 
 class RetentionResult(Struct, frozen=True, kw_only=True):
-    """A step and its outcome."""
+    """A session to which a rule applies, and what happened to the session."""
 
-    step: RetentionStep
+    action: Action
+    rule: str
     agent: str | None
     """Agent of the session; None for the unnamed agent."""
     namespace: str
+    key: str
+    uid: str
+    messages: int
+    updated: datetime
+    """Time of the last change; for a purge, time of the deletion."""
     outcome: Outcome
     words: str = ""
-    """What was done, or the reason why the step was skipped or failed."""
-
-
-def execute_step(store: Store, step: RetentionStep) -> tuple[Outcome, str]:
-    """Execute a step if the session has not changed since the step was found.
-
-    Return the outcome, and a text for `RetentionResult.words`.
-    """
-    assert isinstance(store, PurgingStore), "every engine that `open_store` opens is one"
-    try:
-        if step.unfinished:
-            store.finish_purge(step.uid)
-            return "done", "completed an interrupted purge"
-        if step.action == "purge":
-            # Only this session, and only if it was not restored and deleted again.
-            purge_result = store.purge_trash(step.key, [(step.uid, step.updated)])
-            return "done", f"{purge_result.messages:,} messages deleted permanently"
-        with store.lease(step.key, ttl=_LEASE_SECONDS, wait=0):
-            info = store.info(step.key)
-            if info.uid != step.uid or info.updated != step.updated:
-                return "skipped", "the session has just changed"
-            if step.action == "archive":
-                archived_count = store.compact(step.key).archived
-                if not archived_count:
-                    return "skipped", "hidden and visible messages are in the same batch"
-                return "done", f"{archived_count:,} messages moved into the archive"
-            if info.lost or info.damaged:
-                return "skipped", "the session is damaged; run `steno doctor`"
-            # guard: retention-deletes-unchanged
-            if store.delete_unchanged(info) is None:
-                return "skipped", "the session has just changed"
-    except StoreBusy:
-        return "skipped", "a turn is in progress"
-    except NoSuchSession:
-        place = "in the trash" if step.action == "purge" else "there"
-        return "skipped", f"the session is not {place} any more"
-    except StenologError as error:
-        return "failed", str(error)
-    return "done", "moved to the trash"
+    """What was done, or the reason why the session was skipped or the action failed."""
 
 
 def apply_rules(
@@ -86,13 +55,14 @@ def apply_rules(
     dry_run: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RetentionResult]:
-    """Execute the rules on the sessions of every agent of a workspace, or of one agent.
+    """Apply the rules to the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run`, nothing is changed, and the steps are returned that are due. Each executed step
-    is logged. `should_stop` is called before each step; True stops the run. Raises UsageError,
-    StoreUnavailable.
+    With `dry_run`, nothing is changed, and the results name the sessions that the rules select.
+    Each action is logged. `should_stop` is called before each session that may be changed; True
+    stops the run. Raises UsageError, StoreUnavailable.
     """
-    if not any(rule.has_condition for rule in rules):
+    rules = [rule for rule in rules if rule.has_condition]
+    if not rules:
         return []
     agents = [(agent, namespace)]
     if agent is None and namespace is None:
@@ -103,8 +73,7 @@ def apply_rules(
             workspace, rules, agent_name, agent_namespace, dry_run=dry_run, should_stop=should_stop
         ):
             # In a dry run, every namespace lists an interrupted purge of an unknown session.
-            is_repeated = result.step.unfinished and not result.step.uid
-            if not is_repeated or all(other.step != result.step for other in results):
+            if result.uid or all(result.updated != other.updated for other in results):
                 results.append(result)
     return results
 
@@ -112,7 +81,7 @@ def apply_rules(
 def apply_rules_everywhere(
     places: Iterable[str], rules: Sequence[Rule], *, should_stop: Callable[[], bool] = lambda: False
 ) -> list[RetentionResult]:
-    """Execute the rules in these workspaces and databases, for a daemon.
+    """Apply the rules in these workspaces and databases, for a daemon.
 
     A failure in one place is logged and does not affect the other places.
     """
@@ -161,58 +130,147 @@ def _apply_to_agent(
         # this catalog is kept in memory.
         with open_catalog(store, keep=not dry_run or engine != "postgresql") as catalog:
             entries = catalog.list(limit=1 << 62).entries
-        steps = find_steps(
-            entries,
-            store.list_trash(),
-            rules,
-            now=datetime.now(UTC),
-            read_info=partial(_read_info, store),
-            may_purge=cache(partial(_may_purge, store)),  # rules may ask for the same session
-            unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
-        )
-        for step in steps:
-            if should_stop():
+        run = _Run(store, rules, agent, store_namespace, dry_run, should_stop)
+        # The trash comes first, so that no rule purges what another rule has just deleted.
+        yield from run.purge_sessions()
+        yield from run.delete_sessions(reversed(entries))
+
+
+class _Run(Struct, frozen=True):
+    """The application of rules to the sessions of one agent."""
+
+    store: Store
+    rules: Sequence[Rule]
+    agent: str | None
+    namespace: str
+    dry_run: bool
+    should_stop: Callable[[], bool]
+
+    def purge_sessions(self) -> Iterator[RetentionResult]:
+        """Purge sessions in the trash, and finish interrupted purges."""
+        rules = [rule for rule in self.rules if rule.action == "purge"]
+        store = self.store
+        if not rules or not isinstance(store, PurgingStore):
+            return
+        now = datetime.now(UTC)
+        for session in reversed(store.list_trash()):
+            old_rules = [rule for rule in rules if rule.includes_age(session.deleted, now)]
+            if not old_rules:
+                continue
+            if self.should_stop():
                 return
-            outcome: Outcome = "due"
-            words = ""
-            if not dry_run:
-                outcome, words = execute_step(store, step)
-            result = RetentionResult(
-                step=step, agent=agent, namespace=store_namespace, outcome=outcome, words=words
-            )
-            # A skipped step is not logged: each run would log it again.
-            if outcome in ("done", "failed"):
-                report = log_reports.info if outcome == "done" else log_reports.warning
-                report("retention: %s", _format_line(result))
-            yield result
+            rule = self._find_rule_for_trash(session, old_rules)
+            if rule is not None:
+                yield self._apply(rule, session, session.deleted, partial(_purge, store, session))
+        for session in store.unfinished_purges():
+            if self.should_stop():
+                return
+            yield self._apply(rules[0], session, session.deleted, partial(_finish, store, session))
 
+    def delete_sessions(self, entries: Iterable[Entry]) -> Iterator[RetentionResult]:
+        """Move sessions to the trash."""
+        rules = [rule for rule in self.rules if rule.action == "delete"]
+        now = datetime.now(UTC)
+        for entry in entries:
+            possible_rules = [rule for rule in rules if may_delete(rule, entry, now)]
+            if not possible_rules:
+                continue
+            if self.should_stop():
+                return
+            try:
+                info = self.store.info(entry.key)
+            except StenologError:
+                continue  # the doctor reports the problem
+            rule = next((rule for rule in possible_rules if must_delete(rule, info, now)), None)
+            if rule is not None:
+                yield self._apply(rule, info, info.updated, partial(_delete, self.store, info))
 
-def _read_info(store: Store, key: str) -> SessionInfo | None:
-    with suppress(StenologError):  # the doctor reports the problem
-        return store.info(key)
-    return None
+    def _find_rule_for_trash(self, session: TrashedSession, rules: Sequence[Rule]) -> Rule | None:
+        """Return the first rule that includes the tags of an intact session in the trash.
 
-
-def _may_purge(store: Store, session: TrashedSession, exclude_tag: str) -> bool:
-    if isinstance(store, SnapshotStore):
+        Return None also if the session is busy, gone, damaged or unreadable.
+        """
+        assert isinstance(self.store, SnapshotStore), "every engine that `open_store` opens is one"
         mark = SnapshotMark(key=session.key, uid=session.uid)
-        with suppress(StenologError), store.read_snapshot(mark) as reading:
-            # Test the tag first: `is_damaged` reads all messages.
-            return exclude_tag not in tags_from(reading.snapshot.meta) and not reading.is_damaged()
-    return False
+        with suppress(StenologError), self.store.read_snapshot(mark) as reading:
+            tags = tags_from(reading.snapshot.meta)
+            rule = next((rule for rule in rules if rule.includes_tags(tags)), None)
+            # Test the tags first: `is_damaged` reads all messages.
+            return None if rule is None or reading.is_damaged() else rule
+        return None
+
+    def _apply(
+        self,
+        rule: Rule,
+        session: SessionInfo | TrashedSession,
+        updated: datetime,
+        action: Callable[[], tuple[Outcome, str]],
+    ) -> RetentionResult:
+        """Execute an action, log it, and return what happened. A dry run does neither."""
+        outcome: Outcome = "due"
+        words = ""
+        if not self.dry_run:
+            outcome, words = _execute(action)
+        result = RetentionResult(
+            action=rule.action,
+            rule=rule.name,
+            agent=self.agent,
+            namespace=self.namespace,
+            key=session.key,
+            uid=session.uid,
+            messages=session.count,
+            updated=updated,
+            outcome=outcome,
+            words=words,
+        )
+        # A skipped session is not logged: each run would log it again.
+        if outcome in ("done", "failed"):
+            report = log_reports.info if outcome == "done" else log_reports.warning
+            report("retention: %s", _format_line(result))
+        return result
+
+
+def _execute(action: Callable[[], tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    try:
+        return action()
+    except StoreBusy:
+        return "skipped", "a turn is in progress"
+    except NoSuchSession:
+        return "skipped", "the session is not there any more"
+    except StenologError as error:
+        return "failed", str(error)
+
+
+def _delete(store: Store, info: SessionInfo) -> tuple[Outcome, str]:
+    assert isinstance(store, PurgingStore), "every engine that `open_store` opens is one"
+    with store.lease(info.key, ttl=_LEASE_SECONDS, wait=0):
+        # guard: retention-deletes-unchanged
+        if store.delete_unchanged(info) is None:
+            return "skipped", "the session has just changed"
+    return "done", "moved to the trash"
+
+
+def _purge(store: PurgingStore, session: TrashedSession) -> tuple[Outcome, str]:
+    # Purge only this session, and only if it was not restored and deleted again.
+    result = store.purge_trash(session.key, [(session.uid, session.deleted)])
+    return "done", f"{result.messages:,} messages deleted permanently"
+
+
+def _finish(store: PurgingStore, session: TrashedSession) -> tuple[Outcome, str]:
+    store.finish_purge(session.uid)
+    return "done", "completed an interrupted purge"
 
 
 def _format_line(result: RetentionResult) -> str:
-    step = result.step
     place = result.namespace if result.agent is None else f"agent {result.agent}"
     columns = (
         result.outcome,
-        step.action,
-        step.rule,
+        result.action,
+        result.rule,
         place,
-        step.key,
-        step.uid,
-        f"last changed {timestamp(step.updated)}",
+        result.key,
+        result.uid,
+        f"last changed {timestamp(result.updated)}",
         result.words,
     )
     return "\t".join(text if text.isprintable() else ascii(text)[1:-1] for text in columns)

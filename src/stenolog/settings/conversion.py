@@ -27,7 +27,6 @@ CLI: Final = "cli"
 MAIN_AGENT: Final = "main"
 """Name of the agent that `[agent]` describes."""
 IN_MEMORY: Final = "memory:"
-_BYTES_PER_MEGABYTE: Final = 1_000_000
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
@@ -104,10 +103,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
             name=name,
             action=rule.action,
             older_than=timedelta(days=rule.older_than_days) if rule.older_than_days else None,
-            keep_newest=rule.keep_newest,
-            larger_than=int(rule.larger_than_mb * _BYTES_PER_MEGABYTE),
             tag=rule.tag,
-            prefix=rule.prefix,
             exclude_tag=rule.spare_tag,
         )
         for name, rule in sorted(settings.retention.items())

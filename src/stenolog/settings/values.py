@@ -186,27 +186,19 @@ class GatewaySettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class RetentionSettings(SettingsTable, frozen=True, kw_only=True):
-    """A rule that archives, deletes or purges sessions. Without rules everything is kept.
+    """A rule that deletes or purges sessions. Without rules everything is kept.
 
-    A rule applies to the sessions that meet all its conditions.
+    A rule applies to the sessions that meet all its conditions. A rule needs an age or a tag.
     """
 
-    action: Literal["archive", "delete", "purge"] = "archive"
-    """What the rule does. `archive` moves hidden messages to archives, `delete` moves the session
-    to the trash, `purge` permanently deletes sessions in the trash. A `purge` rule needs
-    `older_than_days` and may have `prefix`; with any other condition it matches no session."""
+    action: Literal["delete", "purge"] = "delete"
+    """What the rule does. `delete` moves the session to the trash, `purge` permanently deletes
+    sessions in the trash. A `purge` rule needs `older_than_days`."""
     older_than_days: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """Sessions without changes for this many days; with `purge`, sessions deleted this many days
     ago. 0: any age."""
-    keep_newest: CountOrZero = 0
-    """Skip this many of the most recently changed sessions with this prefix and tag. 0: skip
-    none."""
-    larger_than_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
-    """Sessions whose live storage, without archives, exceeds this many megabytes. 0: any size."""
     tag: str = ""
     """Sessions with this tag. Empty: any."""
-    prefix: str = ""
-    """Sessions whose key starts with this text, such as `telegram:`. Empty: any."""
     spare_tag: str = "keep"
     """Sessions with this tag are never touched. Empty: no such tag."""
 

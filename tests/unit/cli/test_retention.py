@@ -19,10 +19,9 @@ RULES = """
 action = "delete"
 tag = "spam"
 
-[retention.many]
-action = "archive"
-keep_newest = 1
-prefix = "telegram:"
+[retention.aged]
+action = "purge"
+older_than_days = 9
 
 [retention.nothing]
 action = "purge"
@@ -37,10 +36,7 @@ class RuleShape(_Exact):
     name: str
     action: str
     older_than_days: float | None
-    keep_newest: int | None
-    larger_than_bytes: int | None
     tag: str | None
-    prefix: str | None
     spare_tag: str | None
 
 
@@ -59,7 +55,7 @@ class DoneShape(_Exact):
 
 @pytest.fixture
 def ruled(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace with something to archive and something to delete, and a file with rules."""
+    """A workspace with something to delete, and a file with rules."""
     (place / "steno.toml").write_text(RULES)
     monkeypatch.setenv("STENO_CONFIG", str(place / "steno.toml"))
     with open_store("workspace") as store:
@@ -89,8 +85,7 @@ def test_retention_without_rules_deletes_nothing(
 @pytest.mark.usefixtures("ruled")
 def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
     assert steno("retention", "list").stdout == (
-        "many\tarchive\tsessions beyond the newest 1 and whose key starts with telegram:, "
-        "except those tagged keep\n"
+        "aged\tpurge\tsessions in the trash, deleted 9 days ago, except those tagged keep\n"
         "nothing\tpurge\tno sessions: a purge rule needs an age\n"
         "spam\tdelete\tsessions tagged spam, except those tagged keep\n"
     )
@@ -105,12 +100,11 @@ def test_retention_dry_run_prints_what_is_due_and_changes_nothing(steno: Steno) 
     result = steno("retention", "run", "--dry-run")
     assert result.exit_code == 0
     assert [line.split("\t")[:4] for line in result.stdout.splitlines()] == [
-        ["archive", "many", "telegram:123", "4"],
         ["delete", "spam", "cli:default", "2"],
     ]
     assert result.stderr == (
         "Rule nothing matches no session: a purge rule needs an age.\n"
-        "1 session would be archived, 1 session would be moved to the trash.\n"
+        "1 session would be moved to the trash.\n"
     )
     assert _keys() == before
 
@@ -123,27 +117,12 @@ def test_retention_applies_the_rules_and_leaves_restored_sessions(steno: Steno) 
     found = [json.loads(line) for line in result.stdout.splitlines()]
     for one in found:
         jsonschema_rs.validate(schema, one)
-    assert [(one["key"], one["outcome"]) for one in found] == [
-        ("telegram:123", "done"),
-        ("cli:default", "done"),
-    ]
+    assert [(one["key"], one["outcome"]) for one in found] == [("cli:default", "done")]
     assert "cli:default" not in _keys()
-    assert "1 session archived, 1 session moved to the trash." in result.stderr
+    assert "1 session moved to the trash." in result.stderr
     assert steno("restore", "cli:default").exit_code == 0
     again = steno("retention", "run")
     assert "There is nothing to do." in again.stderr, "what was brought back stays"
-
-
-def test_purge_rule_is_described_as_applying_to_the_trash(ruled: Path, steno: Steno) -> None:
-    (ruled / "steno.toml").write_text(
-        '[retention.a]\naction = "purge"\nolder_than_days = 9\nprefix = "x:"\n'
-        '[retention.b]\naction = "purge"\nolder_than_days = 9\ntag = "x"\n'
-    )
-    assert steno("retention", "list").stdout == (
-        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key starts with x:, "
-        "except those tagged keep\n"
-        "b\tpurge\tno sessions: a purge rule can only have an age and a prefix\n"
-    )
 
 
 @pytest.mark.usefixtures("ruled")
@@ -157,7 +136,7 @@ def test_invalid_rule_is_rejected(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
     result = steno("retention", "run")
     assert result.exit_code == 1
-    assert 'must be one of "archive", "delete", "purge", not "burn"' in result.stderr
+    assert 'must be one of "delete", "purge", not "burn"' in result.stderr
     assert "retention.old.older_than_days" in result.stderr
     (ruled / "steno.toml").write_text("[retention]\nold = 3\n")
     assert "retention" in steno("retention", "list").stderr

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry
 from stenolog.maintenance.retention_rules import (
     RESTORED_FIELD,
     Action,
-    RetentionStep,
     Rule,
-    find_steps,
+    may_delete,
+    must_delete,
     restore_for_user,
 )
 from stenolog.maintenance.retention_runs import (
     RetentionResult,
     apply_rules,
     apply_rules_everywhere,
-    execute_step,
 )
-from stenolog.records import SessionInfo, TrashedSession
+from stenolog.records import SessionInfo
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.jsonl import JSONLStore
@@ -87,187 +87,103 @@ def _info(key: str, **fields: Any) -> SessionInfo:
     return SessionInfo(**{**given, **fields})
 
 
-def _keys(
-    entries: list[Entry],
-    *rules: Rule,
-    trash: tuple[TrashedSession, ...] = (),
-    infos: dict[str, SessionInfo] | None = None,
-    may_purge: Callable[[TrashedSession, str], bool] = lambda *_: True,
-) -> list[tuple[str, str]]:
+def _deleted(
+    entries: list[Entry], rule: Rule, *, infos: dict[str, SessionInfo] | None = None
+) -> list[str]:
+    """Return the keys of the sessions that a rule deletes."""
     known = infos or {}
-    steps = find_steps(
-        entries,
-        trash,
-        rules,
-        now=NOW,
-        read_info=lambda key: known.get(key) or _info(key),
-        may_purge=may_purge,
-    )
-    return [(step.action, step.key) for step in steps]
+    return [
+        entry.key
+        for entry in entries
+        if may_delete(rule, entry, NOW)
+        and must_delete(
+            rule,
+            known.get(entry.key)
+            or _info(entry.key, updated=entry.updated, meta={"tags": list(entry.tags)}),
+            NOW,
+        )
+    ]
 
 
 # --- selection -------------------------------------------------------------------------------
 
 
-def test_no_rules_give_no_steps() -> None:
-    assert _keys([_entry("a", days=10_000)]) == []
-
-
-def test_rule_without_condition_applies_to_no_session() -> None:
-    entries = [_entry("a", days=10_000)]
-    assert _keys(entries, Rule(name="r", action="delete")) == []
-    assert _keys(entries, Rule(name="r", action="purge", prefix="a", exclude_tag="keep")) == []
-
-
 def test_age_of_a_session_is_counted_from_its_last_change() -> None:
-    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    rule = Rule(name="r", older_than=30 * DAY)
     entries = [_entry("old", days=30.1), _entry("new", days=29.9), _entry("future", days=-5)]
-    assert _keys(entries, rule) == [("delete", "old")]
-
-
-def test_keep_newest_keeps_newest_matching_sessions() -> None:
-    entries = [_entry(f"a:{number}", days=number) for number in range(5)]
-    entries += [_entry("b:1", days=100)]
-    rule = Rule(name="r", action="delete", keep_newest=3, prefix="a:")
-    assert _keys(entries, rule) == [("delete", "a:4"), ("delete", "a:3")]
+    assert _deleted(entries, rule) == ["old"]
+    # The catalog may not have the last change yet.
+    assert _deleted(entries, rule, infos={"old": _info("old", updated=NOW)}) == []
 
 
 def test_all_conditions_of_a_rule_must_hold() -> None:
-    rule = Rule(
-        name="r", action="delete", older_than=DAY, tag="x", larger_than=1000, exclude_tag="keep"
-    )
+    rule = Rule(name="r", older_than=DAY, tag="x", exclude_tag="keep")
     entries = [
         _entry("right", days=2, tags=("x",)),
         _entry("new", days=0, tags=("x",)),
         _entry("untagged", days=2),
-        _entry("small", days=2, tags=("x",)),
         _entry("spared", days=2, tags=("keep", "x")),
     ]
-    infos = {entry.key: _info(entry.key, bytes=2000) for entry in entries}
-    infos["small"] = _info("small", bytes=1000)
-    assert _keys(entries, rule, infos=infos) == [("delete", "right")]
+    assert _deleted(entries, rule) == ["right"]
+    infos = {"right": _info("right", updated=NOW - 2 * DAY, meta={"tags": ["keep", "x"]})}
+    assert _deleted(entries, rule, infos=infos) == [], "it was tagged just now"
 
 
 def test_running_and_unreadable_sessions_are_left_alone() -> None:
-    rule = Rule(name="r", action="delete", older_than=DAY)
+    rule = Rule(name="r", older_than=DAY)
     entries = [
         _entry("running", days=9, state="running"),
         _entry("broken", days=9, problem="it is damaged", updated=None),
         _entry("interrupted", days=9, state="interrupted"),
     ]
-    assert _keys(entries, rule) == [("delete", "interrupted")]
+    assert _deleted(entries, rule) == ["interrupted"]
 
 
-def test_damaged_sessions_are_archived_but_not_deleted() -> None:
+def test_damaged_sessions_are_not_deleted() -> None:
     entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
-    infos = {"a": _info("a", lost_spans=((1, 1),))}
-    delete = Rule(name="r", action="delete", older_than=DAY)
-    assert _keys(entries, delete, infos=infos) == []
-    assert _keys(entries, delete, infos={"a": _info("a", damaged=1)}) == []
-    assert _keys(entries, delete) == [("delete", "a")]
-    archive = Rule(name="r", action="archive", older_than=DAY)
-    assert len(_keys(entries, archive, infos=infos)) == 3
-
-
-def test_purge_spares_keys_in_use() -> None:
-    entries = [_entry("a", days=10_000, tags=("x",))]
-    infos = {"a": _info("a", bytes=10_000)}
-    for rule in (
-        Rule(name="r", action="purge", older_than=DAY),
-        Rule(name="r", action="purge", tag="x"),
-        Rule(name="r", action="purge", larger_than=1),
-        Rule(name="r", action="purge", older_than=DAY, prefix="a"),
-    ):
-        assert _keys(entries, rule, infos=infos) == []
+    rule = Rule(name="r", older_than=DAY)
+    old = NOW - 9 * DAY
+    assert _deleted(entries, rule) == ["a"]
+    lost, damaged = (
+        _info("a", updated=old, lost_spans=((1, 1),)),
+        _info("a", updated=old, damaged=1),
+    )
+    assert _deleted(entries, rule, infos={"a": lost}) == []
+    assert _deleted(entries, rule, infos={"a": damaged}) == []
 
 
 def test_imported_session_is_no_older_than_its_import() -> None:
-    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    rule = Rule(name="r", older_than=30 * DAY)
     entries = [_entry("a", days=400)]
 
-    def taken(*receipts: dict[str, Any]) -> list[tuple[str, str]]:
-        return _keys(entries, rule, infos={"a": _info("a", meta={"imported": list(receipts)})})
+    def deleted(*receipts: dict[str, Any]) -> list[str]:
+        meta = {"imported": list(receipts)}
+        return _deleted(entries, rule, infos={"a": _info("a", updated=NOW - 400 * DAY, meta=meta)})
 
     new, old = ({"taken": (NOW - days * DAY).isoformat(), "last_seq": 2} for days in (10, 40))
-    assert taken(old) == [("delete", "a")]
-    assert taken(new) == taken(new, old) == taken(old, new) == []
-    assert taken({"last_seq": 2}) == taken({"taken": 7, "last_seq": 2}) == []
-    assert taken({"last_seq": 1}) == [("delete", "a")], "somebody went on with it here"
-
-
-def test_recreated_session_is_left_alone() -> None:
-    rule = Rule(name="r", action="delete", older_than=DAY)
-    infos = {"a": _info("a", uid="another life")}
-    assert _keys([_entry("a", days=9)], rule, infos=infos) == []
-
-
-def test_archive_steps_come_first_and_the_strongest_rule_applies() -> None:
-    entries = [_entry("a", days=5), _entry("b", days=15), _entry("c", days=25)]
-    rules = (
-        Rule(name="3", action="purge", older_than=20 * DAY),
-        Rule(name="2", action="delete", older_than=10 * DAY),
-        Rule(name="1", action="archive", older_than=DAY),
-    )
-    trash = (TrashedSession(key="d", uid="d", deleted=NOW - 25 * DAY, count=1),)
-    assert _keys(entries, *rules, trash=trash) == [
-        ("archive", "a"),
-        ("delete", "c"),
-        ("delete", "b"),
-        ("purge", "d"),
-    ]
-
-
-def test_session_without_hidden_messages_is_not_archived() -> None:
-    rule = Rule(name="r", action="archive", older_than=DAY)
-    infos = {"a": _info("a", floor=2, archived=2)}
-    assert _keys([_entry("a", days=9), _entry("b", days=9)], rule, infos=infos) == [
-        ("archive", "b")
-    ]
+    assert deleted(old) == ["a"]
+    assert deleted(new) == deleted(new, old) == deleted(old, new) == []
+    assert deleted({"last_seq": 2}) == deleted({"taken": 7, "last_seq": 2}) == []
+    assert deleted({"last_seq": 1}) == ["a"], "somebody went on with it here"
 
 
 def test_restored_session_is_kept_for_another_period() -> None:
     entries = [_entry("a", days=400, tags=("x",))]
-    by_age = Rule(name="r", action="delete", older_than=30 * DAY)
-    by_tag = Rule(name="r", action="delete", tag="x")
-    for days, taken in ((10, []), (40, [("delete", "a")])):
-        mark = {RESTORED_FIELD: (NOW - days * DAY).isoformat()}
-        assert _keys(entries, by_age, infos={"a": _info("a", meta=mark)}) == taken
-        assert _keys(entries, by_tag) == [("delete", "a")]
-        assert _keys(entries, by_tag, infos={"a": _info("a", meta=mark)}) == []
+    by_age, by_tag = Rule(name="r", older_than=30 * DAY), Rule(name="r", tag="x")
+    for days, deleted in ((10, []), (40, ["a"])):
+        meta = {RESTORED_FIELD: (NOW - days * DAY).isoformat(), "tags": ["x"]}
+        infos = {"a": _info("a", updated=NOW - 400 * DAY, meta=meta)}
+        assert _deleted(entries, by_age, infos=infos) == deleted
+        assert _deleted(entries, by_tag) == ["a"]
+        assert _deleted(entries, by_tag, infos=infos) == []
 
 
 def test_retention_time_without_a_zone_is_read_as_utc() -> None:
-    rule = Rule(name="r", action="delete", older_than=30 * DAY)
-    for days, taken in ((29.99, []), (30.01, [("delete", "a")])):
-        mark = {RESTORED_FIELD: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
-        assert _keys([_entry("a", days=400)], rule, infos={"a": _info("a", meta=mark)}) == taken
-
-
-def test_trash_is_purged_by_time_of_deletion() -> None:
-    def gone(key: str, days: float, uid: str = "u") -> TrashedSession:
-        return TrashedSession(key=key, uid=uid + key, deleted=NOW - days * DAY, count=1)
-
-    trash = (
-        gone("old", 40),
-        gone("new", 20),
-        gone("both", 40),
-        gone("both", 2, "v"),
-        gone("again", 40),
-    )
-    entries = [_entry("again", days=0)]
-    by_age = Rule(name="r", action="purge", older_than=30 * DAY)
-    due = [("purge", key) for key in ("again", "both", "old")]
-    assert _keys(entries, by_age, trash=trash) == due
-    spares = replace(by_age, exclude_tag="keep")
-    assert _keys(entries, spares, trash=trash) == due
-    assert _keys(entries, spares, trash=trash, may_purge=lambda _, tag: tag != "keep") == []
-    for rule in (
-        Rule(name="r", action="delete", older_than=30 * DAY),
-        Rule(name="r", action="purge", older_than=30 * DAY, tag="x"),
-        Rule(name="r", action="purge", keep_newest=1),
-        Rule(name="r", action="purge", older_than=30 * DAY, prefix="x"),
-    ):
-        assert _keys(entries, rule, trash=trash) == []
+    rule = Rule(name="r", older_than=30 * DAY)
+    for days, deleted in ((29.99, []), (30.01, ["a"])):
+        meta = {RESTORED_FIELD: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
+        infos = {"a": _info("a", updated=NOW - 400 * DAY, meta=meta)}
+        assert _deleted([_entry("a", days=400)], rule, infos=infos) == deleted
 
 
 # --- execution -------------------------------------------------------------------------------
@@ -307,7 +223,7 @@ def _all_keys(where: str, agent: str | None = None) -> list[str]:
 def test_dry_run_reports_what_is_due_and_does_nothing(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     found = apply_rules(where, [rule], dry_run=True)
-    assert [(one.outcome, one.agent, one.step.key) for one in found] == [
+    assert [(one.outcome, one.agent, one.key) for one in found] == [
         ("due", None, "a"),
         ("due", None, "b"),
         ("due", "ada", "c"),
@@ -323,8 +239,9 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
         assert {one.key for one in store.list_trash()} == {"a", "b"}
         restore_for_user(store, "a", uid=None, as_key=None)
         assert store.info("a").count == 4
-    by_size = Rule(name="r", action="delete", larger_than=1)
-    assert apply_rules(where, [by_size]) == [], "a user restored it"
+        store.set_meta("a", tags=["x"])
+    by_tag = Rule(name="r", action="delete", tag="x")
+    assert apply_rules(where, [by_tag]) == [], "a user restored it"
 
 
 def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
@@ -333,58 +250,61 @@ def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
         store.add_message("b", "user", "another life")
         store.delete("b")
     found = apply_rules(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
-    assert [(one.step.key, one.outcome) for one in found] == [("b", "done"), ("b", "done")]
+    assert [(one.key, one.outcome) for one in found] == [("b", "done"), ("b", "done")]
     with _open(where) as store:
         assert store.list_trash() == []
         assert store.list_sessions() == ["a"]
     assert _all_keys(where, "ada") == ["c"]
 
 
-def test_archiving_keeps_every_message(where: str) -> None:
-    rule = Rule(name="r", action="archive", older_than=EVERY)
-    found = apply_rules(where, [rule])
-    assert {one.words for one in found} == {"2 messages moved into the archive"}
-    with _open(where) as store:
-        assert store.info("a").archived == 2
-        assert len(store.get_history("a", full=True)) == 4
-    assert apply_rules(where, [rule]) == [], "there is nothing left to archive"
-
-
 def test_session_with_running_turn_is_left_alone(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     with _open(where) as store, store.lease("a", ttl=60):
         found = apply_rules(where, [rule])
-        assert [one.step.key for one in found] == ["b", "c"]
+        assert [one.key for one in found] == ["b", "c"]
     assert _all_keys(where) == ["a"]
 
 
 def test_session_found_damaged_is_not_deleted(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with _open(where) as store:
-        info = store.info("a")
-        step = RetentionStep(
-            action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
-        )
-        monkeypatch.setattr(store, "info", lambda _: replace(info, lost_spans=((1, 1),)))
-        assert execute_step(store, step)[0] == "skipped"
-        assert store.list_trash() == []
+        read_info = type(store).info
+
+    def read_damaged(store: Any, key: str) -> SessionInfo:
+        return replace(read_info(store, key), lost_spans=((1, 1),))
+
+    monkeypatch.setattr(type(store), "info", read_damaged)
+    assert apply_rules(where, [Rule(name="r", older_than=EVERY)]) == []
+    assert _all_keys(where) == ["a", "b"]
 
 
-@pytest.mark.parametrize("action", ["archive", "delete"])
-def test_session_that_changed_is_not_deleted(where: str, action: Action) -> None:
+def test_rule_without_condition_applies_to_no_session(where: str) -> None:
     with _open(where) as store:
-        info = store.info("a")
-        step = RetentionStep(
-            action=action, rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
-        )
-        with store.lease("a", ttl=60):
-            assert execute_step(store, step) == ("skipped", "a turn is in progress")
-        store.add_message("a", "user", "I am back")
-        assert execute_step(store, step) == ("skipped", "the session has just changed")
-        assert store.info("a").count == 5
+        store.set_meta("a", tags=["x"])
         store.delete("a")
-        assert execute_step(store, step) == ("skipped", "the session is not there any more")
-        store.add_message("a", "user", "another life")
-        assert execute_step(store, step) == ("skipped", "the session has just changed")
+    rules = [
+        Rule(name="r"),
+        Rule(name="r", action="purge"),
+        Rule(name="r", action="purge", tag="x"),
+    ]
+    assert apply_rules(where, []) == apply_rules(where, rules) == []
+
+
+def test_session_is_deleted_by_the_first_rule_that_applies(where: str) -> None:
+    rules = [
+        Rule(name="0", older_than=DAY),
+        Rule(name="1", tag="x"),
+        Rule(name="2", older_than=EVERY, exclude_tag="keep"),
+        Rule(name="3", older_than=EVERY),
+        Rule(name="4", action="purge", older_than=EVERY),
+    ]
+    with _open(where) as store:
+        store.set_meta("a", tags=["keep"])
+    for outcome in ("due", "done"):
+        results = apply_rules(where, rules, dry_run=outcome == "due")
+        found = [(result.key, result.rule, result.outcome) for result in results]
+        assert found == [("b", "2", outcome), ("a", "3", outcome), ("c", "2", outcome)]
+    with _open(where) as store:
+        assert {session.key for session in store.list_trash()} == {"a", "b"}, "nothing is purged"
 
 
 @pytest.mark.parametrize("change", ["message", "tag"])
@@ -393,23 +313,24 @@ def test_p1_session_that_changes_during_a_deletion_is_never_in_the_trash(
 ) -> None:
     with _open(where) as store, _open(where) as other_store:
         info = store.info("a")
-        step = RetentionStep(
-            action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
-        )
+        delete_unchanged: Any = type(store).delete_unchanged  # type: ignore[attr-defined]
 
-        def read_before_change(key: str) -> SessionInfo:
-            found = other_store.info(key)
-            if change == "message":
-                other_store.add_message(key, "user", "one more")
-            else:
-                other_store.set_meta(key, tags=["keep"])
-            return found
+        def change_first(store: Any, info: SessionInfo) -> Any:
+            if info.key == "a" and change == "message":
+                other_store.add_message("a", "user", "one more")
+            elif info.key == "a":
+                other_store.set_meta("a", tags=["keep"])
+            return delete_unchanged(store, info)
 
-        monkeypatch.setattr(store, "info", read_before_change)
+        monkeypatch.setattr(type(store), "delete_unchanged", change_first)
+        # A session that may have changed is not deleted.
+        monkeypatch.setattr(type(store), "delete", None)
         # A deletion that is taken back would fail if the key is in use again at that moment.
         monkeypatch.setattr(type(store), "restore", None)
-        assert execute_step(store, step) == ("skipped", "the session has just changed")
-        assert store.list_trash() == []
+        results = apply_rules(where, [Rule(name="r", older_than=EVERY)])
+        outcomes = {result.key: (result.outcome, result.words) for result in results}
+        assert outcomes["a"] == ("skipped", "the session has just changed")
+        assert [session.key for session in store.list_trash()] == ["b"]
         assert other_store.info("a").uid == info.uid
 
 
@@ -421,7 +342,7 @@ def test_p1_rules_beside_writers_lose_no_message_and_no_step_fails(where: str) -
             for text in told:
                 store.add_message("a", "user", text)
 
-    rule = Rule(name="r", action="delete", older_than=EVERY, prefix="a")
+    rule = Rule(name="r", older_than=EVERY)
     results: list[RetentionResult] = []
     with ThreadPoolExecutor(1) as pool:
         writer = pool.submit(write)
@@ -431,7 +352,7 @@ def test_p1_rules_beside_writers_lose_no_message_and_no_step_fails(where: str) -
     assert {result.outcome for result in results} <= {"done", "skipped"}
     with _open(where) as store:
         sessions = [store.get_history("a", full=True)] if "a" in store.list_sessions() else []
-        for entry in store.list_trash():
+        for entry in (entry for entry in store.list_trash() if entry.key == "a"):
             store.restore("a", uid=entry.uid, as_key=entry.uid)
             sessions.append(store.get_history(entry.uid, full=True))
     stored = [message.content for session in sessions for message in session]
@@ -448,47 +369,50 @@ def test_failed_deletion_is_tried_again(folder: Path, monkeypatch: pytest.Monkey
             raise OSError(errno.EIO, "failed")
         real_rename(*paths, **options)
 
-    rule = Rule(name="r", action="delete", larger_than=1)
+    rule = Rule(name="r", action="delete", older_than=EVERY)
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", fail_in_trash)
         [failed] = apply_rules(str(folder), [rule])
-    assert (failed.step.key, failed.outcome) == (key, "failed")
+    assert (failed.key, failed.outcome) == (key, "failed")
     [done] = apply_rules(str(folder), [rule])
-    assert (done.step.key, done.outcome) == (key, "done")
+    assert (done.key, done.outcome) == (key, "done")
 
 
-def _purge_of(gone: TrashedSession) -> RetentionStep:
-    return RetentionStep(
-        action="purge",
-        rule="r",
-        key=gone.key,
-        uid=gone.uid,
-        messages=gone.count,
-        updated=gone.deleted,
-    )
+PURGE = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
 
 
 def test_purge_changes_no_other_session_of_the_key(where: str) -> None:
     with _open(where) as store:
-        gone = store.delete("a")
-        store.add_message("a", "user", "another life, deleted just now")
+        store.delete("a")
+        store.add_message("a", "user", "another life")
+        store.set_meta("a", tags=["keep"])
         again = store.delete("a")
         store.add_message("a", "user", "in use")
-        assert execute_step(store, _purge_of(gone))[0] == "done"
+        [result] = apply_rules(where, [PURGE])
+        assert (result.key, result.outcome) == ("a", "done")
         assert store.list_trash() == [again]
         assert [message.content for message in store.get_history("a")] == ["in use"]
 
 
-def test_session_that_was_restored_is_not_purged(where: str) -> None:
+@pytest.mark.parametrize("is_deleted_again", [False, True])
+def test_session_that_is_restored_meanwhile_is_not_purged(
+    where: str, monkeypatch: pytest.MonkeyPatch, is_deleted_again: bool
+) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        store.restore("a")
-        skipped = "skipped", "the session is not in the trash any more"
-        assert execute_step(store, _purge_of(gone)) == skipped
-        later = store.delete("a")
-        assert later.uid == gone.uid
-        assert execute_step(store, _purge_of(gone)) == skipped, "it was deleted another time"
-        assert store.list_trash() == [later]
+        purge_trash: Any = type(store).purge_trash  # type: ignore[attr-defined]
+
+        def restore_first(other: Any, key: str, entries: Any) -> Any:
+            store.restore("a")
+            if is_deleted_again:
+                assert store.delete("a").uid == gone.uid
+            return purge_trash(other, key, entries)
+
+        monkeypatch.setattr(type(store), "purge_trash", restore_first)
+        [result] = apply_rules(where, [PURGE])
+        assert (result.outcome, result.words) == ("skipped", "the session is not there any more")
+        assert len(store.list_trash()) == is_deleted_again
+        assert ("a" in store.list_sessions()) != is_deleted_again
 
 
 def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
@@ -498,7 +422,7 @@ def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
             store.delete(key)
     rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
     found = apply_rules(where, [rule])
-    assert [(one.outcome, one.step.key) for one in found] == [("done", "b")]
+    assert [(one.outcome, one.key) for one in found] == [("done", "b")]
     with _open(where) as store:
         assert [one.key for one in store.list_trash()] == ["a"]
         store.restore("a")
@@ -542,7 +466,7 @@ def test_damaged_session_in_the_trash_is_not_purged(
         assert text in content
         log.write_bytes(content.replace(text, text.swapcase(), 1))
     rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag=exclude_tag)
-    assert [one.step.key for one in apply_rules(where, [rule])] == ["b"]
+    assert [one.key for one in apply_rules(where, [rule])] == ["b"]
     with _open(where) as store:
         assert [one.uid for one in store.list_trash()] == [damaged.uid]
 
@@ -606,7 +530,7 @@ def test_incomplete_write_does_not_prevent_a_purge(folder: Path) -> None:
             else:
                 store.delete("a")
     [result] = apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
-    assert (result.step.key, result.outcome) == ("a", "done")
+    assert (result.key, result.outcome) == ("a", "done")
 
 
 def test_purge_rules_read_messages_once_and_not_of_sessions_with_the_excluded_tag(
@@ -646,7 +570,7 @@ def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
         assert len(store.unfinished_purges()) == 1
     old = Rule(name="r", action="purge", older_than=1000 * DAY)
     assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
-    assert [one.step.unfinished for one in apply_rules(where, [old], dry_run=True)] == [True]
+    assert [one.outcome for one in apply_rules(where, [old], dry_run=True)] == ["due"]
     [done] = apply_rules(where, [old])
     assert (done.outcome, done.words) == ("done", "completed an interrupted purge")
     assert apply_rules(where, [old]) == []
@@ -671,13 +595,8 @@ def _interrupt(where: str, key: str) -> None:
 
 
 def test_existing_session_is_never_purged(where: str) -> None:
-    with _open(where) as store:
-        info = store.info("a")
-        step = RetentionStep(
-            action="purge", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
-        )
-        assert execute_step(store, step)[0] == "skipped"
-        assert store.info("a").count == 4
+    assert apply_rules(where, [PURGE]) == []
+    assert _all_keys(where) == ["a", "b"]
 
 
 def test_retention_can_be_stopped_between_two_steps(where: str) -> None:
@@ -693,7 +612,7 @@ def test_daemon_continues_after_unreadable_place(
     rule = Rule(name="r", action="delete", older_than=EVERY)
     (tmp_path / "file").write_text("no folder")
     done = apply_rules_everywhere([str(tmp_path / "file"), "memory:", where, where], [rule])
-    assert [one.step.key for one in done] == ["a", "b", "c"]
+    assert [one.key for one in done] == ["a", "b", "c"]
     assert "retention: nothing was done" in caplog.text
     assert apply_rules_everywhere([where], []) == []
 
@@ -703,15 +622,15 @@ def test_failure_of_one_agent_does_not_stop_the_others(
 ) -> None:
     looked: list[int] = []
 
-    def faulty(*given: Any, **named: Any) -> list[RetentionStep]:
+    def faulty(*given: Any, **named: Any) -> Catalog:
         looked.append(1)
         if len(looked) == 1:
             raise TypeError("what nobody thought of")
-        return find_steps(*given, **named)
+        return open_catalog(*given, **named)
 
-    monkeypatch.setattr("stenolog.maintenance.retention_runs.find_steps", faulty)
+    monkeypatch.setattr("stenolog.maintenance.retention_runs.open_catalog", faulty)
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    assert [one.step.key for one in apply_rules_everywhere([where], [rule])] == ["c"]
+    assert [one.key for one in apply_rules_everywhere([where], [rule])] == ["c"]
     assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
 
 
@@ -735,11 +654,11 @@ def test_recently_imported_session_is_not_deleted(tmp_path: Path) -> None:
 
 def test_rules_apply_in_postgresql(postgres_url: str) -> None:
     _fill(postgres_url)
-    actions: tuple[Action, ...] = ("archive", "delete", "purge")
+    actions: tuple[Action, ...] = ("delete", "purge")
     for action in actions:
         rule = Rule(name="r", action=action, older_than=EVERY)
         found = apply_rules(postgres_url, [rule])
-        assert [(one.step.key, one.outcome) for one in found if one.agent is None] == [
+        assert [(one.key, one.outcome) for one in found if one.agent is None] == [
             ("a", "done"),
             ("b", "done"),
         ], action
@@ -765,18 +684,16 @@ def test_each_executed_step_is_one_line_of_the_log(
     [done] = apply_rules(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
     [line] = [record.getMessage() for record in caplog.records if "retention" in record.msg]
     parts = line.removeprefix("retention: ").split("\t")
-    assert parts[:6] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.step.uid]
+    assert parts[:6] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.uid]
     assert parts[7] == "moved to the trash"
     assert not (folder / "retention.log").exists()
 
 
-def test_skipped_steps_are_not_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_sessions_are_not_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "stenolog")
-    with open_store(folder) as store:
-        store.add_messages("batch", [{"role": "user", "content": "x"}] * 3)
-        store.checkpoint("batch", summary="x", upto=1)
-    [result] = apply_rules(str(folder), [Rule(name="r", action="archive", older_than=EVERY)])
-    assert result.outcome == "skipped"
+    with open_store(folder) as store, store.lease(store.list_sessions()[0], ttl=60):
+        results = apply_rules(str(folder), [Rule(name="r", older_than=EVERY)])
+    assert {result.outcome for result in results} <= {"skipped"}
     assert "retention" not in caplog.text
 
 

@@ -114,6 +114,7 @@ CASES = {
         "retention list",
         "retention run",
         "retention list --config keep.toml",
+        "tag telegram:123 +old",
         "retention run --config keep.toml --dry-run",
         "retention run --config keep.toml",
         "retention run --config keep.toml --json",
@@ -188,7 +189,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         store.add_messages("cli:torn", said[:1], at=times[:1])
     with (tmp_path / "torn/sessions/cli%3Atorn.jsonl").open("ab") as log:
         log.write(b'{"kind":"mess')
-    rule = 'action = "delete"\nkeep_newest = 2\n'
+    rule = 'action = "delete"\ntag = "old"\n'
     (tmp_path / "keep.toml").write_text(f"[retention.old]\n{rule}")
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "old.json").write_text('[{"role": "user", "content": "from before"}]')
