@@ -13,7 +13,7 @@ from stenolog.agent.commands import COMMANDS, parse_command
 from stenolog.agent.session_history import is_own_turn, read_fork_seq
 from stenolog.agent.threads import start_task
 from stenolog.agent.turn_events import Answer, Event, ModelCalled
-from stenolog.catalog.message_metadata import mark_received, model_label
+from stenolog.catalog.message_metadata import model_label
 from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
@@ -33,7 +33,6 @@ from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.messages import text_parts_of
 from stenolog.records import Message
-from stenolog.sessions.keys import cli_sender
 from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
@@ -93,8 +92,6 @@ _KEYS_HELP_TEXT: Final = (
 TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to the commands of the agent loop."""
 _QUIT_COMMANDS: Final = ("/quit", "/exit")
-_SWITCHING_COMMANDS: Final = ("new", "resume")
-"""Commands that switch to another session."""
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
 
@@ -116,12 +113,6 @@ class _UserInput(Struct, eq=False):
         command = parse_command(self.text)
         return "" if command is None else command.name
 
-    @property
-    def changes_session(self) -> bool:
-        """Whether this is a command that changes the session or switches to another session."""
-        name = self.command_name
-        return name in COMMANDS and (COMMANDS[name].needs_lease or name in _SWITCHING_COMMANDS)
-
 
 class TerminalChat:
     """Chat in a terminal: sends messages, stops answers, and tracks the turns in progress."""
@@ -129,7 +120,7 @@ class TerminalChat:
     def __init__(self, opened_agent: OpenAgent, key: str) -> None:
         self.key = key
         self.exit_code = 0
-        """EXIT_NOT_SAVED if a waiting message could not be stored, otherwise 0."""
+        """EXIT_NOT_SAVED if the user left before a waiting message was sent, otherwise 0."""
         self._opened_agent = opened_agent
         self._console = terminal_console(styled=True)
         self.status = StatusLine(opened_agent.agent.model_of(key).name)
@@ -154,7 +145,7 @@ class TerminalChat:
                 await run_until_signal(self._pick_session(search_text))
         finally:
             self._is_leaving = True
-            await self._store_waiting_messages()
+            self._cancel_waiting_inputs()
         if not signals.received.is_set():
             # Do not wait for the answer: stop it, which stores the text written so far.
             await self._opened_agent.stop(self.key)
@@ -170,36 +161,14 @@ class TerminalChat:
             await asyncio.wait(tasks)
         self.line.flush()
 
-    async def _store_waiting_messages(self) -> None:
-        """Store the messages that wait for a command to end. Waiting commands are not run.
-
-        Messages after a command that changes or switches the session are reported as not sent.
-        """
-        session_may_change = False
+    def _cancel_waiting_inputs(self) -> None:
+        """Report what waits for a command to end: it is neither sent nor run."""
         for user_input in tuple(self._inputs):
-            session_may_change = session_may_change or user_input.changes_session
-            if user_input.is_sent_to_loop or user_input.task is None:
-                continue
-            user_input.task.cancel()
-            if user_input.command_name:
-                self.show_notice(f"Not run: {user_input.text}", "yellow")
-            elif not session_may_change and await asyncio.to_thread(
-                self._store_message, user_input.text
-            ):
-                self.show_notice(f"{user_line(user_input.text)}\n{_SAVED_NOTICE}", "yellow")
-            else:
-                self.exit_code = EXIT_NOT_SAVED
+            if not user_input.is_sent_to_loop and user_input.task is not None:
+                user_input.task.cancel()
+                if not user_input.command_name:
+                    self.exit_code = EXIT_NOT_SAVED
                 self.show_notice(f"Not sent: {user_input.text}", "yellow")
-
-    def _store_message(self, text: str) -> bool:
-        content = text[1:] if text.startswith("//") else text
-        message = {"role": "user", "content": content}
-        # After a restart, agents answer only messages that are marked as received.
-        message = mark_received(message, sender=cli_sender(self.key))
-        try:
-            return bool(self._opened_agent.agent.sessions.add_full_message(self.key, message))
-        except StenologError:
-            return False
 
     def show_notice(self, text: str, style: str = "dim") -> None:
         """Show a notice above the input line."""
