@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -30,7 +29,7 @@ from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.sessions.keys import cli_sender
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.conversion import CLI, IN_MEMORY, MAIN_AGENT, model_of, spec_of, specs_of
-from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
+from stenolog.settings.model_selection import SCRIPTED, NoModel
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -111,7 +110,7 @@ def open_agent(
     """
     settings = read_settings(options.config)
     spec = _select_spec(settings, options)
-    model = _resolve_model(settings, spec.model)
+    model = model_of(settings, spec.model)
     if isinstance(model, NoModel):
         if not allow_missing_model:
             raise click.ClickException(model.text)
@@ -133,7 +132,7 @@ def open_agents(options: AgentOptions, settings: Settings, *, channel: str) -> l
     """
 
     def open_from_spec(spec: AgentSpec) -> AgentInstance:
-        model = _resolve_model(settings, options.model or spec.model)
+        model = model_of(settings, options.model or spec.model)
         if isinstance(model, NoModel):
             raise click.ClickException(model.text)
         if options.workspace is not None and spec.sessions != IN_MEMORY:
@@ -269,42 +268,10 @@ def _select_spec(settings: Settings, options: AgentOptions) -> AgentSpec:
 
 def _resolve_named_model(settings: Settings, name: str) -> ChatModel:
     """Return the model with this name. Raises UsageError."""
-    model = _resolve_model(settings, name)
+    model = model_of(settings, name)
     if isinstance(model, NoModel):
         raise UsageError(f"models.{name} does not name a model, and no model was found")
     return model
-
-
-def _resolve_model(settings: Settings, name: str) -> ChatModel | NoModel:
-    """Return the model with this name, or the first available model if the name is empty.
-
-    Returns NoModel if no model is available.
-    Raises UsageError for an unknown name. The error suggests a similar name if there is one.
-    """
-    try:
-        return model_of(settings, name)
-    except UsageError as error:
-        similar_name = _find_similar_name(settings, name)
-        if not similar_name:
-            raise
-        raise UsageError(f"there is no model {name!r}; did you mean {similar_name!r}?") from error
-
-
-def _find_similar_name(settings: Settings, requested_name: str) -> str:
-    """Return a known model name that is similar to `requested_name`.
-
-    Return an empty string if no name is similar, or if `requested_name` is known.
-    """
-    first_part, slash, rest = requested_name.strip().partition("/")
-    servers = (OLLAMA, *(provider.name for provider in PROVIDERS))
-    names_by_casefold = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
-    candidates = servers if slash else (*names_by_casefold, *servers)
-    if first_part in (*servers, *names_by_casefold.values()) or first_part.startswith(
-        (f"{LOCAL}:", "http:", "https:")
-    ):
-        return ""
-    matches = get_close_matches(first_part.casefold(), candidates, 1)
-    return f"{names_by_casefold.get(matches[0], matches[0])}{slash}{rest}" if matches else ""
 
 
 # --- shutdown --------------------------------------------------------------------------------

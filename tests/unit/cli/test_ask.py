@@ -303,22 +303,6 @@ def test_scripted_model_makes_no_notes() -> None:
     assert not asyncio.run(consolidation())
 
 
-@pytest.mark.parametrize(
-    ("wanted", "meant"),
-    [
-        ("opnai/gpt-5", "openai/gpt-5"),
-        ("Scripted", "scripted"),
-        ("OLLAMA/x", "ollama/x"),
-        ("mien", "Mine"),
-    ],
-)
-def test_misspelt_model_gets_a_suggestion(here: Path, wanted: str, meant: str) -> None:
-    (here / "steno.toml").write_text('[models.Mine]\nmodel = "openai/x"\n')
-    ended = ask("--config", "steno.toml", "--model", wanted, "hello")
-    assert ended.exit_code == 1
-    assert ended.stderr == f"Error: There is no model {wanted!r}; did you mean {meant!r}?\n"
-
-
 def test_unknown_model_gets_the_list_of_models() -> None:
     ended = ask("--model", "zzzz/gpt", "hello")
     assert "Unknown model 'zzzz/gpt'; use one of" in ended.stderr
@@ -422,7 +406,7 @@ def test_session_without_any_model_is_not_continued(chosen: str | None) -> None:
     ended = CliRunner().invoke(main, command, prog_name="steno")
     assert ended.exit_code == 1
     assert "No model was found. Set an API key" in ended.stderr
-    assert ("did you mean 'openai/x'?" in ended.stderr) == (chosen is not None)
+    assert ("Unknown model 'opnai/x'; use one of" in ended.stderr) == (chosen is not None)
     assert contents("cli:a:default") == ["hello"]
 
 
