@@ -7,7 +7,7 @@ line. The alternate screen is never used, so the terminal keeps the conversation
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from prompt_toolkit.application import Application
 from prompt_toolkit.application.current import set_app
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, ThreadedCompleter
-from prompt_toolkit.document import Document
+from prompt_toolkit.completion import Completer
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import ANSI, AnyFormattedText, StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History
@@ -80,7 +79,7 @@ class InputLine:
         self._buffer = Buffer(
             multiline=True,
             history=history,
-            completer=ThreadedCompleter(completer),
+            completer=completer,
             complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
         )
         self._buffer.on_text_changed += self._clear_hint
@@ -267,42 +266,6 @@ def _conditional_window(
     return ConditionalContainer(
         Window(FormattedTextControl(get_text), dont_extend_height=True), Condition(is_visible)
     )
-
-
-class CommandCompleter(Completer):
-    """Completer for commands, and for the sessions of /resume."""
-
-    def __init__(
-        self,
-        commands: Sequence[tuple[str, str, str]],
-        find_sessions: Callable[[str], Iterable[tuple[str, str]]],
-    ) -> None:
-        """Store the sources of completions.
-
-        `commands` are tuples of name, arguments and help. `find_sessions` returns key and title
-        of the sessions that match a text.
-        """
-        self._commands = commands
-        self._find_sessions = find_sessions
-
-    def get_completions(
-        self, document: Document, complete_event: CompleteEvent
-    ) -> Iterator[Completion]:
-        """Yield the completions at the cursor."""
-        del complete_event
-        text = document.text_before_cursor
-        if not text.startswith("/") or "\n" in text:
-            return
-        command, space, rest = text.partition(" ")
-        if not space:
-            for name, arguments, help_text in self._commands:
-                if name.startswith(command):
-                    usage = f"{name} {arguments}".rstrip()
-                    yield Completion(name, -len(command), display=usage, display_meta=help_text)
-        elif command == "/resume":
-            for key, title in self._find_sessions(rest):
-                name, details = one_line(key), one_line(title)
-                yield Completion(key, -len(rest), display=name, display_meta=details)
 
 
 # --- input history --------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Chat in a terminal: connects the input line, the agent loop and the screen."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import InMemoryHistory
 
 from stenolog.agent.commands import COMMANDS, parse_command
@@ -15,7 +16,7 @@ from stenolog.agent.threads import start_task
 from stenolog.agent.turn_events import Answer, Event, ModelCalled
 from stenolog.catalog.message_metadata import model_label
 from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
-from stenolog.cli.chat_input import CommandCompleter, InputHistory, InputLine, history_file
+from stenolog.cli.chat_input import InputHistory, InputLine, history_file
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.chat_start import ChatStart
 from stenolog.cli.output import (
@@ -26,7 +27,7 @@ from stenolog.cli.output import (
     styled_lines,
     terminal_console,
 )
-from stenolog.cli.picker import choose_session, find_sessions
+from stenolog.cli.picker import choose_session
 from stenolog.cli.terminal_markdown import Block, render_block
 from stenolog.cli.workspace import session_command
 from stenolog.context.turn_state import turn_state
@@ -84,13 +85,10 @@ def history_lines(
 
 
 _SAVED_NOTICE: Final = "Saved, not answered yet."
-_MAX_COMPLETIONS: Final = 30
 _KEYS_HELP_TEXT: Final = (
     "Enter sends. Alt-Enter, or \\ at the end of a line, starts a new line. Ctrl-C stops the "
     "answer. Ctrl-R searches your earlier input. Ctrl-D or /quit leaves; the session is kept."
 )
-TERMINAL_COMMANDS: Final = (("/quit", "", "leave; the session is kept"),)
-"""Commands of the terminal, in addition to the commands of the agent loop."""
 _QUIT_COMMANDS: Final = ("/quit", "/exit")
 _RESETTING_COMMANDS: Final = ("clear", "undo")
 """Commands after which the size of the context is unknown until the next request."""
@@ -130,8 +128,12 @@ class TerminalChat:
         self._is_leaving = False
         self._has_message = False
         self._stop_tasks: set[asyncio.Task[Any]] = set()
-        commands = [(f"/{name}", entry.arguments, entry.help) for name, entry in COMMANDS.items()]
-        completer = CommandCompleter([*commands, *TERMINAL_COMMANDS], self._find_matching_sessions)
+        help_texts = {f"/{name}": entry.help for name, entry in COMMANDS.items()}
+        help_texts["/quit"] = "leave; the session is kept"
+        usages = {f"/{name}": f"/{name} {entry.arguments}" for name, entry in COMMANDS.items()}
+        completer = WordCompleter(
+            [*help_texts], display_dict=usages, meta_dict=help_texts, sentence=True
+        )
         # If sessions are kept only in memory, the input must not be written to a file either.
         is_in_memory = parse_address(opened_agent.agent.spec.sessions).engine == "memory"
         history = InMemoryHistory() if is_in_memory else InputHistory(history_file())
@@ -355,14 +357,3 @@ class TerminalChat:
             self.show_notice("You are already in this session.\n")
         else:
             self._start_input(f"/resume {entry.key}")
-
-    def _find_matching_sessions(self, search_text: str) -> Iterable[tuple[str, str]]:
-        catalog = self._opened_agent.agent.catalog
-        try:
-            if search_text.strip():
-                entries = find_sessions(catalog, search_text.strip())
-            else:
-                entries = catalog.list(limit=_MAX_COMPLETIONS).entries
-        except StenologError:
-            return []
-        return [(entry.key, printable(entry.title)) for entry in entries[:_MAX_COMPLETIONS]]
