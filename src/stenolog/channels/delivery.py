@@ -32,8 +32,9 @@ from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import StenologError, StoreBusy, StoreUnavailable, UsageError
 from stenolog.messages import text_parts_of
+from stenolog.records import Message
 from stenolog.sessions.chat_marks import DELIVERY_FIELD, MAX_OWED, DeliveryMark, read_mark
-from stenolog.stores.base import find_info
+from stenolog.stores.base import Store, find_info
 
 # --- marks ----------------------------------------------------------------------------------------
 
@@ -81,6 +82,8 @@ UNSURE_NOTICE: Final = (
 )
 _MAX_MESSAGE_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose unsent answer is still delivered later."""
+_MAX_SCANNED_MESSAGES: Final = 1_000
+"""Number of newest messages that are searched for answers that a summary hid."""
 _MAX_RETRY_SECONDS: Final = 120.0
 """Maximum total seconds between the retries of a piece, not counting delays set by the app."""
 _MAX_ATTEMPTS: Final = 5
@@ -225,7 +228,7 @@ class Delivery:
         The origin of a message is trusted only if the message has the field `received`, because an
         agent writes `origin` and `received` in one append.
         """
-        history = await self._loop.run(instance.store.get_history, key)
+        history = await self._loop.run(_read_history, instance.store, key, mark)
         fork_seq = await self._loop.run(read_fork_seq, instance.store, key)
         since = datetime.now(UTC) - _MAX_MESSAGE_AGE
         answers: dict[int, DueAnswer] = {}
@@ -239,7 +242,10 @@ class Delivery:
             # guard: deliver-own-origin
             if not is_received(body):
                 continue
-            answer = answer_to(history[index:], message.seq)
+            later = history[index:]
+            answer = answer_to((other for other in later if not other.hidden), message.seq)
+            # Of several hidden answers, the newest one was not replaced.
+            answer = answer or answer_to(reversed(later), message.seq)
             if answer is not None and is_due(mark, answer.seq):
                 text = text_parts_of(answer.to_dict())
                 if text.strip():
@@ -374,6 +380,20 @@ class Delivery:
         await self._loop.run(
             instance.store.set_meta, key, **{DELIVERY_FIELD: msgspec.to_builtins(mark)}
         )
+
+
+def _read_history(store: Store, key: str, mark: DeliveryMark | None) -> list[Message]:
+    """Return the visible messages, and those that a summary hid before their answers were sent.
+
+    This call blocks.
+    """
+    first_due = 1 if mark is None else min([mark.seq + 1, *mark.owed])
+    floor = store.info(key).floor
+    if floor < first_due:
+        return list(store.get_history(key))
+    # guard: deliver-hidden-answer
+    history = store.get_history(key, last=_MAX_SCANNED_MESSAGES, full=True)
+    return [message for message in history if not message.hidden or message.seq <= floor]
 
 
 # --- splitting ------------------------------------------------------------------------------------

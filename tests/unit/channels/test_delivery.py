@@ -421,6 +421,27 @@ def test_unsent_answer_stays_owed_after_a_later_one_is_sent(tmp_path: Path) -> N
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
+@pytest.mark.parametrize("is_owed", [False, True], ids=["killed", "owed"])
+def test_answer_that_a_summary_hid_before_it_was_sent_is_sent(
+    is_owed: bool, tmp_path: Path
+) -> None:
+    async def before() -> None:
+        app, claims = _App(NotSent("away"), NotSent("away")), Claims()
+        async with agent_loop("jsonl", tmp_path, ["first", "second"]) as loop:
+            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+            for text in ("a", "b"):
+                if is_owed:
+                    await _hear(loop, delivery, text)
+                else:
+                    await loop.handle(InboundMessage(key=KEY, content=text, origin=ORIGIN))
+        await claims.close()
+
+    asyncio.run(before())
+    _change(tmp_path, lambda store: store.checkpoint(KEY, summary="They talked.", upto=2))
+    assert asyncio.run(_recovered(tmp_path)) == ["first", "second"]
+    assert asyncio.run(_recovered(tmp_path)) == []
+
+
 def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
     async def before() -> None:
         app, claims = _App(NotSent("away"), NotSent("away")), Claims()
