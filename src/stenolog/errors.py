@@ -216,7 +216,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     """One wrong setting."""
 
     source: str
-    """Origin of the setting: `FILE:LINE`, a file, a variable, or `the command line`."""
+    """Origin of the setting: a file, a variable, or `the command line`."""
     field: str = ""
     """Dotted name, such as `agent.max_context_tokens`; empty for the whole file."""
     reason: str

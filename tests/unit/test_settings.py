@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from stenolog.settings.fields import (
     commented_file,
     to_toml,
 )
-from stenolog.settings.file import config_path, join_path, start_lines
+from stenolog.settings.file import config_path, join_path
 from stenolog.settings.loading import load_effective_settings, variable_of
 from stenolog.settings.secrets import mask_secrets
 from stenolog.settings.values import ModelSettings, Settings
@@ -80,11 +80,11 @@ def test_each_value_has_its_source(file: Path) -> None:
         flags={"agent.max_iterations": 9},
     )
     sources = {name: each.source for name, each in found.values.items()}
-    assert sources["agent.model"] == f"{file}:3"
+    assert sources["agent.model"] == str(file)
     assert sources["agent.max_iterations"] == "the command line"
     assert sources["agent.sessions"] == sources["agents.ada.sessions"] == "default"
     assert sources["memory.zone"] == "STENO_MEMORY__ZONE"
-    assert sources["agents.ada.system"] == f"{file}:6"
+    assert sources["agents.ada.system"] == str(file)
     assert sources["agents.ada.model"] == "agent.model"
     assert (found.file, found.file_exists) == (file, True)
 
@@ -156,12 +156,11 @@ def test_reference_name_of_session_persistence_is_accepted(file: Path) -> None:
     same = other + "[channels]\nsession_persistence = false\n"
     assert _load(file, same).channels.session_persistence is False
     assert _refused(file, other + "[channels]\nsession_persistence = true\n") == [
-        "FILE:2: channels_config.session_persistence: contradicts "
-        "channels.session_persistence (FILE:4); remove one of them"
+        "FILE: channels_config.session_persistence: contradicts "
+        "channels.session_persistence; remove one of them"
     ]
     assert _refused(file, "[channels_config]\nsession_backend = 1\n") == [
-        "FILE:2: channels_config.session_backend: unknown setting; known ones are "
-        "session_persistence"
+        "FILE: channels_config.session_backend: unknown setting; known ones are session_persistence"
     ]
 
 
@@ -203,8 +202,8 @@ def test_alternative_settings_together_are_rejected(file: Path) -> None:
     text = "[agent]\nsystem = 'a'\nsystem_file = 'b'\n[models.m]\nkey = 'c'\nkey_env = 'D'\n"
     (file.parent / "b").touch()
     assert _refused(file, text) == [
-        "FILE:2: agent.system: set either this or agent.system_file (FILE:3), not both",
-        "FILE:5: models.m.key: set either this or models.m.key_env (FILE:6), not both",
+        "FILE: agent.system: set either this or agent.system_file, not both",
+        "FILE: models.m.key: set either this or models.m.key_env, not both",
     ]
 
 
@@ -221,37 +220,47 @@ def test_unreadable_prompt_file_is_reported(file: Path, content: bytes | None, r
     if content is not None:
         prompt.write_bytes(content)
     told = _refused(file, "[agent]\nsystem_file = 'prompt.md'\n")
-    assert told == [f"FILE:2: agent.system_file: {prompt} {reason}"]
+    assert told == [f"FILE: agent.system_file: {prompt} {reason}"]
 
 
 # --- rejected settings -----------------------------------------------------------------------
 
 
-def test_all_problems_are_reported_at_once(file: Path) -> None:
+def test_problems_of_all_tables_are_reported_at_once(file: Path) -> None:
     text = """
 [agent]
 max_contxt_tokens = 8000
-model = 3
 [agent.context]
 reasoning = "some"
 [memmory]
 [models.fast]
 retries = 101
-[max_context_tokens]
+[channels.telegram]
+tokn = "x"
 """
-    environment = {"STENO_AGENT__MAX_ITERATIONS": "many", "STENO_UPDATE": "1"}
-    assert _refused(file, text, environment=environment, flags={"agent.tool_timeout": 0}) == [
-        "FILE:3: agent.max_contxt_tokens: unknown setting; did you mean agent.max_context_tokens?",
-        "FILE:4: agent.model: must be text, not a number",
-        'FILE:6: agent.context.reasoning: must be one of "none", "newest", "all", not "some"',
-        "FILE:7: memmory: unknown setting; did you mean memory?",
-        "FILE:9: models.fast.retries: must be a whole number from 0 to 100, not 101",
-        "FILE:10: max_context_tokens: unknown setting; did you mean agent.max_context_tokens or "
-        "agents.NAME.max_context_tokens?",
-        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: must be a whole number from "
-        '1 to 1,000, not "many"',
-        "the command line: agent.tool_timeout: must be a number greater than 0 and up to "
-        "86,400, not 0",
+    environment = {"STENO_MEMORY__RECALL_TOKENS": "many", "STENO_UPDATE": "1"}
+    assert _refused(file, text, environment=environment, flags={"gateway.port": -1}) == [
+        "FILE: agent.max_contxt_tokens: unknown setting; known ones are context, "
+        "max_context_tokens, max_history_messages, max_iterations, model, models, sessions, "
+        "system, system_file, tool_output_limit, tool_timeout, tools",
+        "FILE: memmory: unknown setting; known ones are agent, agents, channels, cli, gateway, "
+        "memory, models, retention, webhooks",
+        "FILE: channels.telegram.tokn: unknown setting; known ones are allow, base_url, scope, "
+        "token, token_env",
+        'FILE: agent.context.reasoning: must be one of "none", "newest", "all"',
+        "STENO_MEMORY__RECALL_TOKENS: memory.recall_tokens: must be a whole number from 0 to "
+        "1,000,000,000",
+        "the command line: gateway.port: must be a whole number from 0 to 65,535",
+        "FILE: models.fast.retries: must be a whole number from 0 to 100",
+    ]
+
+
+def test_wrong_value_of_agent_is_not_repeated_for_agents_that_inherit_it(file: Path) -> None:
+    text = "[agent]\nmax_iterations = 0\nzone = 'UTC'\n[agents.ada]\n[agents.bob]\nmodel = 'x'\n"
+    problems = _refused(file, text)
+    assert [problem.split(": ")[1] for problem in problems] == [
+        "agent.zone",
+        "agent.max_iterations",
     ]
 
 
@@ -262,21 +271,17 @@ retries = 101
         ("[agent]\nmodel = \n", "FILE:2:9: invalid TOML: Invalid value"),
         ("a = 1\na = 2\n", "FILE:2:6: invalid TOML: Cannot overwrite a value"),
         ("\n\n[agent]\nmodel = '\xff'", "FILE:4: this is not UTF-8 text"),
-        ("agent = 3", "FILE:1: agent: must be a table: [agent]"),
-        ("\n[[agent]]", "FILE:2: agent: must be a table: [agent]"),
-        ("[models]\na = 3", "FILE:2: models.a: must be a table: [models.a]"),
-        ("[agent]\nroutes = ['x']", "FILE:2: agent.routes: unknown setting; "
-         "did you mean agents.NAME.routes?"),
+        ("agent = 3", "FILE: agent: must be a table: [agent]"),
+        ("\n[[agent]]", "FILE: agent: must be a table: [agent]"),
+        ("[models]\na = 3", "FILE: models.a: must be a table: [models.a]"),
         ("x = " + "[" * 100_000, "FILE: it is nested too deeply"),
         ("[agent]\nmodel = 'x'\nmax_iterations = " + "9" * 5_000,
-         "FILE:3: agent.max_iterations: a number with 5,000 digits is too long"),
-        ("# " + "9" * 5_000 + "\n[agent]\nbackup_models = [\n  1,\n  " + "9_" * 4_999 + "9\n]",
-         "FILE:5: agent.backup_models: a number with 5,000 digits is too long"),
+         "FILE: a number in it is too long"),
         ("[agent]\nmax_iterations = 0x" + "f" * 5_000,
-         "FILE:2: agent.max_iterations: must be a whole number from 1 to 1,000, not a number"),
+         "FILE: agent.max_iterations: must be a whole number from 1 to 1,000"),
     ],
 )  # fmt: skip
-def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str) -> None:
+def test_invalid_file_is_reported_with_its_place(file: Path, text: str, told: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(WrongSettings) as caught:
         load_effective_settings(config=file, environment={})
@@ -299,13 +304,13 @@ def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str
         ("agents.main.model = 'x'", "agents.main: configure the agent main in [agent]"),
         ("agents.a__b.model = 'x'", "agents.a__b: invalid name"),
         ("[agents.'a b']", 'agents."a b": invalid name'),
-        ("[models.a-b]\n[models.A_b]", "models.a-b: too similar to 'A_b'"),
+        ("agent.routes = ['x']", "agent.routes: unknown setting; known ones are context,"),
         ("agent.context.reserve = 32_000",
          "agent.context.reserve: must be less than max_context_tokens (32,000)"),
         ("agent.max_context_tokens = 9\nagents.a.context.reserve = 9",
          "agents.a.context.reserve: must be less than max_context_tokens (9), not 9"),
         ("agents.a.routes = ['x']\nagents.b.routes = ['y', 'x']",
-         "agents.b.routes: x is also in agents.a.routes (FILE:1)"),
+         "agents.b.routes: x is also in agents.a.routes"),
     ],
 )  # fmt: skip
 def test_values_that_violate_a_rule_are_rejected(file: Path, text: str, told: str) -> None:
@@ -445,15 +450,12 @@ def test_any_invalid_field_is_rejected_with_file_and_name(
         path = (*above, f"{name}\x01" if data.draw(st.booleans()) else f"x{name}")
         given[path] = data.draw(st.integers())
     file = tmp_path_factory.getbasetemp() / "wrong.toml"
-    text = _text(given)
-    file.write_text(text)
+    file.write_text(_text(given))
     with pytest.raises(WrongSettings) as caught:
         load_effective_settings(config=file, environment={})
     [problem] = caught.value.problems
     assert problem.field == join_path(path)
-    assert (
-        problem.source == f"{file}:{1 + text[: text.index(join_path(path) + ' =')].count(chr(10))}"
-    )
+    assert problem.source == str(file)
 
 
 @given(st.binary(max_size=60) | st.text("[]a.='\"\n#1 models{},", max_size=60).map(str.encode))
@@ -468,24 +470,6 @@ def test_any_file_content_is_loaded_or_rejected_as_wrong_settings(
     except WrongSettings as error:
         told = str(error)
     assert str(file) in told
-
-
-def test_line_numbers_are_those_where_values_and_tables_start() -> None:
-    text = (
-        '# [not.this]\nfirst = """\n[agent]\nmodel = 1\n"""\n[a.b] # c\nc = [\n  1,\n  2,\n]\n'
-        "d.e = 1\n\n[f]\n'g h' = {i = 1}\n"
-    )
-    assert start_lines(text) == {
-        ("first",): 2,
-        ("a",): 6,
-        ("a", "b"): 6,
-        ("a", "b", "c"): 7,
-        ("a", "b", "d"): 11,
-        ("a", "b", "d", "e"): 11,
-        ("f",): 13,
-        ("f", "g h"): 14,
-        ("f", "g h", "i"): 14,
-    }
 
 
 # --- the environment -------------------------------------------------------------------------
@@ -530,21 +514,17 @@ def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "told"),
     [
-        ("STENO_AGENT__MODLE", "x",
-         "STENO_AGENT__MODLE: agent.modle: unknown setting; did you mean agent.model?"),
-        ("STENO_AGENT_MODEL", "x", "STENO_AGENT_MODEL: unknown setting; "
-         "did you mean STENO_AGENT__MODEL? (two underscores replace the dot)"),
-        ("STENO_MODELS_FAST_KEY", "x", "STENO_MODELS_FAST_KEY: unknown setting; "
-         "did you mean STENO_MODELS__NAME? (two underscores replace the dot)"),
+        ("STENO_CLI__MARKDWN", "x", "STENO_CLI__MARKDWN: cli.markdwn: unknown setting; "
+         "known ones are markdown, show_reasoning"),
         ("STENO_MODELS__FAST", "x",
-         "STENO_MODELS__FAST: models.fast: set a field of it, such as models.fast.model"),
+         "STENO_MODELS__FAST: models.fast: must be a table: [models.fast]"),
         ("STENO_MEMORY__CONSOLIDATION", "maybe", "STENO_MEMORY__CONSOLIDATION: "
-         'memory.consolidation: must be true or false, not "maybe"'),
+         "memory.consolidation: must be true or false"),
         ("STENO_AGENT__MODEL", "\udcff", "STENO_AGENT__MODEL: agent.model: this is not UTF-8 text"),
         ("STENO_AGENTS__A__ROUTES", "a,\udcff",
          "STENO_AGENTS__A__ROUTES: agents.a.routes: this is not UTF-8 text"),
         ("STENO_AGENTS__A__ROUTES", "['a']\nb = 1", "STENO_AGENTS__A__ROUTES: agents.a.routes: "
-         "must be a list of texts, not \"['a']\\nb = 1\""),
+         "must be a list of texts"),
     ],
 )  # fmt: skip
 def test_invalid_variable_is_rejected_with_its_name(variable: str, text: str, told: str) -> None:
@@ -554,7 +534,14 @@ def test_invalid_variable_is_rejected_with_its_name(variable: str, text: str, to
 
 
 def test_unrelated_variables_are_ignored() -> None:
-    others = ("STENO_UPDATE", "STENO_REQUIRE", "STENO_TEST_POSTGRES", "STENO_SEED", "STENOLOG_X")
+    others = (
+        "STENO_UPDATE",
+        "STENO_AGENT_MODEL",
+        "STENO_REQUIRE",
+        "STENO_TEST_POSTGRES",
+        "STENO_SEED",
+        "STENOLOG_X",
+    )
     assert load_effective_settings(environment=dict.fromkeys(others, "1")).settings == Settings()
 
 
@@ -655,7 +642,7 @@ def test_address_without_a_secret_is_shown_unchanged(address: str) -> None:
 ])  # fmt: skip
 def test_errors_contain_no_secret(file: Path, line: str) -> None:
     [told] = _refused(file, f"[models.m]\n{line}\n")
-    assert told.startswith("FILE:2: models.m.")
+    assert told.startswith("FILE: models.m.")
     assert "hush" not in told
 
 
@@ -669,7 +656,7 @@ def test_errors_contain_no_secret(file: Path, line: str) -> None:
 ])  # fmt: skip
 def test_errors_of_agent_settings_contain_no_password(file: Path, line: str) -> None:
     [told] = _refused(file, f"[agent]\n{line.replace(chr(39), chr(34))}\n")
-    assert told.startswith("FILE:2: agent.")
+    assert told.startswith("FILE: agent.")
     assert "hush" not in told
 
 
@@ -680,9 +667,9 @@ def test_server_address_with_a_user_is_rejected(file: Path) -> None:
     )
     for field in ("agent.model", "agents.a.model", "models.m.model", "models.m.base_url"):
         address = "http://u:p@h/v1" if field.endswith("url") else "http://u:p@h/v1#m"
-        assert _refused(file, f"{field} = '{address}'") == [f"FILE:1: {field}: {words}"]
+        assert _refused(file, f"{field} = '{address}'") == [f"FILE: {field}: {words}"]
     assert _refused(file, "agent.models = ['local', 'https://u@h/v1#m']") == [
-        f"FILE:1: agent.models: {words}"
+        f"FILE: agent.models: {words}"
     ]
     assert _load(file, "agent.model = 'http://h:1/v1#a@b'").agent.model == "http://h:1/v1#a@b"
 
@@ -727,12 +714,7 @@ def test_commented_file_changes_no_setting(file: Path) -> None:
 
 def test_commented_file_has_every_field_with_its_default(file: Path) -> None:
     bare = re.sub(r"(?m)^#(?=[\[a-z])", "", commented_file())
-    found = {
-        path
-        for path in start_lines(bare)
-        if isinstance(_at(tomllib.loads(bare), path), str | int | float | bool | list)
-        or path[-1] == "headers"
-    }
+    found = set(_paths(tomllib.loads(bare)))
     names = {"fast": ANY_NAME, "ada": ANY_NAME, "shop": ANY_NAME, "old": ANY_NAME}
     listed = {tuple(names.get(part, part) for part in path) for path in found}
     shared = {path for path in all_fields() if path[0] == "agents"}
@@ -743,10 +725,13 @@ def test_commented_file_has_every_field_with_its_default(file: Path) -> None:
     assert settings.models["fast"] == ModelSettings()
 
 
-def _at(table: Any, path: tuple[str, ...]) -> Any:
-    for part in path:
-        table = table[part]
-    return table
+def _paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each value, and of the empty table that is the default of `headers`."""
+    for name, value in table.items():
+        if isinstance(value, dict) and name != "headers":
+            yield from _paths(value, (*parents, name))
+        else:
+            yield (*parents, name)
 
 
 _values = st.recursive(

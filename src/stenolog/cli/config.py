@@ -151,8 +151,8 @@ def _write_new_file(file: Path, text: str) -> None:
 def show_command(config: Path | None) -> None:
     """Show every setting and where it comes from.
 
-    Prints one line per setting, as TOML, with its source as a comment: default, FILE:LINE, or the
-    environment variable. Secrets are shown as ***.
+    Prints one line per setting, as TOML, with its source as a comment: default, the config file, or
+    the environment variable. Secrets are shown as ***.
 
     Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """

@@ -1,8 +1,6 @@
 """Fields of the settings, derived from the classes in `values`: paths, checks and TOML."""
 
 import ast
-import difflib
-import math
 import re
 import textwrap
 import zoneinfo
@@ -19,9 +17,9 @@ from msgspec import Struct, inspect
 
 from stenolog.errors import UsageError
 from stenolog.settings import values
-from stenolog.settings.file import KeyPath, join_path, quote_text
+from stenolog.settings.file import KeyPath, quote_text
 from stenolog.settings.secrets import has_secret, has_user
-from stenolog.settings.values import ADDRESS_FIELDS, SECRET_FIELDS, Settings
+from stenolog.settings.values import Settings
 from stenolog.stores.open_store import parse_address
 
 ANY_NAME: Final = "NAME"
@@ -33,7 +31,7 @@ FIELD_ALIASES: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
 )
 """Path of a setting, by the path that other programs use for the same setting."""
 
-_IGNORED_PATHS: Final = (("keys",), ("agent", "routes"))
+IGNORED_PATHS: Final = (("keys",), ("agent", "routes"))
 """Paths of fields in the value classes that are not settings."""
 
 
@@ -50,16 +48,6 @@ class Field(Struct, frozen=True, kw_only=True):
         """Dotted path of the setting, such as `gateway.port`."""
         return ".".join(self.path)
 
-    @property
-    def is_secret(self) -> bool:
-        """Whether the value is a secret, which is never shown."""
-        return self.path[-1] in SECRET_FIELDS
-
-    @property
-    def may_be_address(self) -> bool:
-        """Whether the value may contain an address with a password."""
-        return self.path[-1] in ADDRESS_FIELDS
-
 
 @cache
 def all_fields() -> Mapping[KeyPath, Field]:
@@ -67,48 +55,12 @@ def all_fields() -> Mapping[KeyPath, Field]:
     return MappingProxyType({field.path: field for field in _struct_fields(Settings, ())})
 
 
-@cache
-def section_paths() -> frozenset[KeyPath]:
-    """Return the paths of all tables that contain fields."""
-    fields = [*all_fields(), *FIELD_ALIASES]
-    return frozenset(path[:end] for path in fields for end in range(1, len(path)))
-
-
-def field_path(path: KeyPath) -> KeyPath:
-    """Return the path with NAME instead of a user-chosen name."""
-    return (path[0], ANY_NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED_TABLES else path
-
-
 def find_field(path: KeyPath) -> Field | None:
     """Return the field at this path or alias, or None."""
-    return all_fields().get(field_path(FIELD_ALIASES.get(path, path)))
-
-
-def fields_of_table(path: KeyPath) -> list[Field]:
-    """Return the fields of a table, without the fields of its sub-tables."""
-    return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
-
-
-def unknown_setting_text(path: KeyPath) -> str:
-    """Return the error text for an unknown path, with the closest name or all known names."""
-    *parents, name = path
-    table = field_path(path)[:-1]
-    if len(table) == 1 and table[0] in NAMED_TABLES:
-        fields = [field.path[-1] for field in fields_of_table(path)]
-        example_field = "model" if "model" in fields else fields[0]
-        return f"set a field of it, such as {join_path(path)}.{example_field}"
-    known_names = {
-        known_path[len(table)]
-        for known_path in [*all_fields(), *(FIELD_ALIASES if table else ())]
-        if len(known_path) > len(table) and known_path[: len(table)] == table
-    }
-    matches = difflib.get_close_matches(name.lower(), sorted(known_names), n=1)
-    if matches:
-        return f"unknown setting; did you mean {join_path((*parents, matches[0]))}?"
-    same_names = [field.name for field in all_fields().values() if field.path[-1] == name]
-    if same_names:
-        return f"unknown setting; did you mean {' or '.join(same_names)}?"
-    return f"unknown setting; known ones are {', '.join(sorted(known_names))}"
+    path = FIELD_ALIASES.get(path, path)
+    if len(path) > 1 and path[0] in NAMED_TABLES:
+        path = (path[0], ANY_NAME, *path[2:])
+    return all_fields().get(path)
 
 
 def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
@@ -118,7 +70,7 @@ def _struct_fields(struct: type[Struct], path: KeyPath) -> Iterator[Field]:
         setting_path = (*path, attribute.name)
         # A table has the type of a struct S, or `Mapping[str, S]` if it contains named tables.
         table_type = (get_args(attribute.type) or (attribute.type,))[-1]
-        if setting_path in _IGNORED_PATHS:
+        if setting_path in IGNORED_PATHS:
             continue
         if isinstance(table_type, type) and issubclass(table_type, Struct):
             has_names = table_type is not attribute.type
@@ -150,8 +102,6 @@ def field_docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
 # Checks of single values, and the error texts for wrong values.
 
 
-_MAX_SHOWN_LENGTH: Final = 60
-"""Maximum number of characters of a wrong value that an error shows."""
 _VARIABLE_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _USER_NOT_ALLOWED: Final = (
     "the address of a server must not contain a user or password; put the key in an environment "
@@ -167,25 +117,12 @@ class InvalidValue(Exception):
     """The field does not accept the value. The text says which values the field accepts."""
 
 
-def has_surrogates(text: str) -> bool:
-    """Return whether a text contains surrogates, which stand for bytes that are not UTF-8."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_value(field: Field, value: object) -> Any:
-    """Convert the value to the field's type. Raises InvalidValue if this is impossible."""
-    if isinstance(value, str) and has_surrogates(value):
-        raise InvalidValue("this is not UTF-8 text")
-    try:
-        converted_value = msgspec.convert(value, field.type)
-    except msgspec.ValidationError as error:
-        wrong_value = _describe_wrong_value(field, value)
-        raise InvalidValue(f"must be {describe_type(field)}{wrong_value}") from error
-    check = _VALUE_CHECKS.get(field.path[-1])
-    if check is not None and converted_value:
-        for text in converted_value if isinstance(converted_value, tuple) else [converted_value]:
+def check_value(name: str, value: Any) -> None:
+    """Check the value of a field beyond its type. Raises InvalidValue."""
+    check = _VALUE_CHECKS.get(name)
+    if check is not None and value:
+        for text in value if isinstance(value, tuple) else [value]:
             check(text)
-    return converted_value
 
 
 def describe_type(field: Field) -> str:
@@ -210,38 +147,6 @@ def describe_type(field: Field) -> str:
 def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
     lower_bound = f"from {kind.ge:,}" if kind.ge is not None else f"greater than {kind.gt:,} and up"
     return f"{lower_bound} to {kind.le:,}"
-
-
-def _describe_wrong_value(field: Field, value: object) -> str:
-    # A misplaced secret must not appear in a log.
-    if field.is_secret or isinstance(value, Mapping):
-        return ""
-    if field.may_be_address or field.type is str:
-        # A wrong value may contain a password or a key.
-        return f", not {_describe_type(value)}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f", not {value}"
-    try:
-        text = to_toml(value)
-    except TypeError:
-        text = str(value)
-    except ValueError:
-        # Python does not convert integers of this length to text.
-        return f", not {_describe_type(value)}"
-    return f", not {text if len(text) <= _MAX_SHOWN_LENGTH else text[:_MAX_SHOWN_LENGTH] + '…'}"
-
-
-def _describe_type(value: object) -> str:
-    match value:
-        case str():
-            return "text"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case list() | tuple():
-            return "this list"
-    return "a date or time"
 
 
 # --- checks beyond types ---------------------------------------------------------------------
@@ -271,12 +176,9 @@ def _check_zone(zone: str) -> None:
     try:
         zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        names = zoneinfo.available_timezones()
-        if not names:
+        if not zoneinfo.available_timezones():
             raise InvalidValue("this machine has no time zone data; install tzdata") from error
-        matches = difflib.get_close_matches(zone, sorted(names), n=1)
-        advice = f"; did you mean {matches[0]}?" if matches else ", such as Europe/Zurich"
-        raise InvalidValue(f"must be the name of a time zone{advice}") from error
+        raise InvalidValue("must be the name of a time zone, such as Europe/Zurich") from error
 
 
 def _check_server(url: str) -> None:

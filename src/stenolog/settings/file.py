@@ -1,9 +1,9 @@
-"""The config file: its location, its values, and their line numbers."""
+"""The config file: its location and its values."""
 
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path as File
 from typing import Any, Final
 
@@ -52,30 +52,14 @@ VARIABLE_PREFIX: Final = "STENO_"
 CONFIG_VARIABLE: Final = "STENO_CONFIG"
 
 _ERROR_POSITION: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
-_MAX_DEPTH: Final = 5
-"""Maximum nesting depth of the tables whose values get line numbers."""
-_MAX_VALUE_LINES: Final = 1_000
-"""Maximum number of lines of a value. Line numbers after a longer value are unknown."""
-_LONG_NUMBER: Final = re.compile(r"\d(?:_?\d){639,}")
-"""Pattern of numbers with 640 digits or more, which Python may reject."""
 
 
 class FileContent(Struct, frozen=True, kw_only=True):
     """The content of a config file."""
 
-    file: File
     table: dict[str, Any]
-    lines: dict[KeyPath, int]
-    """First line of each value and each table, by path."""
     is_shared: bool = False
     """Whether users other than the owner may access the file."""
-
-    def source(self, path: KeyPath) -> str:
-        """Return `FILE:LINE` of a value, or of the table that contains it."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.lines:
-                return f"{self.file}:{self.lines[path[:end]]}"
-        return str(self.file)
 
 
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
@@ -130,59 +114,15 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileConten
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise _wrong_settings(str(file), f"it cannot be read: {reason}") from error
-    text = _decode_utf8(file, content)
-    table = _parse_toml(file, text)
-    return FileContent(file=file, table=table, lines=start_lines(text), is_shared=is_shared)
+    return FileContent(table=_parse_toml(file, content), is_shared=is_shared)
 
 
-def start_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line in which each value and each table of a TOML text starts.
-
-    Python's tomllib does not report lines. A value always ends at the end of a line, and an
-    incomplete value is not valid. This function therefore adds lines to a statement until the
-    statement is valid.
-    """
-    line_numbers: dict[KeyPath, int] = {}
-    lines = text.split("\n")
-    begin, header = 0, ""
-    while begin < len(lines):
-        for end in range(begin + 1, min(begin + _MAX_VALUE_LINES, len(lines)) + 1):
-            statement = "\n".join(lines[begin:end])
-            is_header = statement.lstrip().startswith("[")
-            try:
-                table = tomllib.loads(statement if is_header else f"{header}\n{statement}")
-            except ValueError:
-                continue
-            if is_header:
-                header = statement
-            for path in _all_paths(table):
-                line_numbers.setdefault(path, begin + 1)
-            break
-        else:
-            return line_numbers
-        begin = end
-    return line_numbers
-
-
-def _all_paths(table: Mapping[str, Any], parent_path: KeyPath = ()) -> Iterator[KeyPath]:
-    for name, value in table.items():
-        yield (*parent_path, name)
-        if isinstance(value, dict) and len(parent_path) < _MAX_DEPTH:
-            yield from _all_paths(value, (*parent_path, name))
-
-
-def _decode_utf8(file: File, content: bytes) -> str:
+def _parse_toml(file: File, content: bytes) -> dict[str, Any]:
     try:
-        # `start_lines` splits at \n and parses single lines, where tomllib rejects a \r at the end.
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise _wrong_settings(f"{file}:{line}", "this is not UTF-8 text") from error
-
-
-def _parse_toml(file: File, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
     except RecursionError as error:
         raise _wrong_settings(str(file), "it is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
@@ -191,25 +131,8 @@ def _parse_toml(file: File, text: str) -> dict[str, Any]:
         reason = _ERROR_POSITION.sub("", str(error))
         raise _wrong_settings(source, f"invalid TOML: {reason}") from error
     except ValueError as error:
-        raise WrongSettings([_long_number_problem(file, text)]) from error
-
-
-def _long_number_problem(file: File, text: str) -> Problem:
-    """Return the problem for a number with more digits than Python converts."""
-    for match in _LONG_NUMBER.finditer(text):
-        before, after = text[: match.start()], _LONG_NUMBER.sub("0", text[match.end() :])
-        try:
-            # Digits in a string or comment are valid, so parse the text with only this number.
-            tomllib.loads(f"{_LONG_NUMBER.sub('0', before)}{match[0]}{after}")
-        except ValueError:
-            line = before.count("\n") + 1
-            lines = start_lines(_LONG_NUMBER.sub("0", text))
-            starts = [(start, path) for path, start in lines.items() if start <= line]
-            field = ".".join(max(starts, default=(0, ()))[1])
-            digits = sum(map(str.isdigit, match[0]))
-            reason = f"a number with {digits:,} digits is too long"
-            return Problem(source=f"{file}:{line}", field=field, reason=reason)
-    return Problem(source=str(file), reason="a number in it is too long")
+        # Python does not convert numbers with thousands of digits.
+        raise _wrong_settings(str(file), "a number in it is too long") from error
 
 
 def _wrong_settings(source: str, reason: str) -> WrongSettings:

@@ -1,12 +1,16 @@
-"""Loads settings from config file, environment and command-line flags."""
+"""Loads settings: defaults, config file, environment and command-line options.
+
+Each source is one nested table. A later source overrides an earlier one. The tables are merged, and
+each table of the result is converted to one value of the classes in `values`.
+"""
 
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path as File
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct, inspect
@@ -14,340 +18,58 @@ from msgspec import Struct, inspect
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import (
     FIELD_ALIASES,
+    IGNORED_PATHS,
     NAMED_TABLES,
     Field,
     InvalidValue,
-    all_fields,
     check_value,
-    field_path,
-    fields_of_table,
+    describe_type,
     find_field,
-    has_surrogates,
-    section_paths,
-    unknown_setting_text,
 )
 from stenolog.settings.file import (
     VARIABLE_PREFIX,
-    FileContent,
     KeyPath,
     config_path,
     expand_home,
     join_path,
     read_file,
 )
-from stenolog.settings.values import Settings, masked_value
+from stenolog.settings.values import AgentSettings, Settings, masked_value
 
-# --- environment ----------------------------------------------------------------------------------
-# The variable `STENO_AGENT__MAX_ITERATIONS` sets `agent.max_iterations`.
-# Two underscores replace the dot, because field names contain single underscores.
-
-
-DOT_REPLACEMENT: Final = "__"
-_T = TypeVar("_T")
-
-_BOOLEAN_WORDS: Final = {
-    "true": True, "yes": True, "on": True, "1": True,
-    "false": False, "no": False, "off": False, "0": False,
-}  # fmt: skip
-
-
-def variable_of(path: KeyPath) -> str:
-    """Return the name of the environment variable that sets a field."""
-    return VARIABLE_PREFIX + DOT_REPLACEMENT.join(path).upper().replace("-", "_")
-
-
-def parse_value(field: Field, text: str) -> object:
-    """Parse a text for a field; return the text itself if it cannot be parsed."""
-    if has_surrogates(text):
-        return text
-    match inspect.type_info(field.type):
-        case inspect.BoolType():
-            return _BOOLEAN_WORDS.get(text.strip().lower(), text)
-        case inspect.IntType():
-            return _parse_or_keep(int, text)
-        case inspect.FloatType():
-            return _parse_or_keep(float, text)
-        case inspect.VarTupleType() if not text.strip().startswith("["):
-            return [part.strip() for part in text.split(",") if part.strip()]
-        case inspect.VarTupleType() | inspect.DictType():
-            return _parse_or_keep(_parse_toml, text)
-    return text
-
-
-def _parse_or_keep(parse: Callable[[str], _T], text: str) -> _T | str:
-    try:
-        return parse(text.strip())
-    except (ValueError, RecursionError):
-        return text
-
-
-def _parse_toml(text: str) -> Any:
-    table = tomllib.loads(f"value = {text}")
-    if len(table) != 1:
-        raise ValueError("more than one value")
-    return table["value"]
-
-
-def variable_form(name: str) -> str:
-    """Return a name in the form used in variables: lower case, with underscores for dashes."""
-    return name.lower().replace("-", "_")
-
-
-# --- layers ---------------------------------------------------------------------------------------
-# A layer has the values of the file, the environment or the flags, checked field by field.
-# A later layer overrides an earlier layer. The values of `agents.NAME` override those of `agent`.
-# Problems are collected, so that all of them are reported at once.
-
-
+DEFAULT_SOURCE: Final = "default"
 FLAGS_SOURCE: Final = "the command line"
 
 _MAIN_AGENT: Final = "main"
 _VALID_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-_FIELD_PAIRS: Final = {
+_ALTERNATIVE_FIELDS: Final = {
     "system": "system_file", "key": "key_env", "token": "token_env", "secret": "secret_env",
+    "system_file": "system", "key_env": "key", "token_env": "token", "secret_env": "secret",
 }  # fmt: skip
-_ALTERNATIVE_FIELDS: Final = _FIELD_PAIRS | {
-    second: first for first, second in _FIELD_PAIRS.items()
-}
-"""Fields of the same meaning, such as `key_env` for `key`. The field in the later layer counts."""
+"""Fields of the same meaning, such as `key_env` for `key`. The field in the later source counts."""
 _MAX_PROMPT_BYTES: Final = 1_048_576
 """Maximum size of a `system_file`."""
+_SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
+"""Environment variables of model servers, other than keys."""
+_VARIABLE_FIELDS: Final = ("key_env", "token_env", "secret_env")
+"""Fields whose value is the name of a variable with a secret."""
+_ERROR_PATH: Final = re.compile(r"`\$\.([a-z0-9_.]+)")
+"""Pattern of the path in an error of msgspec, such as `$.context.reserve`."""
+
+_NOT_TEXT: Final = "this is not UTF-8 text"
+
+T = TypeVar("T", bound=Struct)
+Table = dict[str, Any]
 
 
 class SettingValue(Struct, frozen=True, kw_only=True):
     """A value and its source.
 
-    The source is `default`, `FILE:LINE`, a variable, `the command line`, or the field of `agent`
-    from which an additional agent inherits the value.
+    The source is `default`, the config file, a variable, `the command line`, or the field of
+    `agent` from which an additional agent inherits the value.
     """
 
     value: Any
     source: str
-    folder: File | None = None
-    """Folder to which a relative path in the value refers; None for the current folder."""
-
-
-Layer = dict[KeyPath, SettingValue]
-SourcedValue = tuple[KeyPath, object, str]
-"""Path, unchecked value and source of a setting."""
-
-
-def merge_layers(base: Layer, override: Layer) -> Layer:
-    """Merge two layers. A field in `override` also replaces the other field of the same meaning."""
-    replaced_paths = {_alternative_path(path) for path in override if override[path].value}
-    return {path: base[path] for path in base if path not in replaced_paths} | override
-
-
-class LayerReader:
-    """Reader of the layers. It collects user-chosen names and problems."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.names: dict[str, dict[str, str]] = {table: {} for table in NAMED_TABLES}
-        """Source that first used each user-chosen name, by table and name."""
-
-    # --- the layers --------------------------------------------------------------------------
-
-    def read_layer(self, values: Iterable[SourcedValue], folder: File | None = None) -> Layer:
-        """Check the values of a source, and return its layer."""
-        layer: Layer = {}
-        for path, value, source in values:
-            if (field := find_field(path)) is None:
-                self._add_problem(source, path, unknown_setting_text(path))
-                continue
-            self._record_name(path, source)
-            try:
-                checked_value = check_value(field, value)
-            except InvalidValue as error:
-                self._add_problem(source, path, str(error))
-            else:
-                layer[path] = SettingValue(value=checked_value, source=source, folder=folder)
-        self._resolve_equivalent_fields(layer)
-        return layer
-
-    def environment_values(self, variables: Mapping[str, str]) -> Iterable[SourcedValue]:
-        """Yield the values of the environment.
-
-        The file's layer must be read first, because user-chosen names are spelled as in the file.
-        """
-        for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
-            name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
-            if DOT_REPLACEMENT not in name:
-                self._report_single_underscore(variable, name)
-                continue
-            path = self._with_file_spelling(tuple(name.lower().split(DOT_REPLACEMENT)))
-            field = find_field(path)
-            if field is None or text:
-                yield path, text if field is None else parse_value(field, text), variable
-
-    def _report_single_underscore(self, variable: str, name: str) -> None:
-        """Report a variable with one underscore instead of two, which would have no effect."""
-        # STENO_AGENT_MODEL is reported, but not STENO_UPDATE, which starts with no section.
-        section = name.partition("_")[0].lower()
-        if section not in {path[0] for path in all_fields()}:
-            return
-        matches = [path for path in all_fields() if "_".join(path).upper() == name]
-        suggestion = variable_of(matches[0] if matches else (section, "NAME"))
-        reason = f"unknown setting; did you mean {suggestion}? (two underscores replace the dot)"
-        self.problems.append(Problem(source=variable, reason=reason))
-
-    def _with_file_spelling(self, path: KeyPath) -> KeyPath:
-        """Return the path with a user-chosen name as the config file spells it.
-
-        Variables ignore case and dashes.
-        """
-        if len(path) < 2 or path[0] not in NAMED_TABLES:
-            return path
-        names_by_form = {variable_form(name): name for name in self.names[path[0]]}
-        return (path[0], names_by_form.get(variable_form(path[1]), path[1]), *path[2:])
-
-    def file_values(
-        self, file: FileContent, table: Mapping[str, Any], parent_path: KeyPath = ()
-    ) -> Iterable[SourcedValue]:
-        """Yield the values of a table of the config file and of its sub-tables.
-
-        Unknown fields are recorded as problems.
-        """
-        for name, value in table.items():
-            path = (*parent_path, name)
-            if find_field(path) is not None:
-                yield path, value, file.source(path)
-            elif field_path(path) not in section_paths():
-                self._add_problem(file.source(path), path, unknown_setting_text(path))
-            elif not isinstance(value, dict):
-                self._add_problem(file.source(path), path, f"must be a table: [{join_path(path)}]")
-            else:
-                self._record_name(path, file.source(path))
-                yield from self.file_values(file, value, path)
-
-    def _record_name(self, path: KeyPath, source: str) -> None:
-        if len(path) > 1 and path[0] in NAMED_TABLES:
-            self.names[path[0]].setdefault(path[1], source)
-
-    def _add_problem(self, source: str, path: KeyPath, reason: str) -> None:
-        self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
-
-    def _resolve_equivalent_fields(self, layer: Layer) -> None:
-        """Replace aliases by their fields, and report settings that exclude each other."""
-        for alias, path in FIELD_ALIASES.items():
-            alias_setting = layer.pop(alias, None)
-            if alias_setting is None:
-                continue
-            setting = layer.setdefault(path, alias_setting)
-            if setting.value != alias_setting.value:
-                reason = f"contradicts {join_path(path)} ({setting.source}); remove one of them"
-                self._add_problem(alias_setting.source, alias, reason)
-        for path, setting in layer.items():
-            alternative = _alternative_path(path)
-            is_alternative_set = alternative in layer and bool(layer[alternative].value)
-            # `alternative > path` holds for one of the two fields, so a conflict is reported once.
-            if setting.value and alternative > path and is_alternative_set:
-                source = layer[alternative].source
-                reason = f"set either this or {join_path(alternative)} ({source}), not both"
-                self._add_problem(setting.source, path, reason)
-
-    # --- checks across values ------------------------------------------------------------------
-
-    def check_names(self) -> None:
-        """Report user-chosen names that are invalid or too similar."""
-        names_by_form: dict[KeyPath, str] = {}
-        for table in NAMED_TABLES:
-            for name, source in sorted(self.names[table].items()):
-                path = (table, name)
-                if not _VALID_NAME.fullmatch(name):
-                    reason = "invalid name; use letters and digits, with single - or _ between them"
-                    self._add_problem(source, path, reason)
-                elif path == ("agents", _MAIN_AGENT):
-                    self._add_problem(source, path, "configure the agent main in [agent]")
-                other_name = names_by_form.setdefault((table, variable_form(name)), name)
-                if other_name != name:
-                    reason = "environment variables ignore case and dashes"
-                    self._add_problem(source, path, f"too similar to {other_name!r}: {reason}")
-
-    def check_routes(self, layer: Layer) -> None:
-        """Report a route that two agents have."""
-        routes: dict[str, KeyPath] = {}
-        for path, setting in layer.items():
-            if field_path(path) != ("agents", "NAME", "routes"):
-                continue
-            for route in setting.value:
-                other_path = routes.setdefault(route, path)
-                if other_path != path:
-                    other_field = f"{join_path(other_path)} ({layer[other_path].source})"
-                    self._add_problem(setting.source, path, f"{route} is also in {other_field}")
-
-    def check_reserves(self, layer: Layer) -> None:
-        """Report each `context.reserve` that leaves no tokens for the request."""
-        for path, setting in layer.items():
-            if path[-2:] != ("context", "reserve"):
-                continue
-            default_limit = all_fields()["agent", "max_context_tokens"].default
-            limit_setting = layer.get((*path[:-2], "max_context_tokens"))
-            limit = default_limit if limit_setting is None else limit_setting.value
-            if setting.value >= limit:
-                reason = f"must be less than max_context_tokens ({limit:,}), not {setting.value:,}"
-                self._add_problem(setting.source, path, reason)
-
-    def read_prompts(self, layer: Layer) -> None:
-        """Read each system_file, and set the system prompt to its text."""
-        for path, setting in list(layer.items()):
-            if path[-1] != "system_file" or not setting.value:
-                continue
-            file = expand_home(setting.value)
-            if setting.folder is not None:
-                file = setting.folder / file
-            try:
-                text = _read_prompt(file)
-            except InvalidValue as error:
-                self._add_problem(setting.source, path, str(error))
-                continue
-            layer[path] = SettingValue(value=str(file), source=setting.source)
-            layer[(*path[:-1], "system")] = SettingValue(value=text, source=str(file))
-
-
-def _read_prompt(file: File) -> str:
-    try:
-        with file.open("rb") as prompt_file:
-            content = prompt_file.read(_MAX_PROMPT_BYTES + 1)
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidValue(f"{file} is not UTF-8 text") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidValue(f"{file} cannot be read: {reason}") from error
-    if len(content) > _MAX_PROMPT_BYTES:
-        raise InvalidValue(f"{file} is longer than {_MAX_PROMPT_BYTES:,} bytes")
-    return text
-
-
-def _alternative_path(path: KeyPath) -> KeyPath:
-    """Return the path of the field with the same meaning, or a path that no field has."""
-    return (*path[:-1], _ALTERNATIVE_FIELDS.get(path[-1], ""))
-
-
-def with_inherited_values(layer: Layer, agents: Iterable[str]) -> Layer:
-    """Return the layer with the values that each additional agent inherits from `agent`."""
-    complete_layer = dict(layer)
-    for name in agents:
-        inherited_layer = {
-            ("agents", name, *path[1:]): SettingValue(value=setting.value, source=join_path(path))
-            for path, setting in layer.items()
-            if path[0] == "agent"
-        }
-        agent_layer = {path: layer[path] for path in layer if path[:2] == ("agents", name)}
-        complete_layer |= merge_layers(inherited_layer, agent_layer)
-    return complete_layer
-
-
-# --- loading --------------------------------------------------------------------------------------
-
-
-DEFAULT_SOURCE: Final = "default"
-
-_SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
-"""Environment variables of model servers, other than keys."""
-_VARIABLE_FIELDS: Final = ("key_env", "token_env", "secret_env")
-"""Fields whose value is the name of a variable with a secret."""
 
 
 class EffectiveSettings(Struct, frozen=True, kw_only=True):
@@ -375,86 +97,381 @@ def load_effective_settings(
     name, such as `agent.model`; None is ignored. Raises WrongSettings with all problems.
     """
     variables = os.environ if environment is None else environment
-    file = read_file(config, variables)
-    reader = LayerReader()
-    file_layer: Layer = {}
-    if file is not None:
-        file_layer = reader.read_layer(reader.file_values(file, file.table), file.file.parent)
-    layer = merge_layers(file_layer, reader.read_layer(reader.environment_values(variables)))
-    # A flag with the value None was not given.
-    given_flags = [
-        (tuple(name.split(".")), value, FLAGS_SOURCE)
-        for name, value in flags.items()
-        if value is not None
-    ]
-    layer = merge_layers(layer, reader.read_layer(given_flags))
-    reader.check_names()
-    reader.check_routes(layer)
-    reader.read_prompts(layer)
-    layer = with_inherited_values(layer, sorted(reader.names["agents"]))
-    reader.check_reserves(layer)
+    content, file = read_file(config, variables), config_path(config, variables)
+    is_shared = content is not None and content.is_shared
+    reader = _SettingsReader(str(file))
+    if content is not None:
+        reader.add_file(content.table, file.parent)
+    reader.add_environment(variables)
+    reader.add_flags(flags)
+    settings = reader.make_settings()
+    complete_settings = msgspec.structs.replace(
+        reader.with_prompts(settings), keys=_model_variables(settings, variables)
+    )
     if reader.problems:
         raise WrongSettings(reader.problems)
+    values: dict[str, SettingValue] = {}
+    warnings: list[str] = []
+    for path, value in _field_values(settings):
+        name, source = join_path(path), reader.source(path)
+        shown_value = masked_value(path[-1], value)
+        values[name] = SettingValue(value=shown_value, source=source)
+        if is_shared and source == str(file) and shown_value != value:
+            text = f"{file} contains {name} and can be read by other users; run: chmod 600 {file}"
+            warnings.append(text)
     return EffectiveSettings(
-        settings=_build_settings(layer, reader.names, variables),
-        file=config_path(config, variables) if file is None else file.file,
-        file_exists=file is not None,
-        values=MappingProxyType(_effective_values(layer, reader.names)),
-        warnings=tuple(_file_warnings(file, file_layer)),
+        settings=complete_settings,
+        file=file,
+        file_exists=content is not None,
+        values=MappingProxyType(values),
+        warnings=tuple(warnings),
     )
 
 
-# --- the values ------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------
+# The variable `STENO_AGENT__MAX_ITERATIONS` sets `agent.max_iterations`.
+# Two underscores replace the dot, because field names contain single underscores.
 
 
-def _build_settings(
-    layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
-) -> Settings:
-    tables: dict[str, Any] = {kind: {name: {} for name in sorted(names[kind])} for kind in names}
-    for path, setting in layer.items():
-        table = tables
-        for name in path[:-1]:
-            table = table.setdefault(name, {})
-        table[path[-1]] = setting.value
-    named_variables = {
-        setting.value for path, setting in layer.items() if path[-1] in _VARIABLE_FIELDS
-    }
-    tables["keys"] = {
-        name: value
-        for name, value in variables.items()
-        if value and (name.endswith("_API_KEY") or name in {*_SERVER_VARIABLES, *named_variables})
-    }
-    return msgspec.convert(tables, Settings)
+DOT_REPLACEMENT: Final = "__"
+
+_BOOLEAN_WORDS: Final = {
+    "true": True, "yes": True, "on": True, "1": True,
+    "false": False, "no": False, "off": False, "0": False,
+}  # fmt: skip
 
 
-def _effective_values(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, SettingValue]:
-    """Return all fields with masked value and source, by dotted name."""
-    values: dict[str, SettingValue] = {}
-    for section in _sections_in_use(names):
-        for field in fields_of_table(section):
-            path = (*section, field.path[-1])
-            setting = layer.get(path) or SettingValue(value=field.default, source=DEFAULT_SOURCE)
-            value = masked_value(field.path[-1], setting.value)
-            values[join_path(path)] = SettingValue(value=value, source=setting.source)
-    return values
+def variable_of(path: KeyPath) -> str:
+    """Return the name of the environment variable that sets a field."""
+    return VARIABLE_PREFIX + DOT_REPLACEMENT.join(path).upper().replace("-", "_")
 
 
-def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[KeyPath]:
-    for section in dict.fromkeys(path[:-1] for path in all_fields()):
-        if section[0] not in NAMED_TABLES:
-            yield section
-            continue
-        for name in sorted(names[section[0]]):
-            yield (section[0], name, *section[2:])
+def parse_value(field: Field, text: str) -> object:
+    """Parse a text for a field; return the text itself if it cannot be parsed."""
+    match inspect.type_info(field.type):
+        case inspect.StrType() | inspect.LiteralType():
+            return text
+        case inspect.BoolType():
+            return _BOOLEAN_WORDS.get(text.strip().lower(), text)
+        case inspect.VarTupleType() if not text.strip().startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        table = tomllib.loads(f"value = {text.strip()}")
+    except (ValueError, RecursionError):
+        return text
+    return table["value"] if len(table) == 1 else text
 
 
-def _file_warnings(file: FileContent | None, layer: Layer) -> Iterable[str]:
-    """Yield a warning for each secret in a file that other users can read."""
-    if file is None or not file.is_shared:
-        return
-    for path, setting in layer.items():
-        if masked_value(path[-1], setting.value) != setting.value:
-            yield (
-                f"{file.file} contains {join_path(path)} and can be read by other users; run: "
-                f"chmod 600 {file.file}"
+def variable_form(name: str) -> str:
+    """Return a name in the form used in variables: lower case, with underscores for dashes."""
+    return name.lower().replace("-", "_")
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _SettingsReader:
+    """Reader of the sources. It collects problems, so that all of them are reported at once."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+        self._file_table: Table = {}
+        self._variable_table: Table = {}
+        self._flag_table: Table = {}
+
+    def source(self, path: KeyPath) -> str:
+        """Return the last source that has the field."""
+        alternative_path = _alternative_path(path)
+        for table, source in (
+            (self._flag_table, FLAGS_SOURCE),
+            (self._variable_table, variable_of(path)),
+            (self._file_table, self._file),
+        ):
+            if _find_value(table, path) is not None:
+                return source
+            if _find_value(table, alternative_path):
+                return DEFAULT_SOURCE
+        if path[0] == "agents":
+            inherited_path = ("agent", *path[2:])
+            if self.source(inherited_path) != DEFAULT_SOURCE:
+                return join_path(inherited_path)
+        return DEFAULT_SOURCE
+
+    def _add_problem(self, path: KeyPath, reason: str, source: str | None = None) -> None:
+        """Report a problem, unless the value is inherited: then it is reported for `agent`."""
+        source = source or self.source(path)
+        if source == join_path(("agent", *path[2:])):
+            return
+        self.problems.append(Problem(source=source, field=join_path(path), reason=reason))
+
+    # --- sources -----------------------------------------------------------------------------
+
+    def add_file(self, table: Table, folder: File) -> None:
+        """Add the config file. A relative `system_file` starts at its folder."""
+        for (alias_name, field_name), path in FIELD_ALIASES.items():
+            if not _is_table(table.get(alias_name)):
+                continue
+            for name, value in table.pop(alias_name).items():
+                alias = (alias_name, name)
+                if name != field_name:
+                    reason = f"unknown setting; known ones are {field_name}"
+                    self._add_problem(alias, reason, self._file)
+                elif _find_value(table, path) not in (None, value):
+                    reason = f"contradicts {join_path(path)}; remove one of them"
+                    self._add_problem(alias, reason, self._file)
+                else:
+                    _set_value(table, path, value)
+        self._file_table = table
+        agents = table.get("agents")
+        for agent in [table.get("agent"), *(agents.values() if _is_table(agents) else ())]:
+            if _is_table(agent) and isinstance(agent.get("system_file"), str):
+                prompt_file = expand_home(agent["system_file"])
+                agent["system_file"] = agent["system_file"] and str(folder / prompt_file)
+
+    def add_environment(self, variables: Mapping[str, str]) -> None:
+        """Add the variables. The file must be added first, because it spells the names."""
+        for variable in sorted(name for name in variables if name.startswith(VARIABLE_PREFIX)):
+            name, text = variable.removeprefix(VARIABLE_PREFIX), variables[variable]
+            if not text or DOT_REPLACEMENT not in name:
+                continue
+            path = self._with_file_spelling(tuple(name.lower().split(DOT_REPLACEMENT)))
+            path = FIELD_ALIASES.get(path, path)
+            if _has_surrogates(text):
+                self._add_problem(path, _NOT_TEXT, variable)
+                continue
+            field = find_field(path)
+            value = text if field is None else parse_value(field, text)
+            _set_value(self._variable_table, path, value)
+
+    def _with_file_spelling(self, path: KeyPath) -> KeyPath:
+        """Return the path with a user-chosen name as the config file spells it.
+
+        Variables ignore case and dashes.
+        """
+        named_tables = self._file_table.get(path[0])
+        if path[0] not in NAMED_TABLES or not _is_table(named_tables):
+            return path
+        names_by_form = {variable_form(name): name for name in named_tables}
+        return (path[0], names_by_form.get(variable_form(path[1]), path[1]), *path[2:])
+
+    def add_flags(self, flags: Mapping[str, object]) -> None:
+        """Add the options of a command. None is an option that was not given."""
+        for name, value in flags.items():
+            path = tuple(name.split("."))
+            if isinstance(value, str) and _has_surrogates(value):
+                self._add_problem(path, _NOT_TEXT, FLAGS_SOURCE)
+            elif value is not None:
+                _set_value(self._flag_table, path, value)
+
+    # --- values ------------------------------------------------------------------------------
+
+    def make_settings(self) -> Settings:
+        """Merge the sources, and convert each table. Wrong values become problems."""
+        tables = _merge(_merge(self._file_table, self._variable_table), self._flag_table)
+        self._check_names(Settings, (), tables)
+        values: dict[str, Any] = {}
+        for field in msgspec.structs.fields(Settings):
+            name = field.name
+            if name in NAMED_TABLES:
+                values[name] = self._convert_named_tables(get_args(field.type)[-1], name, tables)
+            elif (name,) not in IGNORED_PATHS:
+                values[name] = self._convert(field.type, (name,), tables.get(name, {}))
+        settings = Settings(**values)
+        self._check_routes(settings)
+        return settings
+
+    def with_prompts(self, settings: Settings) -> Settings:
+        """Return the settings with the text of each `system_file` as system prompt."""
+        agents = {
+            name: self._with_prompt(agent, "agents", name)
+            for name, agent in settings.agents.items()
+        }
+        agent = self._with_prompt(settings.agent, "agent")
+        return msgspec.structs.replace(settings, agent=agent, agents=agents)
+
+    def _with_prompt(self, agent: AgentSettings, *path: str) -> AgentSettings:
+        if not agent.system_file:
+            return agent
+        try:
+            return msgspec.structs.replace(
+                agent, system=_read_prompt(expand_home(agent.system_file))
             )
+        except InvalidValue as error:
+            self._add_problem((*path, "system_file"), str(error))
+            return agent
+
+    def _convert_named_tables(
+        self, struct: type[Struct], name: str, tables: Table
+    ) -> dict[str, Any]:
+        """Convert the tables with user-chosen names. Agents inherit the values of `agent`."""
+        named_tables, agent_table = tables.get(name, {}), tables.get("agent", {})
+        if not _is_table(named_tables):
+            self._add_problem((name,), f"must be a table: [{name}]")
+            return {}
+        values: dict[str, Any] = {}
+        for key, table in sorted(named_tables.items()):
+            path = (name, key)
+            if _is_table(table):
+                self._check_names(struct, path, table)
+            if not _VALID_NAME.fullmatch(key):
+                reason = "invalid name; use letters and digits, with single - or _ between them"
+                self._add_problem(path, reason)
+            elif path == ("agents", _MAIN_AGENT):
+                self._add_problem(path, "configure the agent main in [agent]")
+            elif name == "agents" and _is_table(table) and _is_table(agent_table):
+                values[key] = self._convert(struct, path, _merge(agent_table, table))
+            else:
+                values[key] = self._convert(struct, path, table)
+        return values
+
+    def _convert(self, struct: type[T], path: KeyPath, table: object) -> T:
+        """Convert a table. If this is impossible, report the problem and return the defaults."""
+        try:
+            values = msgspec.convert(table, struct)
+        except msgspec.ValidationError as error:
+            # The text of the error names the field, but may contain the wrong value.
+            match = _ERROR_PATH.search(str(error))
+            wrong_path = (*path, *match[1].split(".")) if match else path
+            field = find_field(wrong_path)
+            wanted = (
+                f"a table: [{join_path(wrong_path)}]" if field is None else describe_type(field)
+            )
+            self._add_problem(wrong_path, f"must be {wanted}")
+            return struct()
+        values_by_path = dict(_field_values(values, path))
+        for field_path, value in values_by_path.items():
+            alternative_path = _alternative_path(field_path)
+            # `alternative_path > field_path` holds for one of the two fields.
+            if value and alternative_path > field_path and values_by_path.get(alternative_path):
+                reason = f"set either this or {join_path(alternative_path)}, not both"
+                self._add_problem(field_path, reason)
+            try:
+                check_value(field_path[-1], value)
+            except InvalidValue as error:
+                self._add_problem(field_path, str(error))
+        if isinstance(values, AgentSettings):
+            self._check_reserve(values, path)
+        return values
+
+    def _check_names(self, struct: type[Struct], path: KeyPath, table: Table) -> None:
+        """Report names in a table and its sub-tables that are not names of fields."""
+        types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        known_names = sorted(name for name in types if (*path, name) not in IGNORED_PATHS)
+        for name, value in table.items():
+            if name not in known_names:
+                reason = f"unknown setting; known ones are {', '.join(known_names)}"
+                self._add_problem((*path, name), reason)
+            elif _is_table(value) and (sub_struct := _struct_of(types[name])):
+                self._check_names(sub_struct, (*path, name), value)
+
+    def _check_reserve(self, agent: AgentSettings, path: KeyPath) -> None:
+        """Report a `context.reserve` that leaves no tokens for the request."""
+        reserve, limit = agent.context.reserve, agent.max_context_tokens
+        if reserve >= limit:
+            reason = f"must be less than max_context_tokens ({limit:,}), not {reserve:,}"
+            reserve_path = (*path, "context", "reserve")
+            self._add_problem(reserve_path, reason, self.source(reserve_path))
+
+    def _check_routes(self, settings: Settings) -> None:
+        """Report a route that two agents have."""
+        agents_by_route: dict[str, str] = {}
+        for name, agent in settings.agents.items():
+            for route in agent.routes:
+                other_name = agents_by_route.setdefault(route, name)
+                if other_name != name:
+                    reason = f"{route} is also in agents.{other_name}.routes"
+                    self._add_problem(("agents", name, "routes"), reason)
+
+
+def _read_prompt(file: File) -> str:
+    try:
+        with file.open("rb") as prompt_file:
+            content = prompt_file.read(_MAX_PROMPT_BYTES + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{file} is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidValue(f"{file} cannot be read: {reason}") from error
+    if len(content) > _MAX_PROMPT_BYTES:
+        raise InvalidValue(f"{file} is longer than {_MAX_PROMPT_BYTES:,} bytes")
+    return text
+
+
+def _model_variables(settings: Settings, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables of model servers, and those that a setting names."""
+    names = {value for path, value in _field_values(settings) if path[-1] in _VARIABLE_FIELDS}
+    names.update(_SERVER_VARIABLES, (name for name in variables if name.endswith("_API_KEY")))
+    return MappingProxyType(
+        {name: variables[name] for name in variables if name in names and variables[name]}
+    )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _is_table(value: object) -> TypeGuard[Table]:
+    return isinstance(value, dict)
+
+
+def _struct_of(field_type: Any) -> type[Struct] | None:
+    is_struct = isinstance(field_type, type) and issubclass(field_type, Struct)
+    return field_type if is_struct else None
+
+
+def _has_surrogates(text: str) -> bool:
+    """Return whether a text contains surrogates, which stand for bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _alternative_path(path: KeyPath) -> KeyPath:
+    """Return the path of the field with the same meaning, or a path that no field has."""
+    return (*path[:-1], _ALTERNATIVE_FIELDS.get(path[-1], ""))
+
+
+def _find_value(table: Table, path: KeyPath) -> Any:
+    """Return the value at a path, or None."""
+    value: Any = table
+    for name in path:
+        value = value.get(name) if _is_table(value) else None
+    return value
+
+
+def _set_value(table: Table, path: KeyPath, value: object) -> None:
+    """Set the value at a path. A value in the way is replaced by a table."""
+    for name in path[:-1]:
+        if not _is_table(table.get(name)):
+            table[name] = {}
+        table = table[name]
+    table[path[-1]] = value
+
+
+def _merge(base: Table, override: Table) -> Table:
+    """Merge two tables. A field in `override` also replaces the field of the same meaning."""
+    merged_table = {
+        name: value
+        for name, value in base.items()
+        if _is_table(value) or not override.get(_ALTERNATIVE_FIELDS.get(name, ""))
+    }
+    for name, value in override.items():
+        base_value = base.get(name)
+        if _is_table(value) and _is_table(base_value):
+            value = _merge(base_value, value)
+        merged_table[name] = value
+    return merged_table
+
+
+def _field_values(table: Struct, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield path and value of each field of a table and its sub-tables."""
+    for name in table.__struct_fields__:
+        value, field_path = getattr(table, name), (*path, name)
+        if isinstance(value, Struct):
+            yield from _field_values(value, field_path)
+        elif field_path in IGNORED_PATHS:
+            continue
+        elif not path:
+            for key, named_table in value.items():
+                yield from _field_values(named_table, (name, key))
+        else:
+            yield field_path, value

@@ -193,7 +193,6 @@ def find_model(
     environment: Mapping[str, str],
     base_url: str = "",
     key_name: str = "",
-    defaults: Mapping[str, str] | None = None,
     ollama: Callable[[], Sequence[str]] = no_ollama,
     weights: Callable[[], Path | None] = no_weights,
 ) -> ModelChoice | NoModel:
@@ -201,13 +200,13 @@ def find_model(
 
     `configured` is `scripted`, `local`, `local:PATH`, `ollama/NAME`, `PROVIDER/NAME`,
     `http://HOST/v1#NAME`, or any name with a `base_url`. `key_name`: the variable with the key for
-    a custom address. `defaults`: default model for each provider. `ollama`: returns the chat models
-    of an Ollama server. `weights`: returns the path of a local model.
+    a custom address. `ollama`: returns the chat models of an Ollama server. `weights`: returns the
+    path of a local model.
 
-    Raises UsageError if the configured model is unknown, or has no name and no default is found.
+    Raises UsageError if the configured model is unknown, or has no name and no model is found.
     """
     name = configured.strip()
-    finder = _ModelFinder(environment, defaults or {}, ollama, weights)
+    finder = _ModelFinder(environment, ollama, weights)
     if name or base_url:
         return finder.find_configured(name, base_url.strip(), key_name)
     for provider in PROVIDERS:
@@ -225,7 +224,6 @@ class _ModelFinder(Struct, frozen=True):
     """Finder of a model. The fields are arguments of `find_model`."""
 
     environment: Mapping[str, str]
-    defaults: Mapping[str, str]
     ollama: Callable[[], Sequence[str]]
     weights: Callable[[], Path | None]
 
@@ -265,7 +263,7 @@ class _ModelFinder(Struct, frozen=True):
             base_url = self.environment.get("OPENAI_BASE_URL", "").strip() or base_url
         return ModelChoice(
             provider=provider.name,
-            model=model or self.defaults.get(provider.name) or provider.model,
+            model=model or provider.model,
             base_url=base_url,
             key_name=key_name or self.key_name(provider),
             reason=reason,
@@ -273,7 +271,7 @@ class _ModelFinder(Struct, frozen=True):
 
     def choose_on_ollama(self, model: str, reason: str) -> ModelChoice:
         base_url = f"{ollama_address(self.environment)}/v1"
-        model = model or self.defaults.get(OLLAMA, "") or next(iter(self.ollama()), "")
+        model = model or next(iter(self.ollama()), "")
         if not model:
             raise UsageError(
                 "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
@@ -282,7 +280,7 @@ class _ModelFinder(Struct, frozen=True):
         return ModelChoice(provider=OLLAMA, model=model, base_url=base_url, reason=reason)
 
     def _choose_local(self, path: str, reason: str) -> ModelChoice:
-        weights = path or self.defaults.get(LOCAL) or self.weights()
+        weights = path or self.weights()
         if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "

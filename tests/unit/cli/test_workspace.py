@@ -82,9 +82,10 @@ def test_workspace_can_be_set_by_a_variable(
 def test_wrong_settings_are_reported_in_one_sentence(
     steno: Steno, config: Path, words: str, code: int
 ) -> None:
-    config.write_text("[agent]\nsesions = 'x'\n")
+    config.write_text("[cli]\nmarkdwn = true\n")
     result = steno(*words.split())
-    told = f"Error: {config}:2: agent.sesions: unknown setting; did you mean agent.sessions?\n"
+    known = "known ones are markdown, show_reasoning"
+    told = f"Error: {config}: cli.markdwn: unknown setting; {known}.\n"
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 
