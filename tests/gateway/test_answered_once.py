@@ -494,3 +494,21 @@ def test_retry_gets_all_texts_of_a_turn_during_which_a_message_arrived(gateway: 
     first = gateway.text(gateway.post("How high?", _key(3)))
     assert first == "I look.\n\nDone."
     assert gateway.text(gateway.post("How high?", _key(3))) == first
+
+
+def test_retry_gets_no_text_of_an_attempt_that_was_hidden(gateway: Gateway) -> None:
+    @tool(name="look")
+    def look_while_the_model_goes_down() -> str:
+        """Look it up."""
+        gateway.is_down = True
+        return "seen"
+
+    parts: list[Any] = [{"content": "I look.", "tool_calls": [LOOK_CALL]}, "Done."]
+    gateway.tools, gateway.scripted = [look_while_the_model_goes_down], list(parts)
+    assert gateway.post("How high?", _key(3)).status_code == 503
+    gateway.is_down, gateway.tools, gateway.scripted = False, [look], list(parts)
+
+    with open_store(gateway.where) as store:
+        store.set_history(KEY, store.get_history(KEY)[:5])  # as /retry does
+    assert gateway.text(gateway.post("How high?", _key(3))) == "I look.\n\nDone."
+    assert gateway.text(gateway.post("How high?", _key(3))) == "I look.\n\nDone."

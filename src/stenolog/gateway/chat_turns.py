@@ -241,8 +241,8 @@ def _prepare_plain_request(instance: AgentInstance, request: ChatTurnRequest) ->
 def text_for_client(store: Store, answer: Answer) -> str:
     """Return the text of an answer for a client that has not received the text in pieces.
 
-    Other texts of its turn belong to it, also if they are hidden. Raises AnswerUnknown if a message
-    of the turn cannot be read.
+    Other texts of its turn belong to it, also if they are hidden, but not those of an attempt that
+    was hidden before the answer. Raises AnswerUnknown if a message of the turn cannot be read.
     """
     if answer.seq is None:
         return answer.text
@@ -250,10 +250,14 @@ def text_for_client(store: Store, answer: Answer) -> str:
     stored = store.get_history(key, after=seq - 1, full=True)[:1]
     first = min((stored and answered_seqs(stored[0].to_dict())) or [seq])
     history = store.get_history(key, after=first - 1, full=True)
-    lost = find_lost(store, store.view(key, last=1), history, first)
+    view = store.view(key, last=1)
+    lost = find_lost(store, view, history, first)
     if any(span_first < seq for span_first, _ in lost):  # guard: partial-answer
         reason = f"message {lost[0][0]} of its turn cannot be read, see `steno doctor`"
         raise AnswerUnknown(key, first, reason)
+    if stored and not stored[0].hidden:  # guard: text-of-hidden-attempt
+        floor = view.info.floor
+        history = [message for message in history if not message.hidden or message.seq <= floor]
     return answer_text_at(history, seq) or answer.text
 
 
