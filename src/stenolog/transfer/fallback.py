@@ -63,7 +63,7 @@ from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.chat_marks import DELIVERY_FIELD, MOVE_FIELD, merge_marks, read_mark
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
-from stenolog.stores.base import FORKED_AT, NOT_FORKED, DeletedSession, Store, find_info
+from stenolog.stores.base import DeletedSession, Store, find_info
 from stenolog.stores.file_names import escape_key, key_of_log, log_name
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.directory import log_files
@@ -76,6 +76,7 @@ from stenolog.transfer.answer_seqs import (
     message_of,
     without_answer_seqs,
 )
+from stenolog.transfer.importers.legacy_session import UNMERGED_FIELDS
 from stenolog.transfer.migration import import_folder, log_report
 
 LOCK_TIMEOUT: Final = 60.0
@@ -84,15 +85,8 @@ LOCK_FILE: Final = "fallback.lock"
 MERGED_FOLDER: Final = "merged"
 """Name of the folder with a merge record for each session."""
 _POLL_SECONDS: Final = 0.05
-_UNMERGED_FIELDS: Final = NOT_FORKED | {
-    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
-}
-"""Meta fields that are not copied, because they describe seqs or imports of the fallback store.
-
-The delivery mark and the move of a chat are merged.
-"""
-
 _MARK_FIELDS: Final = (DELIVERY_FIELD, MOVE_FIELD)
+"""Meta fields that are merged with the seqs of the store's session."""
 _MOVED_TEXT: Final = "another process has just moved the session in the store"
 
 _logger = logging.getLogger("stenolog")
@@ -616,7 +610,7 @@ class _Merger:
 
     def _merge_meta(self, key: str, meta: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         """Set the fields that the session in the store lacks."""
-        new_names = meta.keys() - stored.keys() - _UNMERGED_FIELDS
+        new_names = meta.keys() - stored.keys() - UNMERGED_FIELDS
         try:
             if new_names:
                 self._store.set_meta(key, **{name: meta[name] for name in new_names})

@@ -967,6 +967,24 @@ def test_messages_of_session_manager_under_alias_are_merged_into_session(
     assert contents(store, "sk_v1_ab") == ["a", "b"]
 
 
+def test_meta_of_session_manager_is_merged_unless_it_names_seqs(store: Store, place: Path) -> None:
+    manager = SessionManager(place)
+    manager.add_message("k", "user", "a")
+    manager.store.set_meta("k", title="there", tags=["x"], compacted=7, requests={"1": 1})
+    shutil.copytree(place, place.parent / "theirs")
+    store.set_meta("k", title="here")
+    migrate_from_json(place, store)
+    meta = store.info("k").meta
+    assert (meta["title"], meta["tags"], meta.keys() & {"compacted", "requests"}) == (
+        "here",
+        ["x"],
+        set(),
+    )
+    with InMemoryStore() as other:
+        import_folder(place.parent / "theirs", other)  # files of other people
+        assert other.info("k").meta.keys() == {"imported"}
+
+
 # --- many, and at once -----------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from stenolog.catalog.message_metadata import FIELD, without_marks
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.records import decode_object
+from stenolog.stores import withdrawn_messages
+from stenolog.stores.base import FORKED_AT, NOT_FORKED
 from stenolog.stores.json_file import JSONMessage
 
 _ReferenceLayout = Literal["picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"]
@@ -30,6 +32,12 @@ A larger state is not imported.
 """
 IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
 """Pattern for the end of the name of an imported file."""
+
+
+UNMERGED_FIELDS: Final = NOT_FORKED | {
+    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META_FIELD)
+}
+"""Meta fields that are not copied from a fallback store, because they describe seqs or imports."""
 
 
 class LegacySession(Struct, frozen=True, kw_only=True):
@@ -80,13 +88,13 @@ def without_control_fields(session: LegacySession) -> LegacySession:
 
     The reserved field of messages is removed, because it could name a sender, an address for
     answers or a turn to resume. Idempotency keys are removed, because they could make later
-    messages look stored.
+    messages look stored. The meta is removed, because it could name a model or an agent.
     """
     plain_messages = [
         replace(message, payload=without_reserved_field(message.payload), once=None)
         for message in session.messages
     ]
-    return replace(session, messages=tuple(plain_messages))
+    return replace(session, messages=tuple(plain_messages), meta={})
 
 
 def without_reserved_field(payload: bytes) -> bytes:
