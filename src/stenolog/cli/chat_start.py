@@ -7,13 +7,15 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.agent.commands import new_key
-from stenolog.catalog import Entry
+from stenolog.catalog import Catalog, Entry
 from stenolog.cli.agents import CHANNEL, SENDER, OpenAgent
 from stenolog.cli.output import format_age, one_line, plural, printable, shorten
-from stenolog.cli.picker import choose_session, find_last_session
+from stenolog.cli.picker import choose_session
 from stenolog.cli.workspace import matching_keys
 
 _MAX_TITLE_LENGTH: Final = 60
+_MAX_EXAMINED_SESSIONS: Final = 100
+"""Maximum number of sessions that are examined to find the last one with messages."""
 
 
 class ChatStart(Struct, frozen=True, kw_only=True):
@@ -67,6 +69,12 @@ async def find_start(
     else:
         description = "There is no earlier session to continue. This is a new one."
     return ChatStart(key=new_key(CHANNEL, SENDER), description=description, resumes=False)
+
+
+def find_last_session(catalog: Catalog, *, channel: str) -> Entry | None:
+    """Return the channel's last changed session that is readable and has messages, or None."""
+    entries = catalog.list(channel=channel, limit=_MAX_EXAMINED_SESSIONS).entries
+    return next((entry for entry in entries if entry.problem is None and entry.count), None)
 
 
 def _start_from_entry(entry: Entry) -> ChatStart:

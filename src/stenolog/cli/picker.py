@@ -41,7 +41,7 @@ class Choices:
         self.matches: list[Entry] = []
         self.selected_row = 0
         self.hits: dict[str, Hit] = {}
-        """Hits of the current query in messages, by key."""
+        """Hits of the current query in messages, of sessions whose title does not match, by key."""
         self._entries: dict[str, tuple[Entry, str]] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
@@ -82,11 +82,15 @@ class Choices:
     def _update_matches(self) -> None:
         old_key = self.selection.key if self.selected_row and self.selection is not None else None
         words = self.query.casefold().split()
-        entries = self._entries.values()
-        keys = [entry.key for entry, text in entries if all(word in text for word in words)]
+        titled = {
+            entry.key: entry
+            for entry, text in self._entries.values()
+            if all(word in text for word in words)
+        }
         # A match in the title ranks above a match in a message.
-        keys += [key for key in self.hits if key in self._entries]
-        matches = [self._entries[key][0] for key in dict.fromkeys(keys)]
+        self.hits = {key: hit for key, hit in self.hits.items() if key not in titled}
+        matches = list(titled.values())
+        matches += [self._entries[key][0] for key in self.hits if key in self._entries]
         self.matches = [entry for entry in matches if self.channel in (None, entry.channel)]
         shown_keys = [entry.key for entry in self.matches]
         self.selected_row = shown_keys.index(old_key) if old_key in shown_keys else 0
@@ -98,12 +102,12 @@ def search_messages(catalog: Catalog, query: str) -> Sequence[Hit]:
     return catalog.search(prefix_query, limit=_MAX_HITS).hits if query else ()
 
 
-def _iterate_entries(catalog: Catalog, *, page_size: int, channel: str | None) -> Iterator[Entry]:
-    """Yield the sessions of the catalog, read in pages of this size, last changed first."""
-    page = catalog.list(channel=channel, limit=page_size)
+def _iterate_entries(catalog: Catalog) -> Iterator[Entry]:
+    """Yield all sessions of the catalog, last changed first."""
+    page = catalog.list(limit=_PAGE_SIZE)
     yield from page.entries
     while page.after is not None:
-        page = catalog.list(channel=channel, limit=page_size, after=page.after)
+        page = catalog.list(limit=_PAGE_SIZE, after=page.after)
         yield from page.entries
 
 
@@ -114,19 +118,13 @@ def find_sessions(catalog: Catalog, search_text: str) -> Sequence[Entry]:
     """
     choices = Choices()
     choices.set_query(search_text)
-    choices.add(_iterate_entries(catalog, page_size=_PAGE_SIZE, channel=None))
+    choices.add(_iterate_entries(catalog))
     for entry in choices.matches:
         if entry.key == search_text:
             return [entry]
     if not choices.matches:
         choices.add_hits(search_text, search_messages(catalog, search_text))
     return choices.matches
-
-
-def find_last_session(catalog: Catalog, *, channel: str) -> Entry | None:
-    """Return the channel's last changed session that is readable and has messages, or None."""
-    entries = _iterate_entries(catalog, page_size=20, channel=channel)
-    return next((entry for entry in entries if entry.problem is None and entry.count), None)
 
 
 # --- picker ---------------------------------------------------------------------------------------

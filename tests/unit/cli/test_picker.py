@@ -15,10 +15,10 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.cli import picker
+from stenolog.cli.chat_start import find_last_session
 from stenolog.cli.picker import (
     Choices,
     Picker,
-    find_last_session,
     find_sessions,
     search_messages,
 )
@@ -79,6 +79,7 @@ def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
     assert keys(choices) == [BIKE, CHAT]
     choices.add_hits("bik", search_messages(catalog, "bik"))
     assert keys(choices) == [BIKE, CHAT, TRIP]
+    assert list(choices.hits) == [TRIP]
     choices.set_query("bike la")
     assert keys(choices) == [CHAT]
 
