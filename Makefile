@@ -57,7 +57,7 @@ test-all: dev
 		$(if $(PART),--part=$(PART)) $(ARGS)
 
 test-install: dev
-	@$(VENV)/bin/python -m pytest -m install tests/install $(ARGS)
+	@$(VENV)/bin/python -m pytest -m install --timeout=900 tests/install $(ARGS)
 
 test-loaded: dev
 	@$(VENV)/bin/python scripts/test_loaded.py $(RUNS)
