@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING
 from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.catalog.entries import Candidate as Candidate
-    from stenolog.catalog.entries import Candidates as Candidates
     from stenolog.catalog.entries import Entry as Entry
     from stenolog.catalog.entries import Hit as Hit
-    from stenolog.catalog.entries import Hits as Hits
-    from stenolog.catalog.entries import Page as Page
     from stenolog.catalog.entries import State as State
     from stenolog.catalog.index import Catalog as Catalog
     from stenolog.catalog.index import open_catalog as open_catalog
@@ -22,7 +18,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "stenolog.catalog.entries": "Candidate Candidates Entry Hit Hits Page State",
+            "stenolog.catalog.entries": "Entry Hit State",
             "stenolog.catalog.index": "Catalog open_catalog",
         },
     )

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from stenolog.memory.notes import Draft as Draft
     from stenolog.memory.notes import Note as Note
     from stenolog.memory.notes import Notes as Notes
-    from stenolog.memory.notes import PurgedNote as PurgedNote
-    from stenolog.memory.recall import RecallHit as RecallHit
     from stenolog.memory.recall import RecallResult as RecallResult
     from stenolog.memory.scopes import Scope as Scope
     from stenolog.memory.scopes import scope_of as scope_of
@@ -22,8 +20,8 @@ else:
         {
             "stenolog.memory.consolidation": "ConsolidationReport",
             "stenolog.memory.facade": "Memory open_memory",
-            "stenolog.memory.notes": "Draft Note Notes PurgedNote",
-            "stenolog.memory.recall": "RecallHit RecallResult",
+            "stenolog.memory.notes": "Draft Note Notes",
+            "stenolog.memory.recall": "RecallResult",
             "stenolog.memory.scopes": "Scope scope_of",
         },
     )

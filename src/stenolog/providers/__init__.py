@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from stenolog.providers.chat_model import CompletionFunction as CompletionFunction
     from stenolog.providers.chat_model import Delta as Delta
     from stenolog.providers.chat_model import StreamedAnswer as StreamedAnswer
-    from stenolog.providers.chat_model import ToolCallDelta as ToolCallDelta
     from stenolog.providers.chat_model import Usage as Usage
     from stenolog.providers.local_model import LocalModel as LocalModel
     from stenolog.providers.openai_chat import OpenAIChat as OpenAIChat
@@ -18,7 +17,7 @@ else:
         __name__,
         {
             "stenolog.providers.chat_model": (
-                "ChatModel CompletionFunction Delta StreamedAnswer ToolCallDelta Usage"
+                "ChatModel CompletionFunction Delta StreamedAnswer Usage"
             ),
             "stenolog.providers.local_model": "LocalModel",
             "stenolog.providers.openai_chat": "OpenAIChat",

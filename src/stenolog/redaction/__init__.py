@@ -1,5 +1,5 @@
 """Redaction: finds secrets in text and JSON, and removes them."""
 
-from stenolog.redaction.redact import RedactedText, redact
+from stenolog.redaction.redact import redact
 
-__all__ = ["RedactedText", "redact"]
+__all__ = ["redact"]

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from stenolog.sessions.keys import split_key as split_key
     from stenolog.sessions.session_manager import SessionManager as SessionManager
     from stenolog.sessions.session_store import JSONLBackend as JSONLBackend
-    from stenolog.sessions.session_store import SessionHealth as SessionHealth
     from stenolog.sessions.session_store import SessionStore as SessionStore
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -18,6 +17,6 @@ else:
         {
             "stenolog.sessions.keys": "Origin key_for split_key",
             "stenolog.sessions.session_manager": "SessionManager",
-            "stenolog.sessions.session_store": "JSONLBackend SessionHealth SessionStore",
+            "stenolog.sessions.session_store": "JSONLBackend SessionStore",
         },
     )
