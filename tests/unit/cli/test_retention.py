@@ -133,10 +133,11 @@ def test_session_with_the_tag_keep_is_not_deleted(steno: Steno) -> None:
 
 
 def test_invalid_rule_is_rejected(ruled: Path, steno: Steno) -> None:
-    (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
+    rules = '[retention.old]\naction = "burn"\n[retention.large]\nolder_than_days = -1\n'
+    (ruled / "steno.toml").write_text(rules)
     result = steno("retention", "run")
     assert result.exit_code == 1
-    assert 'must be one of "delete", "purge", not "burn"' in result.stderr
-    assert "retention.old.older_than_days" in result.stderr
+    assert 'retention.old.action: must be one of "delete", "purge"' in result.stderr
+    assert "retention.large.older_than_days" in result.stderr
     (ruled / "steno.toml").write_text("[retention]\nold = 3\n")
     assert "retention" in steno("retention", "list").stderr
