@@ -46,7 +46,7 @@ _own_folder = pytest.StashKey[Path]()
 # same examples every time, `make test-all` runs new ones with --hypothesis-profile=random.
 _random = settings(deadline=None, print_blob=True)
 settings.register_profile("random", _random)
-settings.register_profile("quick", _random, derandomize=True, max_examples=40)
+settings.register_profile("quick", _random, derandomize=True, max_examples=20)
 settings.load_profile("quick")
 
 
