@@ -23,8 +23,8 @@ from support import needs, temporary_folders
 from support.pgbouncer import Bouncer
 from support.postgres_server import Databases, Installation, Places, Server, Unavailable
 
-# Before test modules import the contract, so that failed assertions show values.
-pytest.register_assert_rewrite("support.contract")
+# Before test modules import them, so that failed assertions show values.
+pytest.register_assert_rewrite("support.cli", "support.contract")
 
 _SECRET = re.compile(r"_(API_?KEY|TOKEN|SECRET|SECRET_KEY|PASSWORD)$", re.IGNORECASE)
 _USER_FOLDERS = {

@@ -22,6 +22,7 @@ from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
+from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -88,22 +89,36 @@ def typed(text: str, *arguments: str) -> tuple[int, str]:
 def test_deleted_session_is_restored_completely(steno: Steno, where: str) -> None:
     with open_store(where, read_only=True) as store:
         before = [message.to_dict() for message in store.get_history(KEY, full=True)]
-    [gone] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
-    assert (gone["key"], gone["messages"], gone["dry_run"]) == (KEY, len(before), False)
-    assert KEY not in _keys(where)
-
-    [listed] = _rows(steno("restore", "--list", "--json", "-w", where))
-    assert (listed["key"], listed["uid"]) == (KEY, gone["uid"])
-    line = steno("restore", "--list", "-w", where).stdout
-    assert line == f"{KEY}\t{gone['uid']}\t{len(before)}\t{listed['deleted']}\n"
-
-    back = steno("restore", KEY, "-w", where)
-    assert (back.exit_code, back.stdout) == (0, "")
-    assert back.stderr == f"Restored {KEY}: {len(before)} messages.\n"
+    assert_transcript(
+        steno,
+        f"""
+        $ steno delete {KEY} --yes --json -w {where}
+        {{"key": "{KEY}", "uid": "UID", "messages": 4, "deleted": "TIME", "dry_run": false}}
+        $ steno list --prefix {KEY} -w {where}
+        ! No matching sessions.
+        $ steno restore --list --json -w {where}
+        {{"key": "{KEY}", "uid": "UID", "messages": 4, "deleted": "TIME"}}
+        $ steno restore --list -w {where}
+        {KEY}→UID→4→TIME
+        $ steno restore {KEY} -w {where}
+        ! Restored {KEY}: 4 messages.
+        $ steno restore --list -w {where}
+        ! The trash is empty.
+        """,
+    )
     with open_store(where, read_only=True) as store:
         assert [one.to_dict() for one in store.get_history(KEY, full=True)] == before
-    empty = steno("restore", "--list", "-w", where)
-    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "The trash is empty.\n")
+
+
+def test_purge_before_seq_keeps_the_rest(steno: Steno, where: str) -> None:
+    would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
+    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
+    done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
+    assert done.exit_code == 0
+    assert f"Deleted permanently: {KEY}, 2 messages.\n" in done.stderr
+    assert "Not deleted: exports, backups and copies.\n" in done.stderr
+    with open_store(where, read_only=True) as store:
+        assert [message.seq for message in store.get_history(KEY, full=True)] == [3, 4]
 
 
 def test_one_of_several_deleted_sessions_is_restored_under_another_key(
@@ -169,17 +184,6 @@ def test_purge_reports_messages_in_the_fallback_folder(
     with open_store(there) as store:
         store.add_message(KEY, "user", "again")
     assert "fallback" not in steno("purge", KEY, "--yes", "-w", there).stderr
-
-
-def test_purge_before_seq_keeps_the_rest(steno: Steno, where: str) -> None:
-    would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
-    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
-    done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
-    assert done.exit_code == 0
-    assert f"Deleted permanently: {KEY}, 2 messages.\n" in done.stderr
-    assert "Not deleted: exports, backups and copies.\n" in done.stderr
-    with open_store(where, read_only=True) as store:
-        assert [message.seq for message in store.get_history(KEY, full=True)] == [3, 4]
 
 
 def _person(where: str) -> None:
@@ -277,13 +281,42 @@ def test_purge_scope_reports_unreadable_sessions_and_deletes_the_rest(
 # --- who is asked ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command", [["delete", KEY], ["purge", KEY], ["purge", "--scope", KEY]], ids=" ".join
-)
-def test_nothing_is_deleted_without_confirmation(steno: Steno, command: list[str]) -> None:
-    result = steno(*command)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "Without a terminal to confirm, add --yes" in result.stderr
+def test_delete_purge_and_restore_reject_wrong_usage(steno: Steno) -> None:
+    assert_transcript(
+        steno,
+        f"""
+        $ steno delete {KEY}
+        ! Error: This moves sessions to the trash. Without a terminal to confirm, add --yes.
+        (exit 2)
+        $ steno purge {KEY}
+        ! Error: This deletes permanently. Without a terminal to confirm, add --yes.
+        (exit 2)
+        $ steno purge --scope {KEY}
+        ! Error: This deletes permanently. Without a terminal to confirm, add --yes.
+        (exit 2)
+        $ steno purge --yes
+        ! Error: Give either a KEY or --scope WHO.
+        (exit 2)
+        $ steno purge {KEY} --scope {KEY} --yes
+        ! Error: Give either a KEY or --scope WHO.
+        (exit 2)
+        $ steno purge --scope {KEY} --before 2 --yes
+        ! Error: --scope cannot be combined with --before, --agent or --namespace.
+        (exit 2)
+        $ steno purge --scope {KEY} --agent ada --yes
+        ! Error: --scope cannot be combined with --before, --agent or --namespace.
+        (exit 2)
+        $ steno restore
+        ! Error: KEY is missing. `steno restore --list` lists the sessions in the trash.
+        (exit 2)
+        $ steno restore --list --uid x
+        ! Error: --list cannot be combined with --uid or --as.
+        (exit 2)
+        $ steno delete --yes
+        ! Error: Missing argument 'KEY...'.
+        (exit 2)
+        """,
+    )
     assert KEY in _keys("workspace")
 
 
@@ -350,25 +383,6 @@ def test_key_that_exists_only_in_the_trash_can_be_purged(steno: Steno) -> None:
     assert f"Deleted permanently: {KEY}, 4 messages.\n" in result.stderr
     assert steno("restore", KEY).exit_code == 1
     assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["purge", "--yes"],
-        ["purge", KEY, "--scope", KEY, "--yes"],
-        ["purge", "--scope", KEY, "--before", "2", "--yes"],
-        ["purge", "--scope", KEY, "--agent", "ada", "--yes"],
-        ["restore"],
-        ["restore", "--list", "--uid", "x"],
-        ["delete", "--yes"],
-    ],
-    ids=" ".join,
-)
-def test_conflicting_options_are_wrong_usage(steno: Steno, arguments: list[str]) -> None:
-    result = steno(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert KEY in _keys("workspace")
 
 
 def test_purge_reports_remaining_data(steno: Steno) -> None:

@@ -14,6 +14,7 @@ from click.testing import Result
 from stenolog.cli.output import show_progress
 from stenolog.cli.workspace import display_name
 from stenolog.stores.open_store import open_store
+from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -60,43 +61,45 @@ def test_title_is_set_shown_and_removed(steno: Steno, where: str) -> None:
     assert {one["key"]: one["title"] for one in listed}[KEY] == "message 1"
 
 
-def test_tags_are_added_listed_and_removed(steno: Steno, where: str) -> None:
-    none = steno("tag", KEY, "-w", where)
-    assert (none.exit_code, none.stdout, none.stderr) == (0, "", f"{KEY} has no tags.\n")
-    given = steno("tag", KEY, "+work", "+fun", "+work", "-w", where)
-    assert (given.stdout, given.stderr) == ("", f"Tags of {KEY}: work, fun.\n")
-    assert steno("tag", KEY, "-w", where).stdout == "work\nfun\n"
-    assert steno("list", "--tag", "work", "-w", where).stdout.startswith(KEY)
-    taken = _json(steno("tag", KEY, "-work", "-absent", "--json", "-w", where))
-    assert taken == {"key": KEY, "tags": ["fun"], "was": ["work", "fun"]}
-    assert steno("tag", KEY, "-fun", "-w", where).stderr == f"Tags of {KEY}: none.\n"
-    with open_store(where, read_only=True) as store:
-        assert "tags" not in store.info(KEY).meta
-
-
-def test_fork_copies_messages_up_to_a_seq(steno: Steno, where: str) -> None:
-    forked = _json(steno("fork", KEY, "cli:copy", "--at", "3", "--json", "-w", where))
-    assert len(forked.pop("uid")) == 16
-    assert forked == {"key": "cli:copy", "forked_from": KEY, "at": 3, "messages": 1}
-    with open_store(where, read_only=True) as store:
-        assert [message.content for message in store.get_history("cli:copy")] == ["message 3"]
-    again = steno("fork", KEY, "cli:copy", "-w", where)
-    assert (again.exit_code, again.stdout) == (1, "")
-    assert "there is such a session already" in again.stderr
-
-
-def test_undo_restores_summarized_messages(steno: Steno, where: str) -> None:
-    done = steno("undo", KEY, "-w", where)
-    assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == (
-        "Undid the last summary: 2 messages are visible again, the summary is removed. "
-        "Nothing more to undo.\n"
+def test_tag_fork_and_undo(steno: Steno, where: str) -> None:
+    assert_transcript(
+        steno,
+        f"""
+        $ steno tag {KEY} -w {where}
+        ! {KEY} has no tags.
+        $ steno tag {KEY} +work +fun +work -w {where}
+        ! Tags of {KEY}: work, fun.
+        $ steno tag {KEY} -w {where}
+        work
+        fun
+        $ steno list --tag work -w {where}
+        {KEY}→2→4→TIME→idle→message 1
+        $ steno tag {KEY} -work -absent --json -w {where}
+        {{"key": "{KEY}", "tags": ["fun"], "was": ["work", "fun"]}}
+        $ steno tag {KEY} -fun -w {where}
+        ! Tags of {KEY}: none.
+        $ steno fork {KEY} cli:copy --at 3 --json -w {where}
+        {{"key": "cli:copy", "uid": "UID", "forked_from": "{KEY}", "at": 3, "messages": 1}}
+        $ steno export cli:copy -w {where}
+        {{"role":"user","content":"message 3"}}
+        $ steno fork {KEY} cli:copy -w {where}
+        ! Error: 'cli:copy': there is such a session already.
+        (exit 1)
+        $ steno undo {KEY} -w {where}
+        ! Undid the last summary: 2 messages are visible again, the summary is removed. Nothing more to undo.
+        $ steno export {KEY} -w {where}
+        {{"role":"user","content":"message 1"}}
+        {{"role":"assistant","content":"message 2"}}
+        {{"role":"user","content":"message 3"}}
+        {{"role":"assistant","content":"message 4"}}
+        $ steno undo {KEY} -w {where}
+        ! Error: '{KEY}': there is nothing to undo.
+        (exit 1)
+        """,  # noqa: E501 - as printed
     )
     with open_store(where, read_only=True) as store:
-        assert len(store.get_history(KEY)) == 4
+        assert "tags" not in store.info(KEY).meta
         assert store.get_summary(KEY) == ""
-    nothing = steno("undo", KEY, "-w", where)
-    assert (nothing.exit_code, nothing.stdout) == (1, "")
 
 
 def test_undo_says_that_an_earlier_summary_is_restored(steno: Steno, where: str) -> None:
@@ -170,56 +173,61 @@ def test_summarize_makes_a_summary_that_undo_reverts(steno: Steno, where: str) -
 # --- what can be wrong -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["rename", "nobody", "x"],
-        ["tag", "nobody"],
-        ["tag", "nobody", "+x"],
-        ["fork", "nobody", "x"],
-        ["undo", "nobody"],
-        ["archive", "nobody"],
-        ["summarize", "nobody", "-m", "scripted"],
-    ],
-)
-def test_misspelt_key_creates_no_session(place: Path, steno: Steno, command: list[str]) -> None:
-    result = steno(*command)
-    assert (result.exit_code, result.stdout) == (1, "")
-    place_text = "" if command[0] == "summarize" else " in ./workspace"
-    assert result.stderr == (
-        f"Error: There is no session 'nobody'{place_text}. `steno list` lists the sessions.\n"
-    )
+def test_misspelt_key_or_place_creates_nothing(place: Path, steno: Steno) -> None:
+    commands = ("rename nobody x", "tag nobody", "tag nobody +x", "fork nobody x", "undo nobody")
+    for command in (*commands, "archive nobody", "summarize nobody -m scripted"):
+        place_text = "" if command.startswith("summarize") else " in ./workspace"
+        assert_transcript(
+            steno,
+            f"""
+            $ steno {command}
+            ! Error: There is no session 'nobody'{place_text}. `steno list` lists the sessions.
+            (exit 1)
+            """,
+        )
+        for elsewhere in ("nowhere", "sqlite:nowhere.db"):
+            result = steno(*command.split(), "-w", elsewhere)
+            assert (result.exit_code, result.stdout) == (1, "")
     with open_store("workspace", read_only=True) as store:
         assert "nobody" not in store.list_sessions()
-
-    for elsewhere in ("nowhere", "sqlite:nowhere.db"):
-        result = steno(*command, "-w", elsewhere)
-        assert (result.exit_code, result.stdout) == (1, "")
     assert not list(place.glob("nowhere*"))
 
 
-def test_tag_without_a_sign_is_added(steno: Steno) -> None:
-    assert _json(steno("tag", KEY, "work", "--json"))["tags"] == ["work"]
-
-
-@pytest.mark.parametrize("tag", ["", " ", "+", "-", "+ "])
-def test_sign_without_a_tag_is_wrong_usage(steno: Steno, tag: str) -> None:
-    result = steno("tag", KEY, "--", tag)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "write +TAG to add a tag or -TAG to remove it" in result.stderr
-
-
-def test_tag_that_looks_like_an_option_is_accepted(steno: Steno) -> None:
-    assert steno("tag", KEY, "+work", "+w", "+json", "+h").exit_code == 0
-    assert _json(steno("tag", KEY, "-work", "-json", "--json"))["tags"] == ["w", "h"]
-    assert _json(steno("tag", KEY, "--json", "--", "-w", "-h"))["tags"] == []
-
-
-def test_archive_requires_a_key_or_all(steno: Steno) -> None:
-    for arguments in ([], [KEY, "--all"]):
-        result = steno("archive", *arguments)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "Give a KEY or --all." in result.stderr
+def test_signs_of_tags_and_arguments_of_archive(steno: Steno) -> None:
+    assert_transcript(
+        steno,
+        f"""
+        $ steno tag {KEY} work --json
+        {{"key": "{KEY}", "tags": ["work"], "was": []}}
+        $ steno tag {KEY} +w +json +h
+        ! Tags of {KEY}: work, w, json, h.
+        $ steno tag {KEY} -work -json --json
+        {{"key": "{KEY}", "tags": ["w", "h"], "was": ["work", "w", "json", "h"]}}
+        $ steno tag {KEY} --json -- -w -h
+        {{"key": "{KEY}", "tags": [], "was": ["w", "h"]}}
+        $ steno tag {KEY} -- ''
+        ! Error: '': write +TAG to add a tag or -TAG to remove it.
+        (exit 2)
+        $ steno tag {KEY} -- ' '
+        ! Error: ' ': write +TAG to add a tag or -TAG to remove it.
+        (exit 2)
+        $ steno tag {KEY} -- +
+        ! Error: '+': write +TAG to add a tag or -TAG to remove it.
+        (exit 2)
+        $ steno tag {KEY} -- -
+        ! Error: '-': write +TAG to add a tag or -TAG to remove it.
+        (exit 2)
+        $ steno tag {KEY} -- '+ '
+        ! Error: '+ ': write +TAG to add a tag or -TAG to remove it.
+        (exit 2)
+        $ steno archive
+        ! Error: Give a KEY or --all.
+        (exit 2)
+        $ steno archive {KEY} --all
+        ! Error: Give a KEY or --all.
+        (exit 2)
+        """,
+    )
 
 
 def test_archive_all_continues_after_a_failed_session(place: Path, steno: Steno) -> None:

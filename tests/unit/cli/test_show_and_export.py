@@ -14,6 +14,7 @@ from click.testing import Result
 from stenolog.cli.workspace import Location
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
+from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -87,38 +88,57 @@ def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
 # --- show ------------------------------------------------------------------------------------
 
 
-def test_show_prints_the_summary_and_visible_messages(steno: Steno) -> None:
-    result = steno("show", "telegram:123")
-    assert result.exit_code == 0
-    assert _golden(result.stdout) == (
-        "Summary\nThey counted to two.\n\n"
-        "[3] user · TIME\nmessage 3\n\n"
-        "[4] assistant · TIME\nmessage 4\n\n"
-    )
-    assert result.stderr == "2 messages are hidden. Use --all to show them.\n"
-
-
-def test_p4_show_all_prints_and_marks_hidden_and_archived_messages(steno: Steno) -> None:
+def test_p4_visible_messages_are_printed_and_all_on_request(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.compact("telegram:123")
+    assert_transcript(
+        steno,
+        """
+        $ steno show telegram:123
+        Summary
+        They counted to two.
 
-    result = steno("show", "telegram:123", "--all")
+        [3] user · TIME
+        message 3
 
-    assert _golden(result.stdout) == (
-        "Summary\nThey counted to two.\n\n"
-        "[1] user · TIME · hidden\nmessage 1\n\n"
-        "[2] assistant · TIME · hidden\nmessage 2\n\n"
-        "[3] user · TIME\nmessage 3\n\n"
-        "[4] assistant · TIME\nmessage 4\n\n"
-    )
-    assert result.stderr == ""
+        [4] assistant · TIME
+        message 4
 
+        ! 2 messages are hidden. Use --all to show them.
+        $ steno show telegram:123 --all
+        Summary
+        They counted to two.
 
-def test_show_prints_every_field_of_a_message(steno: Steno) -> None:
-    assert _golden(steno("show", "cli:default").stdout) == (
-        "[1] assistant · TIME\n"
-        'tool_calls: [{"id": "1", "function": {"name": "ls", "arguments": "{}"}}]\n\n'
-        '[2] tool · TIME\na.txt\n{"type": "image", "url": "b"}\nid: "1"\n\n'
+        [1] user · TIME · hidden
+        message 1
+
+        [2] assistant · TIME · hidden
+        message 2
+
+        [3] user · TIME
+        message 3
+
+        [4] assistant · TIME
+        message 4
+
+        $ steno show cli:default
+        [1] assistant · TIME
+        tool_calls: [{"id": "1", "function": {"name": "ls", "arguments": "{}"}}]
+
+        [2] tool · TIME
+        a.txt
+        {"type": "image", "url": "b"}
+        id: "1"
+
+        $ steno export telegram:123
+        {"role":"user","content":"message 3"}
+        {"role":"assistant","content":"message 4"}
+        $ steno export telegram:123 --all
+        {"role":"user","content":"message 1"}
+        {"role":"assistant","content":"message 2"}
+        {"role":"user","content":"message 3"}
+        {"role":"assistant","content":"message 4"}
+        """,
     )
 
 
@@ -205,13 +225,6 @@ def test_p10_export_prints_messages_unchanged(steno: Steno) -> None:
     assert [list(json.loads(line)) for line in lines] == [list(message) for message in given]
 
 
-def test_export_prints_visible_or_all_messages(steno: Steno) -> None:
-    assert steno("export", "telegram:123").stdout == (
-        '{"role":"user","content":"message 3"}\n{"role":"assistant","content":"message 4"}\n'
-    )
-    assert len(steno("export", "telegram:123", "--all").stdout.splitlines()) == 4
-
-
 def test_exported_message_cannot_control_the_terminal(in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "a\x9b31mb\u202ec")
@@ -247,22 +260,38 @@ def test_show_and_export_read_a_sqlite_store(steno: Steno) -> None:
 # --- errors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["show", "export"])
-def test_unknown_key_is_reported_in_one_sentence(steno: Steno, command: str) -> None:
-    result = steno(command, "nobody")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.\n"
-    )
-
-
-@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["export", "k"]])
-def test_missing_workspace_is_reported_in_one_sentence(
-    place: Path, steno: Steno, command: list[str]
+def test_wrong_keys_places_and_options_are_reported_in_one_sentence(
+    place: Path, steno: Steno
 ) -> None:
-    result = steno(*command, "-w", "nowhere")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: There is no workspace at nowhere; check the path.\n"
+    assert_transcript(
+        steno,
+        """
+        $ steno show nobody
+        ! Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.
+        (exit 1)
+        $ steno export nobody
+        ! Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.
+        (exit 1)
+        $ steno list -w nowhere
+        ! Error: There is no workspace at nowhere; check the path.
+        (exit 1)
+        $ steno show k -w nowhere
+        ! Error: There is no workspace at nowhere; check the path.
+        (exit 1)
+        $ steno export k -w nowhere
+        ! Error: There is no workspace at nowhere; check the path.
+        (exit 1)
+        $ steno list workspace/sessions
+        ! Error: workspace/sessions contains logs itself; give the workspace, which is its parent folder.
+        (exit 1)
+        $ steno export telegram:123 --html
+        ! Error: No such option '--html'. Did you mean '--format html'?
+        (exit 2)
+        $ steno export telegram:123 --markdown
+        ! Error: No such option '--markdown'. Did you mean '--format markdown'?
+        (exit 2)
+        """,  # noqa: E501 - as printed
+    )
     assert not (place / "nowhere").exists()
 
 
@@ -272,12 +301,6 @@ def test_empty_workspace_is_not_an_error(place: Path, steno: Steno) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "There are no sessions in fresh yet.\n"
     assert list((place / "fresh").iterdir()) == []
-
-
-def test_sessions_folder_is_not_accepted_as_a_workspace(steno: Steno) -> None:
-    result = steno("list", "workspace/sessions")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "give the workspace, which is its parent folder" in result.stderr
 
 
 def test_log_of_another_program_is_reported_in_one_sentence(place: Path, steno: Steno) -> None:
@@ -319,10 +342,3 @@ def test_metadata_of_an_answer_is_shown_as_text(steno: Steno) -> None:
     assert "\nHalf (interrupted: broken off)\n" in shown
     assert "stenolog" not in shown
     assert steno("show", "k", "--all").stdout == shown
-
-
-def test_option_named_like_a_format_suggests_the_format(steno: Steno) -> None:
-    for name in ("html", "markdown"):
-        result = steno("export", "telegram:123", f"--{name}")
-        assert result.exit_code == 2
-        assert f"Did you mean '--format {name}'?" in result.stderr
