@@ -291,7 +291,7 @@ def _hide(store: stenolog.Store, key: str) -> Operation:
 
     def hide_next() -> None:
         seq = next(seqs)
-        store.hide(key, seq, seq)
+        store.admin.hide(key, seq, seq)
 
     return lambda times: time_calls(times, hide_next)
 

@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import cast
 from uuid import uuid4
 
 import stenolog
 from measure import Context, Measurement, NotRun
 from messages import payload, sample
 from postgres import connect, server
-from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer.copy import copy_snapshots
 
 SESSIONS = 200
@@ -98,9 +96,7 @@ def _measure(
             bare_seconds += perf_counter() - start
             with stenolog.open_store(new_target()) as target:
                 start = perf_counter()
-                report = copy_snapshots(
-                    cast("SnapshotStore", source), cast("SnapshotStore", target)
-                )
+                report = copy_snapshots(source, target)
                 seconds += perf_counter() - start
             assert not report.problems
             assert report.messages == len(rows)

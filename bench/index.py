@@ -55,7 +55,7 @@ def _measure(context: Context, times: int, action: Callable[[Catalog], object]) 
     with _prepared_store(context) as store, open_catalog(store) as catalog:
         action(catalog)
         ours = percentiles(time_calls(context.times(times), lambda: action(catalog)))
-        raw = percentiles(time_calls(context.times(times), store.stamps))
+        raw = percentiles(time_calls(context.times(times), store.admin.stamps))
     return Measurement(measured=ours["p50_us"] / 1000, ours=ours, raw=raw)
 
 

@@ -96,7 +96,7 @@ def _measure(
             recall("ferry", scope=Scope(who=user), notes=notes, catalog=catalog)
         first = (perf_counter() - started) / len(active_users)
         ours = percentiles([timed_turn() for _ in range(context.times(100))])
-        raw = percentiles(time_calls(context.times(100), store.stamps))
+        raw = percentiles(time_calls(context.times(100), store.admin.stamps))
     others = {"first_refresh_s": refreshed, "first_recall_ms": first * 1000}
     return Measurement(measured=ours["p50_us"] / 1000, ours=ours, raw=raw, others=others)
 

@@ -125,7 +125,7 @@ def test_change_before_the_event_stream_opens_is_shown(viewer: ViewerPage, place
         store.add_messages(key, [{"role": "assistant", "content": f"{n}"} for n in range(4)])
 
         def hidden_before(route: Route) -> None:
-            store.hide(key, 2, 2)
+            store.admin.hide(key, 2, 2)
             route.continue_()
 
         viewer.page.route("**/events*", hidden_before, times=1)
@@ -299,7 +299,7 @@ def test_jsonl_export_contains_the_visible_messages_as_stored(
     with open_store(str(place)) as store:
         for number in range(1, 6):
             store.add_message(key, "assistant", f"Answer {number}, and sk-ant-{'a1B2' * 12}.")
-        store.hide(key, 1, 2)
+        store.admin.hide(key, 1, 2)
     viewer.open_session(key)
     page = viewer.page
     page.locator(".export summary").click()
@@ -427,7 +427,7 @@ def test_scroll_position_is_kept_when_another_process_summarizes(
         assert abs(_top_of(viewer, 870) - before) < 2
         page.locator("#new").click()
         expect(page.locator("#m1001")).to_be_in_viewport()
-        store.hide("big", 990, 990)
+        store.admin.hide("big", 990, 990)
         expect(page.locator("#m990")).to_have_count(0)
         expect(page.locator("#m1001")).to_be_in_viewport()
 
@@ -638,7 +638,7 @@ def test_open_page_of_a_deleted_session_accepts_no_messages(
     expect(viewer.page.locator("article.message")).to_have_count(1)
     with open_store(str(place)) as store:
         assert store.list_sessions(prefix="goes") == ["goes"]
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
     _expect_only_errors_of_the_deletion(viewer)
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.open_store import open_store
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -64,7 +63,7 @@ def _check_searches(store: Store, catalogs: ExitStack, chance: random.Random) ->
         key, word = f"k:{chance.randrange(7)}", f"word{number}"
         seq = store.add_message(key, "user", f"{word} allmessages")
         assert chance.choice(opened).search(word).count == 1
-        store.hide(key, seq, seq)
+        store.admin.hide(key, seq, seq)
         assert [hit.hidden for hit in chance.choice(opened).search(word).hits] == [True]
 
 
@@ -74,8 +73,7 @@ def test_searches_are_right_while_another_process_wrecks_the_file(
     tmp_path: Path, where: str, kinds: tuple[str, ...]
 ) -> None:
     with open_store(where.format(tmp_path)) as store, ExitStack() as catalogs:
-        assert isinstance(store, CatalogFileStore)
-        file = store.catalog_file()
+        file = store.admin.place.catalog_file
         assert file is not None
         for key in range(7):
             texts = [f"old{number}" for number in range(key, _PREPARED, 7)]

@@ -22,7 +22,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer.copy import copy_snapshots
 from stenolog.transfer.copy_all import copy_place
-from support.copied_stores import digests, everything, fill, whole
+from support.copied_stores import digests, everything, fill
 from support.crash.migration_worker import TESTS, Runner
 from support.crash.recorder import Recorder
 from support.crash.replay_model import Disk
@@ -216,7 +216,7 @@ def _check_prefixes(source: str, target: str) -> int:
     """Check that each copied session is a prefix of its source; return the number of messages."""
     found = 0
     with open_store(source) as here, open_store(target) as there:
-        for mark in whole(there).list_snapshots():
+        for mark in there.admin.list_snapshots():
             messages = _messages(there, mark)
             assert [m.seq for m in messages] == list(range(1, len(messages) + 1))
             numbers = defaultdict(list)
@@ -231,7 +231,7 @@ def _check_prefixes(source: str, target: str) -> int:
 
 
 def _messages(store: Store, mark: SnapshotMark) -> list[Message]:
-    with whole(store).read_snapshot(mark) as reading:
+    with store.admin.read_snapshot(mark) as reading:
         return list(reading.messages)
 
 

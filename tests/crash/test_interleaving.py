@@ -85,36 +85,41 @@ class Run:
     def read_snapshot(self) -> None:
         """Read the session as a copy to another store does."""
         [mark] = [
-            mark for mark in self.store.list_snapshots() if mark.key == KEY and mark.deleted is None
+            mark
+            for mark in self.store.admin.list_snapshots()
+            if mark.key == KEY and mark.deleted is None
         ]
-        with self.store.read_snapshot(mark) as reading:
+        with self.store.admin.read_snapshot(mark) as reading:
             assert len(list(reading.messages)) >= len(OLD)
 
     def write_snapshot(self) -> None:
         """Write a session of another store, as a copy to this store does."""
         with JSONLStore(self.place / "another") as source:
             source.add_message("copied", "user", "copied")
-            [mark] = source.list_snapshots()
-            with source.read_snapshot(mark) as reading, self.store.snapshot_writer() as writing:
+            [mark] = source.admin.list_snapshots()
+            with (
+                source.admin.read_snapshot(mark) as reading,
+                self.store.admin.snapshot_writer() as writing,
+            ):
                 writing.write(reading.snapshot, reading.messages)
         assert [message.content for message in self.store.get_history("copied")] == ["copied"]
 
     def refresh(self) -> None:
         """Bring a view of the session up to date."""
         old = self.store.view(KEY)
-        assert len(old.merged(self.store.refresh(old)).messages) >= 3
+        assert len(old.merged(self.store.view(old.key, since=old)).messages) >= 3
 
     def purge_older(self) -> None:
         """Purge the earlier session of the key, which is in the trash."""
-        older = [trashed for trashed in self.store.list_trash() if trashed.key == KEY]
-        purged = self.store.purge_trash(KEY, [(one.uid, one.deleted) for one in older])
+        older = [trashed for trashed in self.store.admin.list_trash() if trashed.key == KEY]
+        purged = self.store.admin.purge(KEY, trash=[(one.uid, one.deleted) for one in older])
         assert purged.messages == len(older) == 1
 
     def finish_purge(self) -> None:
         """Finish the interrupted purge."""
-        [unfinished] = self.store.unfinished_purges()
-        self.store.finish_purge(unfinished.uid)
-        assert self.store.unfinished_purges() == []
+        [unfinished] = self.store.admin.list_trash(unfinished=True)
+        self.store.admin.finish_purge(unfinished.uid)
+        assert self.store.admin.list_trash(unfinished=True) == []
 
     def read(self, *, full: bool) -> list[str]:
         """Return those messages that the session had before each run."""
@@ -196,7 +201,7 @@ FIRST: Final[dict[str, tuple[Call, Call]]] = {
     "change": (_warm_up, lambda run: run.store.set_meta(KEY, first=1)),
     "rewrite": (_suspect, lambda run: run.add("first")),
     "compact": (_warm_up, lambda run: run.store.compact(KEY)),
-    "stamps": (_nothing, lambda run: run.store.stamps()),
+    "stamps": (_nothing, lambda run: run.store.admin.stamps()),
 }
 """For each operation of the first thread: the preparation and the operation."""
 
@@ -215,33 +220,33 @@ SECOND: Final[dict[str, Call]] = {
     "info": lambda run: run.store.info(KEY),
     "lease": lambda run: run.add_leased(),
     "fork onto": lambda run: run.store.fork("other", KEY),
-    "restore onto": lambda run: run.store.restore("gone", as_key=KEY),
+    "restore onto": lambda run: run.store.admin.restore("gone", as_key=KEY),
     "compact": lambda run: run.store.compact(KEY),
     "set_meta": lambda run: run.store.set_meta(KEY, second=2),
     "delete": lambda run: run.store.delete(KEY),
-    "purge": lambda run: run.store.purge(KEY),
+    "purge": lambda run: run.store.admin.purge(KEY),
     # Those above also run with faults.
     "add_messages": lambda run: run.add_batch(),
     "add_group": lambda run: run.add_group(),
     "set_summary": lambda run: run.store.set_summary(KEY, "second"),
     "truncate_history": lambda run: run.store.truncate_history(KEY, 1),
     "clear": lambda run: run.store.clear(KEY),
-    "hide": lambda run: run.store.hide(KEY, 7, 7),
+    "hide": lambda run: run.store.admin.hide(KEY, 7, 7),
     "checkpoint": lambda run: run.store.checkpoint(KEY, summary="second", upto=6),
     "pop": lambda run: run.store.pop(KEY),
     "set_history": lambda run: run.store.set_history(KEY, []),
     "undo": lambda run: run.store.undo(KEY),
     "fork": lambda run: run.store.fork(KEY, "fork"),
-    "restore": lambda run: run.store.restore("gone"),
-    "list_trash": lambda run: run.store.list_trash(),
-    "purge trash": lambda run: run.store.purge("gone"),
-    "purge before": lambda run: run.store.purge(KEY, before=2),
-    "stamps": lambda run: run.store.stamps(),
+    "restore": lambda run: run.store.admin.restore("gone"),
+    "list_trash": lambda run: run.store.admin.list_trash(),
+    "purge trash": lambda run: run.store.admin.purge("gone"),
+    "purge before": lambda run: run.store.admin.purge(KEY, before=2),
+    "stamps": lambda run: run.store.admin.stamps(),
     "purge_trash": lambda run: run.purge_older(),
-    "unfinished_purges": lambda run: run.store.unfinished_purges(),
+    "unfinished_purges": lambda run: run.store.admin.list_trash(unfinished=True),
     "finish_purge": lambda run: run.finish_purge(),
-    "mark": lambda run: run.store.read_marker("m"),
-    "change_mark": lambda run: run.store.update_marker("m"),
+    "mark": lambda run: run.store.admin.read_marker("m"),
+    "change_mark": lambda run: run.store.admin.update_marker("m"),
     "get_summary": lambda run: run.store.get_summary(KEY),
     "list_sessions": lambda run: run.store.list_sessions(),
     "follow": lambda run: list(run.store.follow(KEY, after=6, timeout=0)),
@@ -249,7 +254,7 @@ SECOND: Final[dict[str, Call]] = {
     "snapshot_writer": lambda run: run.write_snapshot(),
     "view": lambda run: run.store.view(KEY),
     "refresh": lambda run: run.refresh(),
-    "health": lambda run: run.store.health(),
+    "health": lambda run: run.store.admin.health(),
     "close": lambda run: run.store.close(),
 }
 """Public calls, made by the second thread."""
@@ -386,7 +391,7 @@ class Bench:
             assert (info.lost, info.damaged) == (0, 0)
             found = {message.seq: message.content for message in store.get_history(KEY, full=True)}
             assert len(store.get_history("other")) == 1
-            deleted = {trashed.key for trashed in store.list_trash()}
+            deleted = {trashed.key for trashed in store.admin.list_trash()}
             assert KEY in deleted or case.second == "purge_trash"
             deleted |= {*store.list_sessions(prefix="gone")}
             assert "gone" in deleted or case.second == "purge trash"
@@ -448,8 +453,8 @@ def _check_removed(run: Run, store: JSONLStore, how: str) -> None:
     assert how == "delete" or not set(new) & set(OLD.values())
     if how == "purge":
         return
-    for number, trashed in enumerate(store.list_trash()):
-        store.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
+    for number, trashed in enumerate(store.admin.list_trash()):
+        store.admin.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
         new += [m.content for m in store.get_history(f"back {number}", full=True)]
     assert Counter(new) >= Counter([OLDER, *OLD.values(), *run.acknowledged])
 

@@ -192,8 +192,8 @@ def test_p2_migration_killed_twice_at_sampled_steps_completes(
 def _merged_texts(where: str) -> Counter[str]:
     """Count the messages of the fallback store, in all sessions and in the trash."""
     with open_store(where) as store:
-        for trashed in store.list_trash():
-            store.restore(trashed.key, uid=trashed.uid, as_key=f"deleted {trashed.uid}")
+        for trashed in store.admin.list_trash():
+            store.admin.restore(trashed.key, uid=trashed.uid, as_key=f"deleted {trashed.uid}")
         return Counter(
             str(message.content)
             for key in store.list_sessions()

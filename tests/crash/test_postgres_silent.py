@@ -62,14 +62,14 @@ def _connect(store: PostgresStore, count: int) -> None:
 
 def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callable[[], Any]]:
     catalog = open_catalog(store)
-    [mark] = [mark for mark in store.list_snapshots() if mark.key == "a"]
+    [mark] = [mark for mark in store.admin.list_snapshots() if mark.key == "a"]
 
     def read_snapshot() -> None:
-        with store.read_snapshot(mark):
+        with store.admin.read_snapshot(mark):
             pass
 
     def write_snapshots() -> None:
-        with store.snapshot_writer():
+        with store.admin.snapshot_writer():
             pass
 
     return {
@@ -85,31 +85,31 @@ def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callab
         "truncate_history": lambda: store.truncate_history("a", 1),
         "clear": lambda: store.clear("a"),
         "set_history": lambda: store.set_history("a", [user_message("x")]),
-        "hide": lambda: store.hide("a", 1, 1),
+        "hide": lambda: store.admin.hide("a", 1, 1),
         "pop": lambda: store.pop("a"),
         "checkpoint": lambda: store.checkpoint("a", summary="s", upto=1),
         "undo": lambda: store.undo("a"),
         "compact": lambda: store.compact("a"),
         "fork": lambda: store.fork("a", "b"),
         "delete": lambda: store.delete("a"),
-        "restore": lambda: store.restore("gone"),
-        "list_trash": store.list_trash,
-        "purge": lambda: store.purge("a"),
-        "purge before": lambda: store.purge("a", before=1),
+        "restore": lambda: store.admin.restore("gone"),
+        "list_trash": store.admin.list_trash,
+        "purge": lambda: store.admin.purge("a"),
+        "purge before": lambda: store.admin.purge("a", before=1),
         "lease": lambda: store.lease("a", ttl=5),
         "lease.lost": lambda: lease.lost,
         "lease.renew": lease.renew,
         "lease.release": other.release,
         "lease.store": lambda: lease.store.add_message("held", "user", "x"),
-        "stamps": store.stamps,
+        "stamps": store.admin.stamps,
         "info": lambda: store.info("a"),
         "list_sessions": store.list_sessions,
         "set_meta": lambda: store.set_meta("a", title="t"),
         "follow": lambda: next(store.follow("a", after=1)),
-        "mark": lambda: store.read_marker("m"),
-        "change_mark": lambda: store.update_marker("m"),
+        "mark": lambda: store.admin.read_marker("m"),
+        "change_mark": lambda: store.admin.update_marker("m"),
         "namespaces": store.namespaces,
-        "list_snapshots": store.list_snapshots,
+        "list_snapshots": store.admin.list_snapshots,
         "read_snapshot": read_snapshot,
         "snapshot_writer": write_snapshots,
         "catalog.list": catalog.list,
@@ -132,7 +132,7 @@ def test_p8_every_call_raises_if_the_server_stops_responding(
     begun = _calls(store, store.lease("held", ttl=60), store.lease("held too", ttl=60))
     _connect(store, len(begun) + 1)
     proxy.cut("unanswered", lambda _: True, times=1_000_000)
-    health = _begin(store.health)
+    health = _begin(store.admin.health)
     running = {name: _begin(call) for name, call in begun.items()}
     found = {name: future.exception(PATIENCE) for name, future in running.items()}
     assert {name: error for name, error in found.items() if not isinstance(error, _TYPED)} == {}

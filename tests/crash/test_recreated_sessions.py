@@ -73,10 +73,10 @@ def _messages_by_session(where: Path) -> list[list[tuple[str, int]]]:
     """Return label and seq of every message, by session; forks add no messages."""
     with stenolog.open_store(str(where)) as store:
         keys = [key for key in store.list_sessions() if not key.startswith("fork")]
-        for number, trashed in enumerate(store.list_trash()):
+        for number, trashed in enumerate(store.admin.list_trash()):
             keys.append(f"session {number}")
-            store.restore(KEY, uid=trashed.uid, as_key=keys[-1])
-        assert store.list_trash() == []
+            store.admin.restore(KEY, uid=trashed.uid, as_key=keys[-1])
+        assert store.admin.list_trash() == []
         sessions = {
             key: [(label_of(m.to_dict()), m.seq) for m in store.get_history(key, full=True)]
             for key in store.list_sessions()

@@ -35,7 +35,7 @@ def write(workspace: Path) -> None:
     with JSONLStore(workspace) as store:
         store.set_history(key, [{"role": "user", "content": "replaced"}])
         store.undo(key)
-        store.hide(key, 5, 5)
+        store.admin.hide(key, 5, 5)
     (workspace / "expected.json").write_text(json.dumps(read_session(workspace), indent=1) + "\n")
 
 

@@ -41,14 +41,14 @@ def write(store: Store) -> None:
             token = once if number == seq else None
             store.add_message(key, "user", f"number {number}", once=token)
     store.checkpoint("talk", summary="the first two – naïve ☃", upto=2)
-    store.hide("talk", 5, 5)
+    store.admin.hide("talk", 5, 5)
     store.set_meta("talk", title="A talk", tags=["a", "b"])
     store.fork("talk", "talk, forked", at=6)
     store.add_full_message("talk, forked", {"role": "tool", "n": 2**80, "x": "lone \ud83d, NUL \0"})
     store.compact("talk")
-    store.hide("purged", 2, 4)
+    store.admin.hide("purged", 2, 4)
     store.set_summary("purged", "of later ones")
-    store.purge("purged", before=4)
+    store.admin.purge("purged", before=4)
     store.truncate_history("gone", 3)
     store.compact("gone")
     store.delete("gone")
@@ -57,7 +57,7 @@ def write(store: Store) -> None:
     store.delete("gone")
     store.add_message("gone", "user", "a third life")
     store.delete("moved")
-    store.restore("moved", as_key="moved elsewhere")
+    store.admin.restore("moved", as_key="moved elsewhere")
 
 
 def read_sessions(store: Store) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def read_folder(version: str, place: Path) -> dict[str, Any]:
     with opened(version, place) as store:
         found = {"sessions": read_sessions(store), "trash": _trash(store)}
         before = set(store.list_sessions())
-        for number, trashed in enumerate(store.list_trash(), 1):
-            store.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
+        for number, trashed in enumerate(store.admin.list_trash(), 1):
+            store.admin.restore(trashed.key, uid=trashed.uid, as_key=f"back {number}")
         back = sorted(set(store.list_sessions()) - before)
         found["restored"] = {key: _read_session(store, key) for key in back}
         found["tokens"] = {
@@ -106,7 +106,9 @@ def read_folder(version: str, place: Path) -> dict[str, Any]:
 
 
 def _trash(store: Store) -> list[list[Any]]:
-    return [[one.key, one.uid, one.deleted.isoformat(), one.count] for one in store.list_trash()]
+    return [
+        [one.key, one.uid, one.deleted.isoformat(), one.count] for one in store.admin.list_trash()
+    ]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -161,7 +163,7 @@ def test_p13_read_only_store_reads_the_same_and_changes_nothing(
             seqs = [one[0] for one in session["full"]]
             assert [m.seq for m in store.get_history(key, full=True, last=2)] == seqs[-2:]
             assert [m.seq for m in store.follow(key, timeout=0)] == seqs
-        assert store.health().ok
+        assert store.admin.health().ok
     assert _logs(place) == before
 
 

@@ -190,7 +190,7 @@ def test_retry_of_a_damaged_answer_is_an_error_and_no_other_answer(
 
 
 def test_retry_of_a_purged_request_is_a_new_request(gateway: Gateway) -> None:
-    again = gateway.post(PIN, _key(1), change=lambda store: store.purge(KEY, before=3))
+    again = gateway.post(PIN, _key(1), change=lambda store: store.admin.purge(KEY, before=3))
     assert gateway.text(again) == f"to {PIN}"
     assert gateway.asked == [PIN]
 
@@ -371,7 +371,7 @@ def test_retry_of_several_purged_messages_is_a_new_request(gateway: Gateway) -> 
     assert gateway.text(gateway.post("Other?", _key(4))) == "to Other?"
     gateway.asked.clear()
     with open_store(gateway.where) as store:
-        store.purge(KEY, before=8)
+        store.admin.purge(KEY, before=8)
     for _ in range(2):
         assert gateway.text(gateway.send(first, _key(3))) == "to And its name?"
     assert gateway.asked == ["And its name?"]
@@ -382,7 +382,7 @@ def test_retry_of_a_message_that_was_passed_over_gets_no_later_answer(gateway: G
     assert gateway.post("Lost?", _key(3)).status_code == 503
     gateway.is_down = False
     with open_store(gateway.where) as store:
-        store.hide(KEY, 5, 5)
+        store.admin.hide(KEY, 5, 5)
     assert gateway.text(gateway.post("Later?", _key(4))) == "to Later?"
     with open_store(gateway.where) as store:
         store.undo(KEY)

@@ -22,14 +22,14 @@ from support.gateway.turn_recorder import Recorder, record
 KEY = "work"
 SECRET = "Tomato"
 OLD = [{"role": "user", "content": SECRET}, {"role": "assistant", "content": f"to {SECRET}"}]
-_PLAIN = ("view", "add_full_message", "lease", "refresh", "refresh", "add_full_message", "release")
-_STORE = ("refresh", "add_full_message")
-_SEARCH = ("read_marker", "stamps", "info", "get_history", "get_history", "info", "refresh")
+_PLAIN = ("view", "add_full_message", "lease", "view", "view", "add_full_message", "release")
+_STORE = ("view", "add_full_message")
+_SEARCH = ("read_marker", "stamps", "info", "get_history", "get_history", "info", "view")
 KINDS: dict[str, tuple[str, ...]] = {
     "plain": _PLAIN,
-    "tool": (*_PLAIN[:4], *_STORE, *_STORE, "refresh", *_STORE, "release"),
+    "tool": (*_PLAIN[:4], *_STORE, *_STORE, "view", *_STORE, "release"),
     "memory": (*_PLAIN[:4], *_SEARCH, *_STORE, "release"),
-    "edit": ("view", "lease", "refresh", "set_history", "info", "refresh", *_STORE, "release"),
+    "edit": ("view", "lease", "view", "set_history", "info", "view", *_STORE, "release"),
 }
 """The store calls of each kind of turn. `edit`: the client sends the whole history, changed."""
 CASES = [(kind, at) for kind, calls in KINDS.items() for at in range(len(calls))]
@@ -229,7 +229,7 @@ def test_turn_in_a_session_deleted_meanwhile_does_not_recreate_it(turn: Turn, at
     if at < turn.sent:
         assert sent == "[]"
     assert turn.other.list_sessions() == []
-    *withdrawn, deleted = turn.other.list_trash()
+    *withdrawn, deleted = turn.other.admin.list_trash()
     assert deleted.uid == uid
     # A message that created the session again is withdrawn, but never destroyed.
     stores = turn.calls[at] == "add_full_message"
@@ -245,7 +245,7 @@ def test_turn_in_a_session_purged_meanwhile_does_not_recreate_it(
         assert SECRET not in sent
     # The question created the session again and is withdrawn, but never destroyed.
     withdrawn = [1] if at == 1 and kind != "edit" else []
-    assert [one.count for one in turn.other.list_trash()] == withdrawn
+    assert [one.count for one in turn.other.admin.list_trash()] == withdrawn
     if at == 0:  # as a message to a key that was never used
         kept = [body["content"] for body in OLD] if kind == "edit" else []
         assert (status, turn.visible()) == (200, [*kept, *turn.exchange])

@@ -8,7 +8,7 @@ from stenolog.records import timestamp
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer.comparison import digest_of
 
 LONG = "what was said \ud800 \x00 " * 1_000
@@ -32,15 +32,9 @@ def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Stor
             return InMemoryStore()
 
 
-def whole(store: Store) -> SnapshotStore:
-    """Return the store with its snapshot interface."""
-    assert isinstance(store, SnapshotStore)
-    return store
-
-
 def mark_of(store: Store, key: str) -> SnapshotMark:
     """Return the mark of the session with this key that is not deleted."""
-    [found] = [m for m in whole(store).list_snapshots() if m.key == key and m.deleted is None]
+    [found] = [m for m in store.admin.list_snapshots() if m.key == key and m.deleted is None]
     return found
 
 
@@ -52,7 +46,7 @@ def fill(store: Store) -> None:
     store.add_messages("a", [{"n": number} for number in range(4)], once="batch")
     store.checkpoint("a", summary=LONG, upto=12)
     store.compact("a")
-    store.hide("a", 15, 16)
+    store.admin.hide("a", 15, 16)
     store.set_history("a", [*store.get_history("a")[:5], {"x": 1}, {"y": [2.5, None]}])
     store.checkpoint("a", summary="then " + LONG, upto=14)
     store.add_message("a", "user", "after it all", once="last")
@@ -70,7 +64,7 @@ def fill(store: Store) -> None:
     store.clear("purged")
     store.undo("purged")
     store.truncate_history("purged", 3)
-    store.purge("purged", before=5)
+    store.admin.purge("purged", before=5)
     store.add_message(LONG_KEY, "user", "a long key")
 
 
@@ -78,10 +72,10 @@ def go_on(store: Store) -> None:
     """Change copied sessions in every possible way."""
     store.add_message("a", "user", "more", once="more")
     store.undo("a")
-    store.purge("a", before=5)
+    store.admin.purge("a", before=5)
     store.compact("purged")
     store.delete("fork")
-    store.restore("b/\u00e9:X", as_key="another key")
+    store.admin.restore("b/\u00e9:X", as_key="another key")
     store.delete("only meta")
     store.add_message("only meta", "user", "another life")
     store.set_summary("only a summary", LONG)
@@ -91,7 +85,7 @@ def go_on(store: Store) -> None:
 def everything(store: Store) -> dict[str, Any]:
     """Return everything that can be read from the store, including times."""
     found: dict[str, Any] = {
-        "trash": [(one.key, one.uid, one.deleted, one.count) for one in store.list_trash()]
+        "trash": [(one.key, one.uid, one.deleted, one.count) for one in store.admin.list_trash()]
     }
     for key in store.list_sessions():
         info = store.info(key)
@@ -108,8 +102,8 @@ def everything(store: Store) -> dict[str, Any]:
 def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
     """Return key, deletion time and digest of each session, by uid."""
     found = {}
-    for mark in whole(store).list_snapshots():
-        with whole(store).read_snapshot(mark) as reading:
+    for mark in store.admin.list_snapshots():
+        with store.admin.read_snapshot(mark) as reading:
             found[mark.uid] = mark.key, mark.deleted, digest_of(reading)
     return found
 

@@ -91,7 +91,7 @@ def write_every_kind(workspace: Path) -> Account:
         file.write(b'{"kind":"message","seq":9,"at":"2026-')
     with JSONLStore(workspace) as store:
         store.set_history(KEY, [{"role": "user", "content": "other"}, {"role": "user"}])
-        store.hide(KEY, 9, 9)
+        store.admin.hide(KEY, 9, 9)
         store.undo(KEY)
         store.add_messages(KEY, [{"role": "tool", "late": n} for n in range(3)])
     text = path.read_bytes()

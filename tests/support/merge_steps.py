@@ -11,6 +11,7 @@ from stenolog.errors import StoreUnavailable
 from stenolog.stores import disk
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
+from stenolog.stores.operations import AdminOperations
 from stenolog.transfer import fallback as fallbacks
 from stenolog.transfer import open_sessions as opening
 from stenolog.transfer.open_sessions import open_sessions
@@ -45,12 +46,13 @@ def steps(
 
     def opened(place: Any, **options: Any) -> Store:
         store = open_store(place, **options)
-        for name in ("add_messages", "hide", "checkpoint", "set_meta"):
+        for name in ("add_messages", "checkpoint", "set_meta"):
             setattr(store, name, counted(name, getattr(store, name)))
         return store
 
     with monkeypatch.context() as patched:
         patched.setattr(opening, "open_store", opened)
+        patched.setattr(AdminOperations, "hide", counted("hide", AdminOperations.hide))
         rename = counted("rename", fallbacks._rename_merged_folder)
         patched.setattr(fallbacks, "_rename_merged_folder", rename)
         record = counted("record", disk.replace_file)

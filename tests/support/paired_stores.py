@@ -6,6 +6,7 @@ from typing import Any
 from stenolog import StenologError
 from stenolog.records import CompactionResult, Message, PurgeResult, SessionInfo, TrashedSession
 from stenolog.stores.base import SessionView, Store
+from support.store_calls import find_method
 
 
 class PairedStores:
@@ -31,34 +32,35 @@ class PairedStores:
         if name != "restore" or options.get("uid") is None:
             return options
         places = [trashed.uid for trashed in self._before]
-        return {**options, "uid": self._other.list_trash()[places.index(options["uid"])].uid}
+        return {**options, "uid": self._other.admin.list_trash()[places.index(options["uid"])].uid}
 
-    def view(self, key: str, **options: Any) -> SessionView:
-        one, other = (_outcome(s, "view", (key,), options) for s in (self._one, self._other))
-        assert _same(one) == _same(other), f"view {key!r} {options}"
-        if isinstance(one, StenologError):
-            raise one
-        assert isinstance(one, SessionView)
-        _views[_place(one)] = other
-        return one
+    @property
+    def admin(self) -> "PairedStores":
+        return self
 
-    def refresh(self, view: SessionView) -> SessionView:
-        """Refresh a view of each engine; one may return only new messages, the other all."""
-        olds = view, _views[_place(view)]
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
+        """Read a view of each engine; with `since`, one may return only new messages."""
+        olds = (None, None) if since is None else (since, _views[_place(since)])
         one, other = (
-            _outcome(store, "refresh", (old,), {})
+            _outcome(store, "view", (key, last), {"since": old})
             for store, old in zip((self._one, self._other), olds, strict=True)
         )
         if isinstance(one, StenologError):
-            assert type(one) is type(other)
+            assert type(one) is type(other), f"view {key!r}"
             raise one
-        assert _same(olds[0].merged(one)) == _same(olds[1].merged(other))
         assert isinstance(one, SessionView)
+        if since is None:
+            assert _same(one) == _same(other), f"view {key!r} {last}"
+            _views[_place(one)] = other
+        else:
+            assert _same(since.merged(one)) == _same(_views[_place(since)].merged(other))
         return one
 
     def list_trash(self) -> list[TrashedSession]:
-        self._before = self._one.list_trash()
-        assert _same(self._before) == _same(self._other.list_trash())
+        self._before = self._one.admin.list_trash()
+        assert _same(self._before) == _same(self._other.admin.list_trash())
         return self._before
 
 
@@ -72,7 +74,7 @@ def _place(view: SessionView) -> tuple[object, ...]:
 
 def _outcome(store: Store, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
-        result = getattr(store, name)(*arguments, **options)
+        result = find_method(store, name)(*arguments, **options)
     except StenologError as error:
         return error
     return list(result) if isinstance(result, Iterator) else result

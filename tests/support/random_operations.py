@@ -73,9 +73,9 @@ def _carry_out(store: Store, chance: random.Random, operation: str, key: str) ->
         case "clear":
             store.clear(key)
         case "hide":
-            store.hide(key, some, some + chance.randint(0, 3))
+            store.admin.hide(key, some, some + chance.randint(0, 3))
         case "show":
-            store.show(key, some, some + chance.randint(0, 3))
+            store.admin.show(key, some, some + chance.randint(0, 3))
         case "pop":
             store.pop(key)
         case "replace":
@@ -98,11 +98,11 @@ def _carry_out(store: Store, chance: random.Random, operation: str, key: str) ->
         case "delete":
             store.delete(key)
         case "restore":
-            store.restore(key, as_key=chance.choice([None, chance.choice(KEYS)]))
+            store.admin.restore(key, as_key=chance.choice([None, chance.choice(KEYS)]))
         case "purge":
-            store.purge(key)
+            store.admin.purge(key)
         case "purge_before":
-            store.purge(key, before=some)
+            store.admin.purge(key, before=some)
 
 
 def fill_three_sessions(store: Store) -> None:

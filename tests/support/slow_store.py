@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from stenolog.records import Message, SessionInfo
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.admin import Place
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 
 
 class SlowStore(InMemoryStore):
@@ -19,9 +20,10 @@ class SlowStore(InMemoryStore):
         self.read_keys: list[str] = []
         """Keys of the sessions whose messages were read, in the order of their first read."""
 
-    def catalog_file(self) -> Path:
-        """Return the file of the catalog."""
-        return self._file
+    @property
+    def admin(self) -> InMemoryAdmin:
+        """The calls that administer the store."""
+        return _SlowAdmin(self)
 
     def info(self, key: str) -> SessionInfo:
         """Wait until the test allows it."""
@@ -35,3 +37,12 @@ class SlowStore(InMemoryStore):
         if key not in self.read_keys:
             self.read_keys.append(key)
         return super().get_history(key, **options)
+
+
+class _SlowAdmin(InMemoryAdmin):
+    _store: SlowStore
+
+    @property
+    def place(self) -> Place:
+        """The place of the catalog."""
+        return Place(namespace="sessions", catalog_file=self._store._file)

@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _compare_stores(self, *keys: str) -> None:
         assert self._store.list_sessions() == self._reference.list_sessions()
         # The store may have more stamps: a writer killed while it creates a session may leave one.
-        assert self._store.stamps().keys() >= set(self._reference.list_sessions())
+        assert self._store.admin.stamps().keys() >= set(self._reference.list_sessions())
         assert trash_content(self._store) == trash_content(self._reference)
         for key in keys:
             expected_content = session_content(self._reference, key)
@@ -221,13 +221,13 @@ class StoreMachine(RuleBasedStateMachine):
     def restore(self, trash_index: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
         """Restore a session from the trash by its uid, or the last deleted session of the key."""
         self._count_step("restore")
-        trash_entries = self._reference.list_trash()
+        trash_entries = self._reference.admin.list_trash()
         entry_index = trash_index if by_uid and trash_index < len(trash_entries) else None
         if entry_index is not None:
             key = trash_entries[entry_index].key
         outcomes = []
         for store in (self._reference, self._store):
-            uid = store.list_trash()[entry_index].uid if entry_index is not None else None
+            uid = store.admin.list_trash()[entry_index].uid if entry_index is not None else None
             call = Call("restore", uid=uid, as_key=as_key)
             outcomes.append(call.outcome(store, key))
         assert outcomes[0] == outcomes[1], f"restore {key!r} gave {outcomes}"
@@ -270,9 +270,9 @@ class StoreMachine(RuleBasedStateMachine):
         old_view = self._views.get(key)
         try:
             if old_view is not None:
-                assert old_view.merged(self._store.refresh(old_view)) == self._store.view(
-                    key, last=old_view.last
-                )
+                assert old_view.merged(
+                    self._store.view(old_view.key, since=old_view)
+                ) == self._store.view(key, last=old_view.last)
             if old_view is None or keep:
                 self._views[key] = self._store.view(key, last=last)
         except NoSuchSession:

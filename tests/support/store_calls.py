@@ -13,6 +13,7 @@ from typing import Any
 
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import CompactionResult, Message, PurgeResult, TrashedSession
+from stenolog.stores.admin import StoreAdmin
 from stenolog.stores.base import Store
 
 
@@ -32,7 +33,7 @@ class Call:
 
     def make(self, store: Store, key: str) -> Any:
         """Make the call and return its result. Raises errors of the store."""
-        return getattr(store, self.name)(key, *self.arguments, **self.options)
+        return find_method(store, self.name)(key, *self.arguments, **self.options)
 
     def outcome(self, store: Store, key: str) -> Any:
         """Make the call and return a comparable result, or the type of the error."""
@@ -41,6 +42,11 @@ class Call:
         except StenologError as error:
             return type(error)
         return comparable_result(result)
+
+
+def find_method(store: Any, name: str) -> Any:
+    """Return the method with this name, of the store or of its `admin`."""
+    return getattr(store.admin if hasattr(StoreAdmin, name) else store, name)
 
 
 def comparable_result(result: Any) -> Any:
@@ -88,7 +94,7 @@ def all_contents(store: Store) -> dict[str, Any]:
 
 def trash_content(store: Store) -> list[tuple[str, int]]:
     """Return the deleted sessions in comparable form: keys and numbers of messages."""
-    return [(trashed.key, trashed.count) for trashed in store.list_trash()]
+    return [(trashed.key, trashed.count) for trashed in store.admin.list_trash()]
 
 
 # --- process that makes calls ---------------------------------------------------------------------
@@ -106,7 +112,7 @@ def make_calls(store: Store, call_lines: Iterable[str]) -> None:
     for call_index, line in enumerate(call_lines):
         key, name, arguments, options = json.loads(line)
         _report("begin", call_index, None)
-        result = getattr(store, name)(key, *arguments, **options)
+        result = find_method(store, name)(key, *arguments, **options)
         _report("done", call_index, result if isinstance(result, int | list) else None)
 
 

@@ -31,7 +31,7 @@ with open_store(folder) as store:
         "truncate_history": lambda turn: store.truncate_history("k", 30 - turn),
         "checkpoint": lambda turn: store.checkpoint("k", summary=f"now {turn}", upto=turn),
         "set_summary": lambda turn: store.set_summary("k", f"now {turn}"),
-        "hide": lambda turn: store.hide("k", 2 * turn, 2 * turn),
+        "hide": lambda turn: store.admin.hide("k", 2 * turn, 2 * turn),
         "undo": lambda turn: store.undo("k"),
         "get_history": lambda turn: store.get_history("k", last=20),
         "delete": lambda turn: store.delete(f"d{turn}"),

@@ -93,7 +93,7 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
         copied_count = len(bodies) - start
         if stored_bodies[:copied_count] == bodies[start:]:
             last_copy_seq = view.upto + copied_count - new_count
-            store.hide(view.key, view.upto + 1, last_copy_seq)
+            store.admin.hide(view.key, view.upto + 1, last_copy_seq)
             return
 
 
@@ -175,7 +175,7 @@ def hide_late_message(store: Store, view: SessionView) -> bool:
     seq = find_late_seq(store, view)
     if seq is None:
         return False
-    store.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
+    store.admin.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
     return True
 
 
@@ -223,13 +223,17 @@ def last_user_message(history: Sequence[Message]) -> Message | None:
 
 def refresh_view(store: Store, key: str, old_view: SessionView | None) -> SessionView:
     """Return a view of a session; read only messages that `old_view` does not have."""
-    return store.view(key) if old_view is None else old_view.merged(store.refresh(old_view))
+    return (
+        store.view(key)
+        if old_view is None
+        else old_view.merged(store.view(old_view.key, since=old_view))
+    )
 
 
 def missing_session_error(store: Store, key: str) -> NoSuchSession:
     """Return the error for a deleted or purged session."""
     with suppress(StenologError):
-        if any(entry.key == key for entry in store.list_trash()):
+        if any(entry.key == key for entry in store.admin.list_trash()):
             return SessionDeleted(key)
     return NoSuchSession(key)
 
@@ -252,7 +256,7 @@ def withdraw_message(
         if new_view.info.count == 1 and _deletes_only(store, new_view):
             return
         if store.info(key).uid == new_view.uid:
-            store.hide(key, seq, seq)
+            store.admin.hide(key, seq, seq)
 
 
 def _deletes_only(store: Store, view: SessionView) -> bool:
@@ -267,5 +271,5 @@ def _deletes_only(store: Store, view: SessionView) -> bool:
     if (trash_entry.uid, trash_entry.count) == (view.uid, 1):
         return True
     # Another process has just written to the session, or restored the old session.
-    store.restore(view.key, uid=trash_entry.uid)
+    store.admin.restore(view.key, uid=trash_entry.uid)
     return False

@@ -26,7 +26,7 @@ from stenolog.messages import text_parts_of
 from stenolog.records import Message, Span
 from stenolog.stores import spans
 from stenolog.stores.base import SessionView, Store
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark
 
 HIDDEN_UNANSWERED_TEXT: Final = (
     "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
@@ -95,9 +95,9 @@ def find_lost(
 ) -> Sequence[Span]:
     """Return the seqs from `seq` on whose messages are neither readable nor known to be absent."""
     missing = spans.minus([(seq, end_of(view))], spans.from_seqs(message.seq for message in stored))
-    if not missing or not isinstance(store, SnapshotStore):
+    if not missing:
         return missing
-    with store.read_snapshot(SnapshotMark(key=view.key, uid=view.uid)) as reading:
+    with store.admin.read_snapshot(SnapshotMark(key=view.key, uid=view.uid)) as reading:
         return spans.minus(missing, spans.union(reading.snapshot.void, reading.snapshot.purged))
 
 

@@ -123,7 +123,7 @@ class TurnLog(Struct, eq=False):
             visible_seqs = {message.seq for message in view.messages}
             for seq in self.written_seqs:
                 if seq in visible_seqs:
-                    self.store.hide(self.key, seq, seq)
+                    self.store.admin.hide(self.key, seq, seq)
         return view
 
     def _are_questions_hidden(self, view: SessionView) -> bool:

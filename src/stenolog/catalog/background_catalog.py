@@ -164,7 +164,7 @@ class BackgroundCatalog(Catalog):
 
         catalog_id, known_keys = self._read(read_known_keys)
         self._notify_readers(can_list=self._can_list or bool(known_keys))
-        keys = self._store.stamps().keys()
+        keys = self._store.admin.stamps().keys()
         self._session_count = len(keys)
         new_keys = [key for key in keys if key not in known_keys]
         if len(new_keys) <= _FEW_NEW_SESSIONS:

@@ -53,8 +53,7 @@ from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import Store, leased_keys
-from stenolog.stores.catalog_file import CatalogFileStore
+from stenolog.stores.base import Store
 
 if TYPE_CHECKING:
     # Imported on demand: a list does not need these modules.
@@ -114,7 +113,7 @@ class Catalog:
         _catalogs.add(self)
         self._mutex = threading.Lock()
         self._closed = False
-        self._keep = not getattr(store, "read_only", False) if keep is None else keep
+        self._keep = store.admin.place.writes_catalog if keep is None else keep
         self.problems: tuple[str, ...] = ()
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
         self._active = Refresher(store, database_of(store, keep=self._keep))
@@ -257,7 +256,7 @@ class Catalog:
 
     def _to_entries(self, rows: Sequence[Row], running_keys: set[str] | None) -> Sequence[Entry]:
         if running_keys is None:
-            running_keys = leased_keys(self._store, [row[1] for row in rows])
+            running_keys = self._store.admin.leased([row[1] for row in rows])
         return [_entry_from_row(row, row[1] in running_keys) for row in rows]
 
     def entry(self, key: str) -> Entry | None:
@@ -273,7 +272,7 @@ class Catalog:
         if replace_surrogates(key) != key:
             return None  # the key without surrogates could belong to another session
         # Check the lease before the read: otherwise a turn that ends in between looks interrupted.
-        is_running = with_state and bool(leased_keys(self._store, [key]))
+        is_running = with_state and bool(self._store.admin.leased([key]))
         rows = self._read(lambda transaction: _read_rows(transaction, "entry", (key,)))
         return _entry_from_row(rows[0], is_running) if rows else None
 
@@ -476,7 +475,7 @@ class Catalog:
         if where.state is None:
             return None
         rows = self._read(lambda transaction: list(transaction.run("stamps")), progress)
-        return leased_keys(self._store, [key for key, _ in rows])
+        return self._store.admin.leased([key for key, _ in rows])
 
     def _read(self, work: "CatalogRead[T]", progress: Progress | None = None) -> T:
         """Refresh the catalog and return the result of `work`."""
@@ -615,7 +614,7 @@ class Refresher:
         for _ in range(_MAX_REFRESH_ROUNDS):
             # Read the catalog first: then a session that only the catalog has was deleted.
             catalog_stamps = self._read_known_stamps()
-            store_stamps = self._store.stamps()
+            store_stamps = self._store.admin.stamps()
             if catalog_stamps.stamps == store_stamps:
                 return catalog_stamps.catalog_id
             if missed_keys is not None and catalog_stamps.catalog_id == catalog_id:
@@ -672,15 +671,15 @@ def _select_stamps(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
 
 def database_of(store: Store, *, keep: bool) -> Database:
     """Return the database of a store's catalog. `keep`: whether the catalog may be written."""
-    if isinstance(store, CatalogFileStore):
-        path = store.catalog_file()
-        return MemoryDatabase() if path is None else FileDatabase(path, writable=keep)
+    place = store.admin.place
+    if place.catalog_file is not None:
+        return FileDatabase(place.catalog_file, writable=keep)
     # A PostgresStore exists only if its module was imported.
     postgres = sys.modules.get("stenolog.stores.postgres")
     if postgres is not None and isinstance(store, postgres.PostgresStore):
         from stenolog.catalog.catalog_tables import SchemaDatabase
 
-        return SchemaDatabase(store.database, store.namespace, writable=keep)
+        return SchemaDatabase(store.database, place.namespace, writable=keep)
     return MemoryDatabase()
 
 

@@ -124,7 +124,9 @@ def restore_command(
         if uid is not None or as_key is not None:
             raise click.UsageError("--list cannot be combined with --uid or --as.")
         with location.open() as store:
-            sessions = [session for session in store.list_trash() if key in (None, session.key)]
+            sessions = [
+                session for session in store.admin.list_trash() if key in (None, session.key)
+            ]
         print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
         if not sessions:
             print_notice(

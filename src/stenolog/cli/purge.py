@@ -43,8 +43,7 @@ from stenolog.sessions.folders import (
     other_namespaces,
 )
 from stenolog.sessions.keys import owner_in_key
-from stenolog.stores.base import PurgingStore, Store
-from stenolog.stores.snapshots import SnapshotStore
+from stenolog.stores.base import Store
 from stenolog.transfer.copy_all import list_namespaces
 from stenolog.transfer.fallback import list_fallback_sessions
 
@@ -180,8 +179,8 @@ class _Contents:
     def __init__(self, store: Store, location: Location) -> None:
         self._store = store
         self._location = location
-        self._trash = store.list_trash()
-        self._unfinished = store.unfinished_purges() if isinstance(store, PurgingStore) else []
+        self._trash = store.admin.list_trash()
+        self._unfinished = store.admin.list_trash(unfinished=True)
 
     def find_target(self, key: str, before: int | None = None) -> _Target | None:
         """Return the target with this key, or None if there is nothing to purge.
@@ -309,10 +308,9 @@ def _collect_aliases(store: Store) -> Mapping[str, Collection[str]]:
     if alias_mark(store) == NO_ALIASES:
         return {}
     aliases = {key: set(names) for key, names in Aliases(store).aliases_by_session().items()}
-    assert isinstance(store, SnapshotStore), "every engine supports copies"
-    for snapshot in store.list_snapshots():
+    for snapshot in store.admin.list_snapshots():
         if snapshot.deleted is not None:
-            with suppress(StenologError), store.read_snapshot(snapshot) as reading:
+            with suppress(StenologError), store.admin.read_snapshot(snapshot) as reading:
                 session = reading.snapshot
                 if session.forked_from is None:
                     aliases.setdefault(session.key, set()).update(aliases_in(session.meta))
@@ -345,7 +343,7 @@ def _purge_all(
 def _purge_target(target: _Target, before: int | None, *, raise_errors: bool) -> _Result:
     try:
         with target.location.open(writable=True) as store:
-            report = store.purge(target.key, before=before)
+            report = store.admin.purge(target.key, before=before)
     except NoSuchSession:
         return _Result(target=target)  # purged by another process
     except StenologError as error:

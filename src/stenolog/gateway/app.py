@@ -60,7 +60,7 @@ async def _readiness_problems(gateway: Gateway) -> list[str]:
     problems = []
     for agent in gateway.loop.registry:
         try:
-            health = await gateway.loop.run(agent.store.health)
+            health = await gateway.loop.run(agent.store.admin.health)
         except StoreClosed:
             return [_CLOSING_TEXT]
         if not health.ok:

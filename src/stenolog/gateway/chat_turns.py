@@ -203,7 +203,9 @@ def resolve_session(
     """
     session_key, view = agent.resolve(key)
     may_be_deleted = view is None and not new_session
-    if may_be_deleted and any(deleted.key == session_key for deleted in agent.store.list_trash()):
+    if may_be_deleted and any(
+        deleted.key == session_key for deleted in agent.store.admin.list_trash()
+    ):
         raise SessionDeleted(key, advice=_DELETED_ADVICE)
     return session_key, view
 
@@ -388,7 +390,7 @@ def _store_new_messages(
     if earlier_view is None:
         view = find_view(store, key)
     else:
-        view = earlier_view.merged(store.refresh(earlier_view))
+        view = earlier_view.merged(store.view(earlier_view.key, since=earlier_view))
         if view.uid != earlier_view.uid:
             raise SessionDeleted(key, recreated=True)
     match = _match_request(store, key, request, view)

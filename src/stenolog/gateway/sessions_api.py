@@ -39,7 +39,7 @@ from stenolog.gateway.responses import MessageItem, message_item
 from stenolog.maintenance.retention_rules import restore_for_user
 from stenolog.records import CompactionResult, Message, SessionInfo, TrashedSession, UndoResult
 from stenolog.sessions.session_store import undo_last
-from stenolog.stores.base import Store, leased_keys
+from stenolog.stores.base import Store
 
 T = TypeVar("T")
 
@@ -378,7 +378,7 @@ def _read_title(agent: AgentInstance, info: SessionInfo) -> str:
 
 def _read_state(store: Store, info: SessionInfo) -> State:
     """Return the state of the last turn."""
-    return "running" if leased_keys(store, [info.key]) else read_state(store, info)[0]
+    return "running" if store.admin.leased([info.key]) else read_state(store, info)[0]
 
 
 def _limit_page(history: list[Message], limit: int) -> list[Message]:
@@ -465,7 +465,7 @@ def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails
 @_endpoint("GET", "/v1/trash", "listTrash")
 def list_trash(call: ApiCall[AgentQuery, EmptyBody]) -> TrashResponse:
     """List the deleted sessions, the last deleted first."""
-    deleted = call.agent.store.list_trash()
+    deleted = call.agent.store.admin.list_trash()
     newest_first = sorted(deleted, key=lambda session: session.deleted, reverse=True)
     return TrashResponse(sessions=newest_first[:MAX_SESSIONS_PER_PAGE], count=len(newest_first))
 

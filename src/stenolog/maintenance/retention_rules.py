@@ -105,8 +105,8 @@ def _parse_time(value: object) -> datetime | None:
 
 
 def restore_for_user(store: Store, key: str, *, uid: str | None, as_key: str | None) -> None:
-    """Restore a session, and record that a user wants to keep it. Raises like `Store.restore`."""
-    store.restore(key, uid=uid, as_key=as_key)
+    """Restore a session for a user who wants to keep it. Raises like `StoreAdmin.restore`."""
+    store.admin.restore(key, uid=uid, as_key=as_key)
     # Without the record, the session is restored all the same, and a rule may delete it again.
     with suppress(StenologError):
         store.set_meta(as_key or key, **{RESTORED_FIELD: timestamp(datetime.now(UTC))})

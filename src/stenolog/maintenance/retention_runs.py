@@ -17,9 +17,9 @@ from stenolog.maintenance.retention_rules import Action, Rule, may_delete, must_
 from stenolog.records import SessionInfo, TrashedSession, timestamp
 from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores import log_reports
-from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark
 
 _LEASE_SECONDS: Final = 60.0
 """Lifetime of the lease that is held while a session is deleted."""
@@ -150,10 +150,10 @@ class _Run(Struct, frozen=True):
         """Purge sessions in the trash, and finish interrupted purges."""
         rules = [rule for rule in self.rules if rule.action == "purge"]
         store = self.store
-        if not rules or not isinstance(store, PurgingStore):
+        if not rules:
             return
         now = datetime.now(UTC)
-        for session in reversed(store.list_trash()):
+        for session in reversed(store.admin.list_trash()):
             old_rules = [rule for rule in rules if rule.includes_age(session.deleted, now)]
             if not old_rules:
                 continue
@@ -162,7 +162,7 @@ class _Run(Struct, frozen=True):
             rule = self._find_rule_for_trash(session, old_rules)
             if rule is not None:
                 yield self._apply(rule, session, session.deleted, partial(_purge, store, session))
-        for session in store.unfinished_purges():
+        for session in store.admin.list_trash(unfinished=True):
             if self.should_stop():
                 return
             yield self._apply(rules[0], session, session.deleted, partial(_finish, store, session))
@@ -190,9 +190,8 @@ class _Run(Struct, frozen=True):
 
         Return None also if the session is busy, gone, damaged or unreadable.
         """
-        assert isinstance(self.store, SnapshotStore), "every engine that `open_store` opens is one"
         mark = SnapshotMark(key=session.key, uid=session.uid)
-        with suppress(StenologError), self.store.read_snapshot(mark) as reading:
+        with suppress(StenologError), self.store.admin.read_snapshot(mark) as reading:
             tags = tags_from(reading.snapshot.meta)
             rule = next((rule for rule in rules if rule.includes_tags(tags)), None)
             # Test the tags first: `is_damaged` reads all messages.
@@ -242,22 +241,21 @@ def _execute(action: Callable[[], tuple[Outcome, str]]) -> tuple[Outcome, str]:
 
 
 def _delete(store: Store, info: SessionInfo) -> tuple[Outcome, str]:
-    assert isinstance(store, PurgingStore), "every engine that `open_store` opens is one"
     with store.lease(info.key, ttl=_LEASE_SECONDS, wait=0):
         # guard: retention-deletes-unchanged
-        if store.delete_unchanged(info) is None:
+        if store.admin.delete_unchanged(info) is None:
             return "skipped", "the session has just changed"
     return "done", "moved to the trash"
 
 
-def _purge(store: PurgingStore, session: TrashedSession) -> tuple[Outcome, str]:
+def _purge(store: Store, session: TrashedSession) -> tuple[Outcome, str]:
     # Purge only this session, and only if it was not restored and deleted again.
-    result = store.purge_trash(session.key, [(session.uid, session.deleted)])
+    result = store.admin.purge(session.key, trash=[(session.uid, session.deleted)])
     return "done", f"{result.messages:,} messages deleted permanently"
 
 
-def _finish(store: PurgingStore, session: TrashedSession) -> tuple[Outcome, str]:
-    store.finish_purge(session.uid)
+def _finish(store: Store, session: TrashedSession) -> tuple[Outcome, str]:
+    store.admin.finish_purge(session.uid)
     return "done", "completed an interrupted purge"
 
 

@@ -41,7 +41,7 @@ from stenolog.memory.scopes import Scope, ScopeKind, scope_from_key, scope_prefi
 from stenolog.memory.time_words import Period
 from stenolog.records import UndoResult
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import Lease, PurgingStore, Store
+from stenolog.stores.base import Lease, Store
 
 # --- searching ------------------------------------------------------------------------------------
 # The search uses the tokens of the catalog. It scans every text, because a scope has few notes.
@@ -154,10 +154,10 @@ class Notes:
         except NoSuchSession:
             return
         # Another process may have added a note between the two calls; then restore the scope.
-        if trashed.count or not isinstance(self._store, PurgingStore):
-            self._store.restore(scope.key, uid=trashed.uid)
+        if trashed.count:
+            self._store.admin.restore(scope.key, uid=trashed.uid)
         else:
-            self._store.purge_trash(scope.key, [(trashed.uid, trashed.deleted)])
+            self._store.admin.purge(scope.key, trash=[(trashed.uid, trashed.deleted)])
 
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
@@ -253,7 +253,7 @@ class Notes:
     def purge(self, scope: Scope, id: str) -> PurgedNote:
         """Delete the text of a note permanently. An interrupted call can be repeated.
 
-        Each note is a message, and `Store.purge` can only delete the first messages of a session.
+        Each note is a message, and a store can purge only the first messages of a session.
         The notes before the purged note are therefore first appended again, with their ids and
         times. Followers of the store see these notes again. After a purge, `undo` cannot restore a
         forgotten note that was appended again, nor notes that were forgotten before that note.
@@ -271,7 +271,7 @@ class Notes:
                 lease.renew()
             not_reached: tuple[str, ...] = ()
             if plan.before_seq:
-                not_reached = store.purge(scope.key, before=plan.before_seq).not_reached
+                not_reached = store.admin.purge(scope.key, before=plan.before_seq).not_reached
         other_places = _list_places_with_text(plan.note, self.list(scope, full=True))
         purged_note = replace(plan.note, text="", about="", quote="")
         return PurgedNote(note=purged_note, not_reached=(*not_reached, *other_places))
@@ -306,7 +306,7 @@ class Notes:
 def _hide_message(store: Store, scope: Scope, seq: int) -> None:
     """Hide the message of a note. At the store's limit, append a forgotten copy instead."""
     try:
-        store.hide(scope.key, seq, seq)
+        store.admin.hide(scope.key, seq, seq)
     except UsageError as error:
         if type(error) is not UsageError:
             raise

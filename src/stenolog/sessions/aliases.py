@@ -17,7 +17,7 @@ from typing import Final
 
 from stenolog.codec import check_key
 from stenolog.errors import DamagedStore, NoSuchSession
-from stenolog.stores.base import ChangeMarkerStore, Store, find_info
+from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
@@ -51,7 +51,7 @@ class Aliases:
         check_key(key)
         marker = alias_mark(self._store)
         # The aliases are known if no alias was added since the last scan.
-        are_known = marker is not None and marker == self._seen_marker
+        are_known = marker == self._seen_marker
         if marker == NO_ALIASES or (are_known and key not in self._all_aliases):
             return key
         if find_info(self._store, key) is not None:
@@ -97,7 +97,7 @@ class Aliases:
             marker = alias_mark(self._store)
             if marker == NO_ALIASES:
                 return {}
-            if rescan or marker is None or marker != self._seen_marker:
+            if rescan or marker != self._seen_marker:
                 self._rescan()
                 self._seen_marker = marker
             return self._owners
@@ -109,7 +109,7 @@ class Aliases:
 
     def _rescan(self) -> None:
         """Read the aliases of all sessions that changed since the last scan."""
-        stamps = self._store.stamps()
+        stamps = self._store.admin.stamps()
         known_hashes = set(self._stamp_hashes)
         changed_keys = [key for key in stamps if hash((key, stamps[key])) not in known_hashes]
         unchanged_keys = (self._aliases_by_session.keys() & stamps.keys()) - set(changed_keys)
@@ -158,9 +158,9 @@ def aliases_in(meta: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-def alias_mark(store: Store) -> str | None:
-    """Return the change marker of the aliases; None if the store has no change markers."""
-    return store.read_marker(_MARKER_NAME) if isinstance(store, ChangeMarkerStore) else None
+def alias_mark(store: Store) -> str:
+    """Return the change marker of the aliases."""
+    return store.admin.read_marker(_MARKER_NAME)
 
 
 def prepare_alias_mark(store: Store) -> None:
@@ -174,5 +174,4 @@ def prepare_alias_mark(store: Store) -> None:
 
 def change_alias_mark(store: Store) -> None:
     """Update the change marker of the aliases. Raises StoreUnavailable."""
-    if isinstance(store, ChangeMarkerStore):
-        store.update_marker(_MARKER_NAME)
+    store.admin.update_marker(_MARKER_NAME)

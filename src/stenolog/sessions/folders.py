@@ -22,7 +22,7 @@ from stenolog.stores.jsonl.directory import (
     system_errors,
 )
 from stenolog.stores.open_store import check_no_file, open_store, parse_address
-from stenolog.stores.snapshots import NamespacedStore
+from stenolog.stores.sql.store import SQLStore
 
 NAMESPACE: Final = "sessions"
 NOTES: Final = "notes"
@@ -199,7 +199,7 @@ def _other_namespaces_in_folders(workspace: Path) -> OtherNamespaces:
 
 
 def _other_namespaces_in_database(store: Store) -> OtherNamespaces:
-    assert isinstance(store, NamespacedStore), "a database has namespaces"
+    assert isinstance(store, SQLStore), "the address names a database"
     names = store.namespaces()
     agents = (agent for name in names if (agent := agent_in_namespace(name)) is not None)
     other_names = (name for name in names if agent_in_namespace(name) is None)

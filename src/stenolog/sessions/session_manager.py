@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Never
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from stenolog.errors import DamagedStore, MaybeStored, NotStored, UsageError
 from stenolog.records import CompactionResult, Health
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores import disk, json_file
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.json_file import JSONSession, file_name
 from stenolog.stores.snapshots import SnapshotMark
 
@@ -87,7 +87,7 @@ class SessionManagerStore(InMemoryStore):
     """A store in memory whose writes return only after the session's JSON file was replaced.
 
     If a file cannot be written, the session in memory does not change either. The calls that raise
-    UsageError are `fork`, `delete`, `delete_unchanged`, `restore`, `purge`, `purge_trash` and
+    UsageError are `fork`, `delete`, and in `admin` `delete_unchanged`, `restore`, `purge` and
     `snapshot_writer`. `compact` does nothing. Leases and change markers exist in this process only.
     Reads of one session wait while another thread writes a file.
     """
@@ -105,7 +105,7 @@ class SessionManagerStore(InMemoryStore):
             if path is not None:
                 self._load_folder(path)
         uids: set[str] = set()
-        with super().snapshot_writer() as writer:
+        with super().admin.snapshot_writer() as writer:
             for session in self._file_sessions.values():
                 # A copy of a file has the uid of another session.
                 snapshot = json_file.snapshot_of(session, new_uid=session.uid in uids)
@@ -201,7 +201,7 @@ class SessionManagerStore(InMemoryStore):
         """Return the session as its file is to have it."""
         old = self._file_sessions.get(key) or JSONSession(key=key)
         mark = SnapshotMark(key=key, uid=self._sessions[key].uid)
-        with self.read_snapshot(mark, after=len(old.messages)) as reading:
+        with self.admin.read_snapshot(mark, after=len(old.messages)) as reading:
             return json_file.updated_session(old, reading.snapshot, list(reading.messages))
 
     def _load_folder(self, path: Path) -> None:
@@ -223,49 +223,66 @@ class SessionManagerStore(InMemoryStore):
 
     # --- refused calls -----------------------------------------------------------------------
 
-    def _refuse(self, *arguments: Any, **named: Any) -> Any:
-        """Always raises UsageError."""
-        del arguments, named
-        raise UsageError(
-            "SessionManager keeps sessions as plain JSON files, which cannot be forked, deleted, "
-            "restored or purged; a person can delete the file"
-        )
+    def _refuse(self, *_arguments: Any, **_options: Any) -> Never:
+        _refuse()
 
-    fork = delete = delete_unchanged = restore = purge = purge_trash = snapshot_writer = _refuse
+    fork = delete = _refuse
+
+    @property
+    def admin(self) -> "SessionManagerAdmin":
+        """The calls that administer the store."""
+        return SessionManagerAdmin(self)
 
     def compact(self, key: str) -> CompactionResult:
         """Do nothing, because a file has no archive."""
         check_key(key)
         return CompactionResult(archived=0, bytes_before=0, bytes_after=0)
 
-    # --- health ------------------------------------------------------------------------------
+
+class SessionManagerAdmin(InMemoryAdmin):
+    """Administration of the sessions of a SessionManager, without trash and purges."""
+
+    _store: SessionManagerStore
+
+    def _refuse(self, *_args: Any, **_options: Any) -> Never:
+        _refuse()
+
+    delete_unchanged = restore = purge = snapshot_writer = _refuse
 
     def health(self) -> Health:
         """Return the health of the folder: its free space and problems."""
-        with self._locked_store():
-            files = sorted(self._known_files.items())
+        store = self._store
+        with store._locked_store():
+            files = sorted(store._known_files.items())
         problems = [f"{path}: {file.problem}" for path, file in files if file.problem]
         errors = []
-        write_obstacle = why_not_writable(self.directory) if self.because is not None else None
+        write_obstacle = why_not_writable(store.directory) if store.because is not None else None
         if write_obstacle is not None:
             errors.append(
-                f"nothing can be stored: the store is unusable ({self.because}), and so are "
+                f"nothing can be stored: the store is unusable ({store.because}), and so are "
                 f"{write_obstacle}"
             )
-        elif self.because is not None:
+        elif store.because is not None:
             errors.append(
-                f"sessions are kept as JSON files in {self.directory} for this run, and merged "
-                f"when the store can be used again: {self.because}"
+                f"sessions are kept as JSON files in {store.directory} for this run, and merged "
+                f"when the store can be used again: {store.because}"
             )
         free_space: int | None = None
         try:
-            free_space = shutil.disk_usage(self.directory).free
+            free_space = shutil.disk_usage(store.directory).free
         except FileNotFoundError:
             pass  # the first write creates the folder
         except OSError as error:
-            errors.append(f"looking at {self.directory}: {error.strerror}")
-        errors += self._folder_problems
+            errors.append(f"looking at {store.directory}: {error.strerror}")
+        errors += store._folder_problems
         return Health(ok=not errors, free_bytes=free_space, problems=(*errors, *problems))
+
+
+def _refuse() -> Never:
+    raise UsageError(
+        "SessionManager keeps sessions as plain JSON files, which cannot be forked, deleted, "
+        "restored or purged; a person can delete the file"
+    )
 
 
 def _version(session: Any) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from stenolog.sessions.aliases import Aliases
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark
 
 MIN_COMPACT_BYTES: Final = 64 * 1024
 """Minimum size of a live log, in bytes, for `save` to archive its hidden messages."""
@@ -270,7 +270,7 @@ class JSONLBackend:
     def health(self) -> SessionHealth:
         """Return the store's health and the failures so far. A failed check becomes a problem."""
         try:
-            health = self._store.health()
+            health = self._store.admin.health()
         except StenologError as error:
             health = Health(ok=False, free_bytes=None, problems=(str(error),))
         except Exception as error:
@@ -387,11 +387,9 @@ def undo_last(store: Store, key: str) -> UndoResult:
 
 def _read_last_step(store: Store, key: str) -> Undo | None:
     """Return the step that `Store.undo` would undo; None if it is unknown."""
-    if not isinstance(store, SnapshotStore):
-        return None
     try:
         mark = SnapshotMark(key=key, uid=store.info(key).uid)
-        with store.read_snapshot(mark) as reading:
+        with store.admin.read_snapshot(mark) as reading:
             return reading.snapshot.undo[-1] if reading.snapshot.undo else None
     except StenologError:
         return None  # `Store.undo` raises the error

@@ -1,7 +1,7 @@
 """Checks and encoding of the arguments of store calls, shared by all stores."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any
@@ -110,6 +110,13 @@ def make_batch(
     check_once(once)
     payloads = encode_messages(messages)
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
+def check_purge_options(before: int | None, trash: Collection[object] | None) -> None:
+    """Raise UsageError unless the options of `StoreAdmin.purge` are valid."""
+    check_optional_int(before=before)
+    if before is not None and trash is not None:
+        raise UsageError("purge takes `before` or `trash`, not both")
 
 
 def token_bytes(once: str) -> bytes:

@@ -19,8 +19,9 @@ from msgspec import Struct, field
 
 from stenolog.errors import StoreBusy, StoreClosed
 from stenolog.records import Message
+from stenolog.stores.admin import Place, StoreAdmin
 from stenolog.stores.arguments import check_lease_times, check_store
-from stenolog.stores.base import BusyTimeoutStore, Lease, Store, find_info
+from stenolog.stores.base import Lease, Store, find_info
 
 MAX_THREADS: Final = 32
 """Maximum number of calls that run at once; followers have their own threads and do not count."""
@@ -28,30 +29,29 @@ READER_CHECK_SECONDS: Final = 0.5
 """Interval in seconds at which a follower's thread checks whether its reader still exists."""
 MAX_READ_AHEAD: Final = 256
 """Maximum number of messages that a follower's thread reads ahead of its reader."""
-LEASE_WAIT_SECONDS: Final = 5.0
-"""Seconds to wait for a lease if neither the caller nor the store sets a limit."""
 LEASE_POLL_SECONDS: Final = 0.01
 """Seconds between two attempts to acquire a lease."""
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 
 
 def _async_method(
-    method: Callable[Concatenate[Store, P], T],
-) -> Callable[Concatenate["AsyncStore", P], Coroutine[Any, Any, T]]:
-    """Return an AsyncStore method that runs this Store method on a thread.
+    method: Callable[Concatenate[S, P], T],
+) -> "Callable[Concatenate[AsyncStore | AsyncStoreAdmin, P], Coroutine[Any, Any, T]]":
+    """Return a method that runs this method of Store or StoreAdmin on a thread.
 
-    The returned method has the signature and the docstring of the Store method.
+    The returned method has the same signature and docstring.
     """
     name = method.__name__
 
     @wraps(method)
-    async def call(self: "AsyncStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call(self: "AsyncStore | AsyncStoreAdmin", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(partial(getattr(self._store, name), *args, **kwargs))
 
-    call.__qualname__, call.__module__ = f"AsyncStore.{name}", __name__
+    call.__qualname__, call.__module__ = f"Async{method.__qualname__}", __name__
     return call
 
 
@@ -68,6 +68,11 @@ class AsyncStore:
     def __repr__(self) -> str:
         return f"AsyncStore({self._store!r})"
 
+    @property
+    def admin(self) -> "AsyncStoreAdmin":
+        """The calls that administer the store, with awaitable methods."""
+        return AsyncStoreAdmin(self)
+
     # These methods get signature and docstring from Store; a new Store method needs a line here.
     add_message = _async_method(Store.add_message)
     add_full_message = _async_method(Store.add_full_message)
@@ -78,24 +83,16 @@ class AsyncStore:
     truncate_history = _async_method(Store.truncate_history)
     clear = _async_method(Store.clear)
     set_history = _async_method(Store.set_history)
-    hide = _async_method(Store.hide)
-    show = _async_method(Store.show)
     pop = _async_method(Store.pop)
     checkpoint = _async_method(Store.checkpoint)
     undo = _async_method(Store.undo)
     compact = _async_method(Store.compact)
     fork = _async_method(Store.fork)
     delete = _async_method(Store.delete)
-    restore = _async_method(Store.restore)
-    list_trash = _async_method(Store.list_trash)
-    purge = _async_method(Store.purge)
-    stamps = _async_method(Store.stamps)
     info = _async_method(Store.info)
     view = _async_method(Store.view)
-    refresh = _async_method(Store.refresh)
     list_sessions = _async_method(Store.list_sessions)
     set_meta = _async_method(Store.set_meta)
-    health = _async_method(Store.health)
 
     async def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "AsyncLease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
@@ -107,8 +104,7 @@ class AsyncStore:
         """
         check_lease_times(ttl, wait)
         if wait is None:
-            store = self._store
-            wait = store.busy_timeout if isinstance(store, BusyTimeoutStore) else LEASE_WAIT_SECONDS
+            wait = self._store.admin.place.busy_timeout
         # Wait in the event loop, not on a thread: waiting calls could use up the thread pool, but
         # the holder needs a free thread to release the lease.
         deadline = monotonic() + wait
@@ -187,6 +183,37 @@ class AsyncStore:
             return self._pool.submit(call)
         except RuntimeError as error:
             raise StoreClosed("the store was closed") from error
+
+
+class AsyncStoreAdmin:
+    """A StoreAdmin with awaitable methods.
+
+    Copies are made in a thread, with `read_snapshot` and `snapshot_writer` of the store itself.
+    """
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store._store.admin
+        self._call = store._call
+
+    # These methods get signature and docstring from StoreAdmin; a new method needs a line here.
+    hide = _async_method(StoreAdmin.hide)
+    show = _async_method(StoreAdmin.show)
+    list_trash = _async_method(StoreAdmin.list_trash)
+    restore = _async_method(StoreAdmin.restore)
+    delete_unchanged = _async_method(StoreAdmin.delete_unchanged)
+    purge = _async_method(StoreAdmin.purge)
+    finish_purge = _async_method(StoreAdmin.finish_purge)
+    stamps = _async_method(StoreAdmin.stamps)
+    leased = _async_method(StoreAdmin.leased)
+    read_marker = _async_method(StoreAdmin.read_marker)
+    update_marker = _async_method(StoreAdmin.update_marker)
+    list_snapshots = _async_method(StoreAdmin.list_snapshots)
+    health = _async_method(StoreAdmin.health)
+
+    @property
+    def place(self) -> Place:
+        """The place of the sessions and of their search index."""
+        return self._store.place
 
 
 class AsyncLease:

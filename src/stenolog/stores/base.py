@@ -1,12 +1,9 @@
-"""The `Store` interface, its promises P1 to P13, and the types that its methods use.
+"""The `Store` interface, its promises P1 to P13, and the types that its methods use."""
 
-The other protocols here (`PurgingStore`, `LeaseListStore` …) are optional abilities of a store.
-"""
-
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,14 +11,15 @@ from msgspec.structs import replace
 from stenolog.errors import NoSuchSession
 from stenolog.records import (
     CompactionResult,
-    Health,
     Message,
-    PurgeResult,
     SessionInfo,
     Span,
     TrashedSession,
     UndoResult,
 )
+
+if TYPE_CHECKING:
+    from stenolog.stores.admin import StoreAdmin
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source session."""
@@ -111,7 +109,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
         return (uid, generation, change) == (self.uid, self.generation, self.change)
 
     def merged(self, newer: "SessionView") -> "SessionView":
-        """Return the full view at the time of `newer`, a result of `Store.refresh(self)`."""
+        """Return the full view at the time of `newer`, which is `Store.view(key, since=self)`."""
         if newer.after is None:
             return newer
         messages = self.messages + newer.messages
@@ -145,11 +143,15 @@ class Store(Protocol):
     Readable in all later versions: every released format stays readable. A newer format is rejected
     with an error that names the format.
 
-    For an unknown key, reads return `[]` or `""`, and `pop` returns None. `info`, `view`,
-    `refresh`, `delete`, `fork`, `restore`, `purge` and `lease` raise NoSuchSession, `undo` raises
-    NothingToUndo. `truncate_history`, `clear`, `hide` and `compact` do nothing and create nothing.
-    Appends, `set_summary`, `set_history` and `set_meta` create the session.
+    For an unknown key, reads return `[]` or `""`, and `pop` returns None. `info`, `view`, `delete`,
+    `fork` and `lease` raise NoSuchSession, `undo` raises NothingToUndo. `truncate_history`, `clear`
+    and `compact` do nothing and create nothing. Appends, `set_summary`, `set_history` and
+    `set_meta` create the session.
     """
+
+    @property
+    def admin(self) -> "StoreAdmin":
+        """The calls that administer the store: trash, purges, copies, health and others."""
 
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         """Append `{"role": role, "content": content}` and return its seq.
@@ -228,12 +230,6 @@ class Store(Protocol):
         StaleHistory and change nothing. `expect_last=0` expects a session without messages.
         """
 
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages from seq `first` to seq `last`, both included."""
-
-    def show(self, key: str, first: int, last: int) -> None:
-        """Show the hidden messages from seq `first` to seq `last`, both included."""
-
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
 
@@ -275,34 +271,6 @@ class Store(Protocol):
     def delete(self, key: str) -> TrashedSession:
         """Move the session into the trash, in one step. Raises NoSuchSession."""
 
-    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the session with this uid.
-
-        `as_key`: restore the session under this key. Raises NoSuchSession if the session is not in
-        the trash, SessionExists if the key is in use.
-        """
-
-    def list_trash(self) -> list[TrashedSession]:
-        """Return the deleted sessions, the last deleted first."""
-
-    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Delete a session or its messages permanently. Raises NoSuchSession.
-
-        No other call destroys messages.
-
-        Without `before`: purge the session with its archives, and every deleted session of this
-        key, so that no trace of the key remains.
-
-        With `before`: purge the messages below this seq, in the live storage and in archives. The
-        idempotency keys and void records of these messages are purged, too. Undo steps that would
-        bring these messages back are also purged. The session stays. Of the purged messages, the
-        session keeps only the seqs.
-
-        If a purge is interrupted, call `purge` again. If the session itself is purged, a running
-        turn loses its lease, and later writes of the lease holder do not create the session again.
-        If the purge fails without effect, the running turn continues.
-        """
-
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
 
@@ -311,28 +279,21 @@ class Store(Protocol):
         NoSuchSession, also if the session is deleted during the wait.
         """
 
-    def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session: a text that differs after every change by any process.
-
-        An index compares stamps to find the sessions that changed.
-        """
-
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
         """Return info, summary and visible messages as of one moment. Raises NoSuchSession.
 
         `last`: return at most this number of messages, the newest ones.
-        """
 
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a view of what changed since `view` was taken. Raises NoSuchSession.
-
-        If uid, generation and change number equal those of `view`, the result is a tail view: the
-        current info, and the messages that were appended after `view`. If uid, generation or change
-        number differs, the result is a full view with the same `last`, possibly of another session
-        with this key. `view.merged(result)` returns the full view in both cases.
+        `since`: an earlier view of the key, to read only what changed. If uid, generation and
+        change number equal those of `since`, the result is a tail view: the current info, and the
+        messages that were appended after `since`. If uid, generation or change number differs, the
+        result is a full view, possibly of another session with this key. `since.merged(result)`
+        returns the full view in both cases. The result has the same `last` as `since`.
         """
 
     def list_sessions(
@@ -354,9 +315,6 @@ class Store(Protocol):
         then follows the session until it is deleted. If `after` comes from an earlier read, pass
         `uid` too: a session that was created again counts its messages from 1.
         """
-
-    def health(self) -> Health:
-        """Return whether writes are expected to work, and the problems if not."""
 
     def close(self) -> None:
         """Close the store and release its resources. Later calls raise StoreClosed.
@@ -423,66 +381,6 @@ class Lease(Protocol):
     ) -> None: ...
 
 
-@runtime_checkable
-class BusyTimeoutStore(Protocol):
-    """A store that reports how long its calls wait for locks."""
-
-    @property
-    def busy_timeout(self) -> float:
-        """Maximum wait for a lock, in seconds."""
-
-
-DeletedSession = tuple[str, datetime]
-"""Uid and deletion time of a session in the trash."""
-
-
-@runtime_checkable
-class PurgingStore(Protocol):
-    """A store that can delete unchanged sessions, purge selected ones, and finish purges."""
-
-    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Move a session into the trash, unless it changed since `info` was read.
-
-        The check and the move are one step: no message that was added after `info` was read gets
-        into the trash. Return None, and change nothing, if the session has another uid, newer
-        messages or another change number. Raises NoSuchSession.
-        """
-
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Purge exactly these deleted sessions of a key.
-
-        Sessions that were restored, deleted again or created after `entries` was read are kept.
-        Raises NoSuchSession, and changes nothing, if one of the `entries` is not in the trash, or
-        if `entries` is empty.
-        """
-
-    def unfinished_purges(self) -> list[TrashedSession]:
-        """Return the sessions that an interrupted purge hid permanently but did not yet delete.
-
-        A key or uid that is unknown is returned as an empty text. `finish_purge`, or another purge
-        of the key, finishes an interrupted purge.
-        """
-
-    def finish_purge(self, uid: str) -> PurgeResult:
-        """Finish the interrupted purge of the session with this uid, and change no other session.
-
-        Raises NoSuchSession if no purge of that session is unfinished.
-        """
-
-
-@runtime_checkable
-class LeaseListStore(Protocol):
-    """A store that knows which sessions are leased."""
-
-    def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the subset of `keys` whose sessions are leased now, by any process."""
-
-
-def leased_keys(store: Store, keys: Collection[str]) -> set[str]:
-    """Return the subset of `keys` that is leased now; empty if the store cannot list leases."""
-    return store.leased(keys) if isinstance(store, LeaseListStore) else set()
-
-
 def find_info(store: Store, key: str) -> SessionInfo | None:
     """Return the info of a session; None if the session does not exist."""
     try:
@@ -497,17 +395,6 @@ def find_view(store: Store, key: str, last: int | None = None) -> SessionView | 
         return store.view(key, last)
     except NoSuchSession:
         return None
-
-
-@runtime_checkable
-class ChangeMarkerStore(Protocol):
-    """A store whose change markers show all processes that derived data is out of date."""
-
-    def read_marker(self, name: str) -> str:
-        """Return the value of the change marker `name`; empty for a marker without a value."""
-
-    def update_marker(self, name: str) -> None:
-        """Give the change marker `name` a new value, durably. Raises StoreUnavailable, ReadOnly."""
 
 
 def conversation_times(

@@ -10,7 +10,7 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from stenolog.stores.disk import open_descriptor, sync_folder, wait_for_lock
 
@@ -20,14 +20,6 @@ CATALOG_NAME: Final = "catalog.db"
 _CATALOG_SUFFIX: Final = ".catalog"
 _PLAIN_NAMESPACE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 """Namespaces that a file name can contain unchanged, even on a file system that ignores case."""
-
-
-@runtime_checkable
-class CatalogFileStore(Protocol):
-    """A store that can keep a catalog file next to its data."""
-
-    def catalog_file(self) -> Path | None:
-        """Return the path of the catalog; None if this store can have no catalog file."""
 
 
 def journal_name(name: str) -> str:

@@ -36,15 +36,17 @@ from stenolog.records import (
     UndoResult,
 )
 from stenolog.stores import spans
+from stenolog.stores.admin import DeletedSession, Place
 from stenolog.stores.arguments import (
     check_count,
     check_int,
     check_lease_times,
     check_optional_int,
+    check_purge_options,
     check_text,
     encode_messages,
 )
-from stenolog.stores.base import DeletedSession, SessionView, conversation_times, forked_meta
+from stenolog.stores.base import SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
     Snapshot,
@@ -232,6 +234,11 @@ class InMemoryStore:
         self._changed = threading.Condition(ThreadLock())
         self._lease: InMemoryLease | None = None
 
+    @property
+    def admin(self) -> "InMemoryAdmin":
+        """The calls that administer the store."""
+        return InMemoryAdmin(self)
+
     def add_message(self, key: str, role: str, content: Any, *, once: str | None = None) -> int:
         """Append `{"role": role, "content": content}` and return its seq."""
         return self.add_full_message(key, {"role": role, "content": content}, once=once)
@@ -330,23 +337,6 @@ class InMemoryStore:
                 "replace", hide=visible_seqs[prefix_length:], append=payloads[prefix_length:]
             )
 
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages from seq `first` to seq `last`, both included."""
-        check_int(first=first, last=last)
-        if first > last:
-            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
-        with self._session_to_change(key) as session:
-            seqs = range(max(first, 1), min(last, session.last_seq) + 1)
-            session.change("hide", hide=seqs)
-
-    def show(self, key: str, first: int, last: int) -> None:
-        """Show the hidden messages from seq `first` to seq `last`, both included."""
-        check_int(first=first, last=last)
-        if first > last:
-            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
-        with self._session_to_change(key) as session:
-            session.show(first, last)
-
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
         with self._session_to_change(key) as session:
@@ -416,14 +406,6 @@ class InMemoryStore:
         with self._session_to_change(key, must_exist=True):
             return self._move_to_trash(key)
 
-    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Move a session into the trash, unless it changed since `info` was read."""
-        with self._session_to_change(info.key, must_exist=True) as session:
-            version = session.uid, session.last_seq, session.change_number
-            if version != (info.uid, info.last_seq, info.change):
-                return None
-            return self._move_to_trash(info.key)
-
     def _move_to_trash(self, key: str) -> TrashedSession:
         session = self._sessions.pop(key)
         # Use a time after all other deletions, even if the clock was set back.
@@ -431,89 +413,6 @@ class InMemoryStore:
         session.deleted = max([_now(), *later_times])
         self._trash.insert(0, session)
         return session.trashed()
-
-    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the session with this uid."""
-        target_key = key if as_key is None else as_key
-        with self._locked_session(key), self._session_to_change(target_key):
-            for session in self._trash:
-                if session.key == key and uid in (None, session.uid):
-                    self._check_key_unused(target_key)
-                    self._trash.remove(session)
-                    session.key, session.deleted = target_key, None
-                    self._sessions[target_key] = session
-                    return
-            raise errors.NoSuchSession(key, "it is not in the trash")
-
-    def list_trash(self) -> list[TrashedSession]:
-        """Return the deleted sessions, the last deleted first."""
-        with self._locked_store():
-            return [session.trashed() for session in self._trash]
-
-    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Delete all sessions of the key, or its messages below a seq, permanently."""
-        check_optional_int(before=before)
-        with self._session_to_change(key) as live:
-            trashed_sessions = [session for session in self._trash if session.key == key]
-            if key not in self._sessions and (before is not None or not trashed_sessions):
-                raise errors.NoSuchSession(key)
-            sentences = []
-            if before is None:
-                purged_seqs = [
-                    seq for session in [live, *trashed_sessions] for seq in session.messages
-                ]
-                self._sessions.pop(key, None)
-                self._leases.pop(key, None)
-                self._trash[:] = [session for session in self._trash if session.key != key]
-            else:
-                purged_seqs = live.purge(before)
-                sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
-                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(
-                    trashed_sessions
-                )
-            return self._purge_result(key, purged_seqs, sentences)
-
-    def _purge_result(
-        self, key: str, purged_seqs: Collection[int], sentences: Iterable[str] = ()
-    ) -> PurgeResult:
-        sessions = [*self._sessions.values(), *self._trash]
-        forks = [session.key for session in sessions if session.forked_from == key]
-        return PurgeResult(
-            messages=len(purged_seqs),
-            first=min(purged_seqs, default=0),
-            last=max(purged_seqs, default=0),
-            not_reached=(*sentences, *(f"the fork {fork!r} stays" for fork in forks)),
-        )
-
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Purge exactly these deleted sessions of a key."""
-        with self._session_to_change(key):
-            selected = [
-                session
-                for session in self._trash
-                if session.key == key and (session.uid, session.deleted) in entries
-            ]
-            if not selected or len(selected) != len(set(entries)):
-                raise errors.NoSuchSession(
-                    key, "it is not in the trash; it may have been restored or deleted again"
-                )
-            self._trash[:] = [session for session in self._trash if session not in selected]
-            if key not in self._sessions:
-                self._leases.pop(key, None)
-            purged_seqs = [seq for session in selected for seq in session.messages]
-            return self._purge_result(key, purged_seqs)
-
-    def unfinished_purges(self) -> list[TrashedSession]:
-        """Return an empty list, because a purge in memory cannot be interrupted."""
-        return []
-
-    def finish_purge(self, uid: str) -> PurgeResult:
-        """Raise NoSuchSession, because a purge in memory cannot be interrupted."""
-        raise errors.NoSuchSession(uid, "it has no interrupted purge")
-
-    def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the subset of `keys` whose sessions are leased now."""
-        return {key for key, lease in self._leases.items() if key in keys and not lease.lost}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
         """Acquire the lease for a turn in this session: one holder at a time."""
@@ -533,23 +432,6 @@ class InMemoryStore:
                     raise errors.NoSuchSession(key)
             self._leases[key] = InMemoryLease(self, key, next(self._epochs), ttl)
             return self._leases[key]
-
-    def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session: a text that differs after every change."""
-        with self._locked_store():
-            return {
-                key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
-            }
-
-    def read_marker(self, name: str) -> str:
-        """Return the value of the change marker `name`; empty for a marker without a value."""
-        with self._locked_store():
-            return str(self._markers.get(name, ""))
-
-    def update_marker(self, name: str) -> None:
-        """Give the change marker `name` a new value."""
-        with self._locked_store():
-            self._markers[name] = self._markers.get(name, 0) + 1
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
@@ -587,21 +469,22 @@ class InMemoryStore:
                 change=session.change_number,
             )
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages as of one moment."""
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
+        """Return info, summary and visible messages as of one moment.
+
+        With `since`, return only the messages after `since`, or a full view if more has changed.
+        """
+        last = last if since is None else since.last
         with self._locked_store():
             info = self.info(key)
-            messages = self.get_history(key, last=last)
-            return SessionView(info=info, messages=tuple(messages), upto=info.last_seq, last=last)
-
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a view with only the messages after `view`, or a full view if more has changed."""
-        with self._locked_store():
-            new_view = self.view(view.key, view.last)
-            if not view.matches(new_view.uid, new_view.generation, new_view.change):
-                return new_view
-            tail = tuple(message for message in new_view.messages if message.seq > view.upto)
-            return replace(new_view, messages=tail, after=view.upto)
+            messages = tuple(self.get_history(key, last=last))
+            view = SessionView(info=info, messages=messages, upto=info.last_seq, last=last)
+        if since is None or not since.matches(view.uid, view.generation, view.change):
+            return view
+        tail = tuple(message for message in view.messages if message.seq > since.upto)
+        return replace(view, messages=tail, after=since.upto)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
@@ -658,42 +541,9 @@ class InMemoryStore:
             yield from new_messages
             last_seq = new_messages[-1].seq
 
-    # --- snapshots ---------------------------------------------------------------------------
-
-    def list_snapshots(self) -> list[SnapshotMark]:
-        """Return the SnapshotMark of every session, deleted sessions first."""
-        with self._locked_store():
-            return [
-                session.mark()
-                for sessions in (self._trash, self._sessions.values())
-                for session in sorted(sessions, key=attrgetter("key", "uid"))
-            ]
-
-    @contextmanager
-    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read the current content of a session."""
-        with self._locked_store():
-            session = self._find_by_uid(mark.uid)
-            if session is None:
-                raise errors.NoSuchSession(mark.key, "it was purged")
-            snapshot, messages = _snapshot_of(session), _messages_after(session, after)
-        yield SnapshotReading(snapshot=snapshot, messages=iter(messages))
-
-    @contextmanager
-    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Yield a writer for several sessions."""
-        with self._locked_store():
-            yield _SnapshotWriter(self)
-            self._changed.notify_all()
-
     def _find_by_uid(self, uid: str) -> _Session | None:
         sessions = [*self._sessions.values(), *self._trash]
         return next((session for session in sessions if session.uid == uid), None)
-
-    def health(self) -> Health:
-        """Return a Health without problems, because memory has no disk that could fail."""
-        with self._locked_store():
-            return Health(ok=True, free_bytes=None, problems=())
 
     def close(self) -> None:
         """Close the store and end every `follow`. Later calls raise StoreClosed."""
@@ -752,6 +602,182 @@ class InMemoryStore:
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced
+
+
+class InMemoryAdmin:
+    """Administration of an InMemoryStore."""
+
+    def __init__(self, store: InMemoryStore) -> None:
+        self._store = store
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages from seq `first` to seq `last`, both included."""
+        check_int(first=first, last=last)
+        if first > last:
+            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
+        with self._store._session_to_change(key) as session:
+            seqs = range(max(first, 1), min(last, session.last_seq) + 1)
+            session.change("hide", hide=seqs)
+
+    def show(self, key: str, first: int, last: int) -> None:
+        """Show the hidden messages from seq `first` to seq `last`, both included."""
+        check_int(first=first, last=last)
+        if first > last:
+            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
+        with self._store._session_to_change(key) as session:
+            session.show(first, last)
+
+    def list_trash(self, *, unfinished: bool = False) -> list[TrashedSession]:
+        """Return the deleted sessions; a purge in memory cannot be interrupted."""
+        with self._store._locked_store():
+            return [] if unfinished else [session.trashed() for session in self._store._trash]
+
+    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
+        """Restore the last deleted session of this key, or the session with this uid."""
+        target_key = key if as_key is None else as_key
+        with self._store._locked_session(key), self._store._session_to_change(target_key):
+            for session in self._store._trash:
+                if session.key == key and uid in (None, session.uid):
+                    self._store._check_key_unused(target_key)
+                    self._store._trash.remove(session)
+                    session.key, session.deleted = target_key, None
+                    self._store._sessions[target_key] = session
+                    return
+            raise errors.NoSuchSession(key, "it is not in the trash")
+
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Move a session into the trash, unless it changed since `info` was read."""
+        with self._store._session_to_change(info.key, must_exist=True) as session:
+            version = session.uid, session.last_seq, session.change_number
+            if version != (info.uid, info.last_seq, info.change):
+                return None
+            return self._store._move_to_trash(info.key)
+
+    def purge(
+        self,
+        key: str,
+        *,
+        before: int | None = None,
+        trash: Collection[DeletedSession] | None = None,
+    ) -> PurgeResult:
+        """Delete sessions of the key, or its messages below a seq, permanently."""
+        check_purge_options(before, trash)
+        if trash is not None:
+            return self._purge_trash(key, trash)
+        with self._store._session_to_change(key) as live:
+            trashed_sessions = [session for session in self._store._trash if session.key == key]
+            if key not in self._store._sessions and (before is not None or not trashed_sessions):
+                raise errors.NoSuchSession(key)
+            sentences = []
+            if before is None:
+                purged_seqs = [
+                    seq for session in [live, *trashed_sessions] for seq in session.messages
+                ]
+                self._store._sessions.pop(key, None)
+                self._store._leases.pop(key, None)
+                self._store._trash[:] = [
+                    session for session in self._store._trash if session.key != key
+                ]
+            else:
+                purged_seqs = live.purge(before)
+                sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
+                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(
+                    trashed_sessions
+                )
+            return self._purge_result(key, purged_seqs, sentences)
+
+    def _purge_result(
+        self, key: str, purged_seqs: Collection[int], sentences: Iterable[str] = ()
+    ) -> PurgeResult:
+        sessions = [*self._store._sessions.values(), *self._store._trash]
+        forks = [session.key for session in sessions if session.forked_from == key]
+        return PurgeResult(
+            messages=len(purged_seqs),
+            first=min(purged_seqs, default=0),
+            last=max(purged_seqs, default=0),
+            not_reached=(*sentences, *(f"the fork {fork!r} stays" for fork in forks)),
+        )
+
+    def _purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
+        with self._store._session_to_change(key):
+            selected = [
+                session
+                for session in self._store._trash
+                if session.key == key and (session.uid, session.deleted) in entries
+            ]
+            if not selected or len(selected) != len(set(entries)):
+                raise errors.NoSuchSession(
+                    key, "it is not in the trash; it may have been restored or deleted again"
+                )
+            self._store._trash[:] = [
+                session for session in self._store._trash if session not in selected
+            ]
+            if key not in self._store._sessions:
+                self._store._leases.pop(key, None)
+            purged_seqs = [seq for session in selected for seq in session.messages]
+            return self._purge_result(key, purged_seqs)
+
+    def finish_purge(self, uid: str) -> PurgeResult:
+        """Raise NoSuchSession, because a purge in memory cannot be interrupted."""
+        raise errors.NoSuchSession(uid, "it has no interrupted purge")
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return the subset of `keys` whose sessions are leased now."""
+        return {key for key, lease in self._store._leases.items() if key in keys and not lease.lost}
+
+    def stamps(self) -> dict[str, str]:
+        """Return a stamp for each session: a text that differs after every change."""
+        with self._store._locked_store():
+            return {
+                key: f"{session.uid}:{session.version}"
+                for key, session in self._store._sessions.items()
+            }
+
+    def read_marker(self, name: str) -> str:
+        """Return the value of the change marker `name`; empty for a marker without a value."""
+        with self._store._locked_store():
+            return str(self._store._markers.get(name, ""))
+
+    def update_marker(self, name: str) -> None:
+        """Give the change marker `name` a new value."""
+        with self._store._locked_store():
+            self._store._markers[name] = self._store._markers.get(name, 0) + 1
+
+    def list_snapshots(self) -> list[SnapshotMark]:
+        """Return the SnapshotMark of every session, deleted sessions first."""
+        with self._store._locked_store():
+            return [
+                session.mark()
+                for sessions in (self._store._trash, self._store._sessions.values())
+                for session in sorted(sessions, key=attrgetter("key", "uid"))
+            ]
+
+    @contextmanager
+    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
+        """Read the current content of a session."""
+        with self._store._locked_store():
+            session = self._store._find_by_uid(mark.uid)
+            if session is None:
+                raise errors.NoSuchSession(mark.key, "it was purged")
+            snapshot, messages = _snapshot_of(session), _messages_after(session, after)
+        yield SnapshotReading(snapshot=snapshot, messages=iter(messages))
+
+    @contextmanager
+    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
+        """Yield a writer for several sessions."""
+        with self._store._locked_store():
+            yield _SnapshotWriter(self._store)
+            self._store._changed.notify_all()
+
+    def health(self) -> Health:
+        """Return a Health without problems, because memory has no disk that could fail."""
+        with self._store._locked_store():
+            return Health(ok=True, free_bytes=None, problems=())
+
+    @property
+    def place(self) -> Place:
+        """The place of a store without files."""
+        return Place(namespace="sessions", busy_timeout=BUSY_TIMEOUT_SECONDS)
 
 
 class InMemoryLease:

@@ -89,16 +89,6 @@ class SessionOperations(ABC):
 
         self._change_state(key, decide)
 
-    def hide(self, key: str, first: int, last: int) -> None:
-        """Hide the messages from seq `first` to seq `last`."""
-        _check_range(first, last)
-        self._change_state(key, lambda state, end: states.decide_hide(state, end, [(first, last)]))
-
-    def show(self, key: str, first: int, last: int) -> None:
-        """Show the hidden messages from seq `first` to seq `last`."""
-        _check_range(first, last)
-        self._change_state(key, lambda state, end: states.decide_show(state, end, first, last))
-
     def checkpoint(
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
@@ -161,6 +151,27 @@ class SessionOperations(ABC):
             return Decision(change, states.undo_result(state, step, change, answered))
 
         return self._change(key, decide)
+
+
+class AdminOperations:
+    """The StoreAdmin calls that change visibility; the base class of the admins of the engines."""
+
+    def __init__(self, operations: SessionOperations) -> None:
+        self._operations = operations
+
+    def hide(self, key: str, first: int, last: int) -> None:
+        """Hide the messages from seq `first` to seq `last`."""
+        _check_range(first, last)
+        self._operations._change_state(
+            key, lambda state, end: states.decide_hide(state, end, [(first, last)])
+        )
+
+    def show(self, key: str, first: int, last: int) -> None:
+        """Show the hidden messages from seq `first` to seq `last`."""
+        _check_range(first, last)
+        self._operations._change_state(
+            key, lambda state, end: states.decide_show(state, end, first, last)
+        )
 
 
 def _check_range(first: int, last: int) -> None:

@@ -1,13 +1,12 @@
 """Snapshots: the complete content of a session, for copies between stores.
 
-transfer/copy.py copies from and to any store that implements SnapshotStore. A session is identified
+transfer/copy.py copies between any two stores, through `Store.admin`. A session is identified
 by its uid; the trash may contain several sessions that had the same key. Engines do not import each
 other; they exchange a Snapshot and its messages.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -101,57 +100,6 @@ class SnapshotWriter(Protocol):
         """
 
 
-@runtime_checkable
-class SnapshotStore(Protocol):
-    """A store that can be copied from and to, one namespace at a time."""
-
-    def list_snapshots(self) -> list[SnapshotMark]:
-        """Return the mark of every session of this namespace: deleted sessions by key, then others.
-
-        Purged sessions are not included.
-        """
-
-    def read_snapshot(
-        self, mark: SnapshotMark, *, after: int = 0
-    ) -> AbstractContextManager[SnapshotReading]:
-        """Read a session and its messages after a seq, without blocking writers.
-
-        The session may have been deleted or restored since it was listed: `Snapshot.deleted` has
-        the current state. The content is durable: a power cut cannot remove copied messages.
-
-        Raises NoSuchSession if the session no longer exists, StoreBusy if other processes keep
-        replacing it, DamagedStore if its state cannot be read. A store that looks only where the
-        session was listed may also raise NoSuchSession if the session was deleted, restored or
-        renamed after the listing.
-        """
-
-    def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
-        """Return a writer for several sessions.
-
-        The sessions are durable when the `with` ends without an error.
-
-        An error in `write` rolls back only that session; the caller may write more sessions. If the
-        `with` ends with an error, some sessions may have been written, each completely. A store has
-        at most one writer at a time. A read inside the `with` may or may not see the new sessions.
-        """
-
-
-@runtime_checkable
-class NamespacedStore(Protocol):
-    """A database with several namespaces."""
-
-    def namespaces(self) -> list[str]:
-        """Return the names of all namespaces with a session, even if only in the trash, sorted."""
-
-
-@runtime_checkable
-class SharedPlace(Protocol):
-    """A store that several addresses may refer to."""
-
-    def is_same_place(self, other: Any) -> bool:
-        """Return whether another store of the same engine uses the same tables."""
-
-
 # --- conversion between a Snapshot and the State of an engine -----------------------------------
 
 
@@ -223,14 +171,13 @@ def token_of(message: Message) -> tuple[str, int] | None:
 def iterate_messages(store: Store, info: SessionInfo, after: int = 0) -> Iterator[Message]:
     """Yield all messages after a seq, visible or hidden, if possible without building a list."""
     last_seq = after
-    if isinstance(store, SnapshotStore):
-        mark = SnapshotMark(key=info.key, uid=info.uid)
-        try:
-            with store.read_snapshot(mark, after=after) as reading:
-                for message in reading.messages:
-                    last_seq = message.seq
-                    yield message
-                return
-        except StenologError:
-            pass  # The session is damaged or was replaced: read it with `get_history`.
+    mark = SnapshotMark(key=info.key, uid=info.uid)
+    try:
+        with store.admin.read_snapshot(mark, after=after) as reading:
+            for message in reading.messages:
+                last_seq = message.seq
+                yield message
+            return
+    except StenologError:
+        pass  # The session is damaged or was replaced: read it with `get_history`.
     yield from store.get_history(info.key, after=last_seq, full=True)

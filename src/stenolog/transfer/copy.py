@@ -22,11 +22,12 @@ from stenolog.errors import (
 )
 from stenolog.records import Message, Span
 from stenolog.stores import spans
+from stenolog.stores.admin import StoreAdmin
+from stenolog.stores.base import Store
 from stenolog.stores.snapshots import (
     Snapshot,
     SnapshotMark,
     SnapshotReading,
-    SnapshotStore,
     SnapshotWriter,
 )
 from stenolog.transfer.comparison import MessagesDigest, UnknownDamage, combined_digest, digest_of
@@ -112,8 +113,8 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
 
 
 def copy_snapshots(
-    source: SnapshotStore,
-    target: SnapshotStore,
+    source: Store,
+    target: Store,
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -124,15 +125,13 @@ def copy_snapshots(
     destination. With `dry_run`, nothing is written. Raises the errors of the destination, for
     example NotStored if the disk is full. After an error, a repeated call continues the copy.
     """
-    return _CopyRun(source, target, progress).run(dry_run=dry_run)
+    return _CopyRun(source.admin, target.admin, progress).run(dry_run=dry_run)
 
 
 class _CopyRun:
     """One call of `copy_snapshots`."""
 
-    def __init__(
-        self, source: SnapshotStore, target: SnapshotStore, progress: Progress | None
-    ) -> None:
+    def __init__(self, source: StoreAdmin, target: StoreAdmin, progress: Progress | None) -> None:
         self._source = source
         self._target = target
         self._progress = progress

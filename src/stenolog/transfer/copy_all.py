@@ -27,7 +27,9 @@ from stenolog.stores.base import Store
 from stenolog.stores.file_names import unescape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, open_store, parse_address
-from stenolog.stores.snapshots import EmptyStore, NamespacedStore, SharedPlace, SnapshotStore
+from stenolog.stores.postgres import PostgresStore
+from stenolog.stores.snapshots import EmptyStore
+from stenolog.stores.sql.store import SQLStore
 from stenolog.transfer.comparison import combined_digest
 from stenolog.transfer.copy import (
     CopiedSession,
@@ -107,8 +109,8 @@ def copy_place(
             except (UsageError, StoreUnavailable) as error:
                 errors[name] = error
                 continue
-            has_aliases = isinstance(source_store, Store) and alias_mark(source_store) != NO_ALIASES
-            if has_aliases and not dry_run and isinstance(target_store, Store):
+            has_aliases = alias_mark(source_store) != NO_ALIASES
+            if has_aliases and not dry_run:
                 # The new mark makes processes that use the destination reload the aliases.
                 prepare_alias_mark(target_store)
                 stack.callback(change_alias_mark, target_store)
@@ -136,7 +138,7 @@ def list_namespaces(where: str) -> list[str]:
         check_workspace(Path(address.path))
         return [_folder_to_namespace(where, folder) for folder in log_folders(Path(address.path))]
     with open_store(where, read_only=address.engine != "memory") as store:
-        return store.namespaces() if isinstance(store, NamespacedStore) else [NAMESPACE]
+        return store.namespaces() if isinstance(store, SQLStore) else [NAMESPACE]
 
 
 def _folder_to_namespace(where: str, folder: str) -> str:
@@ -180,12 +182,14 @@ def _is_same_database(source: str, target: str) -> bool:
             open_store(source, read_only=True) as source_store,
             open_store(target, read_only=True) as target_store,
         ):
-            # Different URLs may lead to the same server, for example through a socket or a pooler.
-            return (
-                isinstance(source_store, SharedPlace)
-                and isinstance(target_store, SharedPlace)
-                and source_store.is_same_place(target_store)
+            assert isinstance(source_store, PostgresStore), (
+                "the address names a PostgreSQL database"
             )
+            assert isinstance(target_store, PostgresStore), (
+                "the address names a PostgreSQL database"
+            )
+            # Different URLs may lead to the same server, for example through a socket or a pooler.
+            return source_store.is_same_place(target_store)
     except StoreUnavailable:
         return False  # the database is missing, or the copy will report the problem
 
@@ -193,17 +197,17 @@ def _is_same_database(source: str, target: str) -> bool:
 # --- opening ---------------------------------------------------------------------------------
 
 
-def opened_store(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+def opened_store(where: str, namespace: str) -> AbstractContextManager[Store]:
     """Open the store of one namespace. Raises the errors of `open_store`."""
     return _closing(_open_namespace(where, namespace, read_only=False))
 
 
-def opened_read_only(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+def opened_read_only(where: str, namespace: str) -> AbstractContextManager[Store]:
     """Open the store of one namespace read-only."""
     return _closing(_open_namespace(where, namespace, read_only=True))
 
 
-def _opened_for_dry_run(where: str, namespace: str) -> AbstractContextManager[SnapshotStore]:
+def _opened_for_dry_run(where: str, namespace: str) -> AbstractContextManager[Store]:
     """Open a destination read-only. If the destination does not exist, open an empty store."""
     try:
         return opened_read_only(where, namespace)
@@ -214,8 +218,7 @@ def _opened_for_dry_run(where: str, namespace: str) -> AbstractContextManager[Sn
 
 
 @contextmanager
-def _closing(store: Store) -> Iterator[SnapshotStore]:
-    assert isinstance(store, SnapshotStore), "every engine supports copies"
+def _closing(store: Store) -> Iterator[Store]:
     with store:
         yield store
 

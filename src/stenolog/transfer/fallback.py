@@ -63,11 +63,13 @@ from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.chat_marks import DELIVERY_FIELD, MOVE_FIELD, merge_marks, read_mark
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
-from stenolog.stores.base import DeletedSession, Store, find_info
+from stenolog.stores.admin import DeletedSession
+from stenolog.stores.base import Store, find_info
 from stenolog.stores.file_names import escape_key, key_of_log, log_name
 from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.directory import log_files
-from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
+from stenolog.stores.snapshots import Snapshot, SnapshotMark, token_of
 from stenolog.transfer import merge
 from stenolog.transfer.answer_seqs import (
     AnswerSeqs,
@@ -106,43 +108,12 @@ class FallbackStore(JSONLStore):
 
     def delete(self, key: str) -> TrashedSession:
         """Always raises StoreUnavailable."""
-        self._refuse("delete", key)
+        _refuse("delete", key)
 
-    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Always raises StoreUnavailable."""
-        self._refuse("delete", info.key)
-
-    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Always raises StoreUnavailable."""
-        del before
-        self._refuse("purge", key)
-
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Always raises StoreUnavailable."""
-        del entries
-        self._refuse("purge", key)
-
-    def finish_purge(self, uid: str) -> PurgeResult:
-        """Always raises StoreUnavailable."""
-        self._refuse("purge", uid)
-
-    def _refuse(self, action: str, name: str) -> Never:
-        """Raise the error of a call that destroys messages or moves them to the trash."""
-        reason = (
-            f"cannot {action} {name!r}: this is a fallback store, and the regular store, which "
-            "cannot be used, may have the same session; make the regular store usable, restart "
-            f"the program, and then {action} the session"
-        )
-        raise StoreUnavailable(reason)
-
-    def health(self) -> Health:
-        """Return the health: never ok, because the sessions belong in the regular store."""
-        health = super().health()
-        reason = (
-            f"sessions are kept in {self.folder} for this run, and merged when the store can be "
-            f"used again: {self.because}"
-        )
-        return Health(ok=False, free_bytes=health.free_bytes, problems=(reason, *health.problems))
+    @property
+    def admin(self) -> "FallbackAdmin":
+        """The calls that administer the store."""
+        return FallbackAdmin(self)
 
     def close(self) -> None:
         """Close the store and give up the lock.
@@ -151,6 +122,50 @@ class FallbackStore(JSONLStore):
         """
         super().close()
         self._fallback_lock.close()
+
+
+class FallbackAdmin(JSONLAdmin):
+    """Administration of the fallback store, which purges nothing."""
+
+    _store: FallbackStore
+
+    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
+        """Always raises StoreUnavailable."""
+        _refuse("delete", info.key)
+
+    def purge(
+        self,
+        key: str,
+        *,
+        before: int | None = None,
+        trash: Collection[DeletedSession] | None = None,
+    ) -> PurgeResult:
+        """Always raises StoreUnavailable."""
+        del before, trash
+        _refuse("purge", key)
+
+    def finish_purge(self, uid: str) -> PurgeResult:
+        """Always raises StoreUnavailable."""
+        _refuse("purge", uid)
+
+    def health(self) -> Health:
+        """Return the health: never ok, because the sessions belong in the regular store."""
+        health = super().health()
+        reason = (
+            f"sessions are kept in {self._store.folder} for this run, and merged when the store "
+            f"can be used again: {self._store.because}"
+        )
+        return Health(ok=False, free_bytes=health.free_bytes, problems=(reason, *health.problems))
+
+
+def _refuse(action: str, name: str) -> Never:
+    """Raise the error of a call that destroys messages or moves them to the trash."""
+    reason = (
+        f"cannot {action} {name!r}: this is a fallback store, and the regular store, which "
+        "cannot be used, may have the same session; make the regular store usable, restart "
+        f"the program, and then {action} the session"
+    )
+    raise StoreUnavailable(reason)
 
 
 def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
@@ -210,7 +225,7 @@ def list_fallback_sessions(place: SessionsLocation) -> Iterator[tuple[str, str]]
                 suppress(StenologError),
                 JSONLStore(workspace, namespace=namespace, read_only=True) as fallback,
             ):
-                keys = {mark.key for mark in fallback.list_snapshots()}
+                keys = {mark.key for mark in fallback.admin.list_snapshots()}
                 yield from ((namespace, key) for key in keys)
 
 
@@ -365,11 +380,10 @@ class _Merger:
     """Merges sessions of the fallback store into the regular store."""
 
     def __init__(self, workspace: Path, fallback: JSONLStore, store: Store) -> None:
-        assert isinstance(store, SnapshotStore)
         self._workspace = workspace
         self._fallback = fallback
         self._store: Store = store
-        self._snapshots: SnapshotStore = store
+        self._snapshots = store.admin
         self.added_count = 0
 
     def merge_session(self, key: str) -> str:
@@ -380,7 +394,7 @@ class _Merger:
         """
         try:
             mark = SnapshotMark(key=key, uid=self._fallback.info(key).uid)
-            with self._fallback.read_snapshot(mark) as reading:
+            with self._fallback.admin.read_snapshot(mark) as reading:
                 snapshot, messages = reading.snapshot, list(reading.messages)
         except NoSuchSession:
             return ""  # its first write was interrupted, so no message was acknowledged
@@ -423,7 +437,7 @@ class _Merger:
     @cached_property
     def _trash(self) -> list[TrashedSession]:
         # Read before the first message is added, so that no session of this merge is in the list.
-        return self._store.list_trash()
+        return self._store.admin.list_trash()
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -589,7 +603,7 @@ class _Merger:
             settled = _find_settled(messages, _find_lost(snapshot, messages), seqs)
             hidden_seqs = [seqs[n] for n in seqs if n in settled or spans.contains(hidden, n)]
             for first, last in spans.from_seqs(hidden_seqs):
-                self._store.hide(key, first, last)
+                self._store.admin.hide(key, first, last)
 
     def _merge_summary(
         self, key: str, snapshot: Snapshot, stored: Snapshot, seqs: Mapping[int, int]

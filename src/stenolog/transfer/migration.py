@@ -36,10 +36,10 @@ from stenolog.errors import (
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases, aliases_in
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import ChangeMarkerStore, Store
+from stenolog.stores.base import Store
 from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
-from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import merge as merging
 from stenolog.transfer.answer_seqs import without_answer_seqs
 from stenolog.transfer.importers.chat_format import ConversationLines, find_line_files
@@ -239,14 +239,12 @@ def log_report(report: ImportReport, store: Store) -> None:
 
 def _is_new_problem(file: SkippedFile, store: Store) -> bool:
     """Record in the store that this file was skipped. Return whether this reason is new."""
-    if not isinstance(store, ChangeMarkerStore):
-        return True
     digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
     marker = f"left-{digest[:16]}"
     with suppress(StenologError):  # after an error, the next start logs the warning again
-        if store.read_marker(marker):
+        if store.admin.read_marker(marker):
             return False
-        store.update_marker(marker)
+        store.admin.update_marker(marker)
     return True
 
 
@@ -537,10 +535,10 @@ class _ImportRun:
 
     def _is_in_trash(self, key: str, digest: str) -> bool:
         """Return whether content with this digest was imported into a deleted session."""
-        for trashed in self._store.list_trash():
-            if trashed.key == key and isinstance(self._store, SnapshotStore):
+        for trashed in self._store.admin.list_trash():
+            if trashed.key == key:
                 mark = SnapshotMark(key=key, uid=trashed.uid)
-                with suppress(NoSuchSession), self._store.read_snapshot(mark) as reading:
+                with suppress(NoSuchSession), self._store.admin.read_snapshot(mark) as reading:
                     if merging.is_imported(reading.snapshot.meta, digest):
                         return True
         return False
@@ -548,7 +546,9 @@ class _ImportRun:
     @cached_property
     def _deletion_times(self) -> dict[str, datetime]:
         # The trash lists the last deletion first. Keep only the last deletion of each key.
-        return {trashed.key: trashed.deleted for trashed in reversed(self._store.list_trash())}
+        return {
+            trashed.key: trashed.deleted for trashed in reversed(self._store.admin.list_trash())
+        }
 
     def _aliases_to_add(
         self, old: LegacySession, key: str

@@ -28,11 +28,12 @@ from stenolog.catalog.searchable_text import source_from
 from stenolog.errors import NoSuchSession, ReadOnly, StenologError, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, TrashedSession
 from stenolog.stores import log_reports
-from stenolog.stores.base import ChangeMarkerStore, SessionView, Store, find_info, leased_keys
+from stenolog.stores.admin import Place
+from stenolog.stores.base import SessionView, Store, find_info
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
-from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotStore
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.transcripts.claude_code import prompt_of_record
 from stenolog.transfer.transcripts.transcript import (
     TranscriptFile,
@@ -72,13 +73,45 @@ class ReadOnlyStore(ABC):
     A new dict replaces this dict after each read; the dict itself is never modified.
     """
 
+    @property
+    def admin(self) -> "ReadOnlyAdmin":
+        """The calls that administer the store; calls that write raise ReadOnly."""
+        return ReadOnlyAdmin(self)
+
     @abstractmethod
-    def stamps(self) -> dict[str, str]:
+    def _read_stamps(self) -> dict[str, str]:
         """Return the change stamp of each session: a text that differs after every change."""
 
     @abstractmethod
-    def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages, read together. Raises NoSuchSession."""
+    def _find_leased(self, keys: Collection[str]) -> set[str]:
+        """Return the keys of sessions that any process leases, or another program writes, now."""
+
+    @abstractmethod
+    def _open_snapshot(
+        self, mark: SnapshotMark, after: int
+    ) -> AbstractContextManager[SnapshotReading]:
+        """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
+
+    def _read_marker(self, _name: str) -> str:
+        """Return the change marker of this name; empty for a marker without a value."""
+        return ""
+
+    def _catalog_file(self) -> Path | None:
+        """Return the path of the search index; None if the index is in memory."""
+        return None
+
+    def _list_problems(self) -> tuple[str, ...]:
+        """Return the places that could not be read, with the reasons."""
+        return tuple(f"{place}: {reason}" for place, reason in self.problems.items())
+
+    @abstractmethod
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
+        """Return info, summary and visible messages, read together. Raises NoSuchSession.
+
+        With `since`, return a full view.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -89,34 +122,70 @@ class ReadOnlyStore(ABC):
     ) -> list[str]:
         """Return the keys in byte order."""
         start = after or ""  # every key is greater than an empty text
-        keys = sorted(key for key in self.stamps() if key.startswith(prefix) and key > start)
+        keys = sorted(key for key in self._read_stamps() if key.startswith(prefix) and key > start)
         return keys[:limit]
-
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return the current view of the same session, without reusing the old view."""
-        return self.view(view.key, view.last)
-
-    def list_trash(self) -> list[TrashedSession]:
-        """Return an empty list, because a read-only store cannot restore sessions."""
-        return []
-
-    def health(self) -> Health:
-        """Return the health: always ok, with the places that could not be read as problems."""
-        problems = tuple(f"{place}: {reason}" for place, reason in self.problems.items())
-        return Health(ok=True, free_bytes=None, problems=problems)
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise ReadOnly(self.refusal)
 
     add_message = add_full_message = add_messages = _refuse
-    set_summary = truncate_history = clear = set_history = hide = show = pop = checkpoint = _refuse
-    undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
+    set_summary = truncate_history = clear = set_history = pop = checkpoint = _refuse
+    undo = compact = fork = delete = lease = set_meta = _refuse
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class ReadOnlyAdmin:
+    """Administration of a store that cannot be written."""
+
+    def __init__(self, store: ReadOnlyStore) -> None:
+        self._store = store
+
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise ReadOnly(self._store.refusal)
+
+    hide = show = restore = delete_unchanged = purge = finish_purge = _refuse
+    update_marker = snapshot_writer = _refuse
+
+    def list_trash(self, *, unfinished: bool = False) -> list[TrashedSession]:
+        """Return an empty list, because a read-only store cannot restore sessions."""
+        del unfinished
+        return []
+
+    def stamps(self) -> dict[str, str]:
+        """Return the change stamp of each session: a text that differs after every change."""
+        return self._store._read_stamps()
+
+    def leased(self, keys: Collection[str]) -> set[str]:
+        """Return the keys of sessions that any process leases, or another program writes, now."""
+        return self._store._find_leased(keys)
+
+    def read_marker(self, name: str) -> str:
+        """Return the value of the change marker `name`; empty for a marker without a value."""
+        return self._store._read_marker(name)
+
+    def list_snapshots(self) -> list[SnapshotMark]:
+        """Return an empty list, because a copy reads each workspace or database directly."""
+        return []
+
+    def read_snapshot(
+        self, mark: SnapshotMark, *, after: int = 0
+    ) -> AbstractContextManager[SnapshotReading]:
+        """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
+        return self._store._open_snapshot(mark, after)
+
+    def health(self) -> Health:
+        """Return the health: always ok, with the places that could not be read as problems."""
+        return Health(ok=True, free_bytes=None, problems=self._store._list_problems())
+
+    @property
+    def place(self) -> Place:
+        """The place of the search index."""
+        return Place(namespace="sessions", catalog_file=self._store._catalog_file())
 
 
 # --- transcripts ----------------------------------------------------------------------------------
@@ -143,7 +212,7 @@ class TranscriptStore(ReadOnlyStore):
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def stamps(self) -> dict[str, str]:
+    def _read_stamps(self) -> dict[str, str]:
         """Return the change stamp of each session: a text that differs after every change."""
         files = self._find_files()
         return {key: f"{file.size}-{file.modified}" for key, (_, file) in files.items()}
@@ -152,9 +221,11 @@ class TranscriptStore(ReadOnlyStore):
         """Return the info of the session. Raises NoSuchSession."""
         return self._read_session(key).info(key)
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
         """Return info, summary and visible messages, read together. Raises NoSuchSession."""
-        return self._read_session(key).view(key, last)
+        return self._read_session(key).view(key, last if since is None else since.last)
 
     def get_history(
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
@@ -183,7 +254,7 @@ class TranscriptStore(ReadOnlyStore):
             with suppress(OSError):
                 yield read_head(file)
 
-    def leased(self, keys: Collection[str]) -> set[str]:
+    def _find_leased(self, keys: Collection[str]) -> set[str]:
         """Return the keys of sessions that their program is probably writing now.
 
         Their last turn is open, and their file has just been written. The time of a file with
@@ -194,11 +265,11 @@ class TranscriptStore(ReadOnlyStore):
         new_keys = [f.key for f in files if f.modified > start and not f.conversation_id]
         return {key for key in new_keys if read_state(self, self.info(key))[0] != "idle"}
 
-    def read_snapshot(
-        self, mark: SnapshotMark, *, after: int = 0
+    def _open_snapshot(
+        self, mark: SnapshotMark, after: int
     ) -> AbstractContextManager[SnapshotReading]:
         """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
-        return self._read_session(mark.key).read_snapshot(mark, after=after)
+        return self._read_session(mark.key).admin.read_snapshot(mark, after=after)
 
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
@@ -280,7 +351,7 @@ class TranscriptStore(ReadOnlyStore):
         uid = sha256(file.key.encode()).hexdigest()[:16]
         snapshot, messages = make_snapshot(transcript, file, uid=uid, problems=[])
         snapshot = replace(snapshot, forked_from=transcript.facts.get("forked_from"))
-        with session_store.snapshot_writer() as writer:
+        with session_store.admin.snapshot_writer() as writer:
             writer.write(snapshot, messages)
         return session_store
 
@@ -412,7 +483,7 @@ class CombinedStore(ReadOnlyStore):
 
     # --- sessions ----------------------------------------------------------------------------
 
-    def stamps(self) -> dict[str, str]:
+    def _read_stamps(self) -> dict[str, str]:
         """Return the change stamp of each session: a text that differs after every change.
 
         For a place that cannot be read now, the last known stamps are returned. If a transcript has
@@ -425,7 +496,7 @@ class CombinedStore(ReadOnlyStore):
         problems = dict(self._unopened)
         for place in reversed(self._places):
             try:
-                stamps = place.store.stamps() if place.exists() else {}
+                stamps = place.store.admin.stamps() if place.exists() else {}
             except StenologError as error:
                 stamps = self._stamps.get(place.prefix, {}) if place.exists() else {}
                 problems[place.name] = str(error)
@@ -490,10 +561,12 @@ class CombinedStore(ReadOnlyStore):
         place, inner_key = self._find_place(key)
         return _with_key_prefix(place.store.info(inner_key), place.prefix)
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
         """Return info, summary and visible messages, read together. Raises NoSuchSession."""
         place, inner_key = self._find_place(key)
-        view = place.store.view(inner_key, last)
+        view = place.store.view(inner_key, last if since is None else since.last)
         return replace(view, info=_with_key_prefix(view.info, place.prefix))
 
     def get_history(
@@ -515,36 +588,27 @@ class CombinedStore(ReadOnlyStore):
         place, inner_key = self._find_place(key)
         return place.store.follow(inner_key, after=after, uid=uid, timeout=timeout)
 
-    def read_snapshot(
-        self, mark: SnapshotMark, *, after: int = 0
+    def _open_snapshot(
+        self, mark: SnapshotMark, after: int
     ) -> AbstractContextManager[SnapshotReading]:
         """Read a session and its messages with a seq above `after`. Raises NoSuchSession."""
         place, inner_key = self._find_place(mark.key)
-        if not isinstance(place.store, SnapshotStore | TranscriptStore):
-            raise NoSuchSession(mark.key)
-        return place.store.read_snapshot(replace(mark, key=inner_key), after=after)
+        return place.store.admin.read_snapshot(replace(mark, key=inner_key), after=after)
 
-    def list_snapshots(self) -> list[SnapshotMark]:
-        """Return an empty list, because a copy reads each workspace or database directly."""
-        return []
-
-    def leased(self, keys: Collection[str]) -> set[str]:
+    def _find_leased(self, keys: Collection[str]) -> set[str]:
         """Return the keys of sessions that any process leases, or another program writes, now."""
         all_leased: set[str] = set()
         for place in self._places:
             inner_keys = self._inner_keys(keys, place)
             # Skip a place that cannot be read now, so that the other places are still shown.
             with suppress(StenologError):
-                leased = leased_keys(place.store, [*inner_keys.values()]) if inner_keys else set()
+                leased = place.store.admin.leased([*inner_keys.values()]) if inner_keys else set()
                 all_leased |= {key for key, inner_key in inner_keys.items() if inner_key in leased}
         return all_leased
 
-    def read_marker(self, name: str) -> str:
+    def _read_marker(self, name: str) -> str:
         """Return the change marker of this name; empty if there are several places."""
-        store = self._places[0].store
-        if len(self._places) == 1 and isinstance(store, ChangeMarkerStore):
-            return store.read_marker(name)
-        return ""
+        return self._places[0].store.admin.read_marker(name) if len(self._places) == 1 else ""
 
     def _find_place(self, key: str) -> tuple[StorePlace, str]:
         """Return the place of a session, and the session's key there. Raises NoSuchSession."""
@@ -558,20 +622,15 @@ class CombinedStore(ReadOnlyStore):
         located_keys = ((key, *self._find_place(key)) for key in keys)
         return {key: inner_key for key, key_place, inner_key in located_keys if key_place is place}
 
-    # --- writing is refused ------------------------------------------------------------------
-
-    update_marker = snapshot_writer = ReadOnlyStore._refuse
-
     # --- the store itself --------------------------------------------------------------------
 
-    def health(self) -> Health:
-        """Return the health; its problems are places that could not be opened or read."""
+    def _list_problems(self) -> tuple[str, ...]:
+        """Return the places that could not be opened or read, with the reasons."""
         stores = (place.store for place in self._places if isinstance(place.store, ReadOnlyStore))
-        inner_problems = (problem for store in stores for problem in store.health().problems)
-        health = super().health()
-        return replace(health, problems=(*health.problems, *inner_problems))
+        inner_problems = (problem for store in stores for problem in store._list_problems())
+        return (*super()._list_problems(), *inner_problems)
 
-    def catalog_file(self) -> Path | None:
+    def _catalog_file(self) -> Path | None:
         """Return the path of the search index; None if the index is in memory."""
         return self._catalog
 

@@ -172,7 +172,7 @@ class SessionImport(Struct):
         seqs = (self.seqs[index] for index in indexes if self.seqs[index])
         # Each write hides consecutive seqs.
         for first, last in spans.from_seqs(seqs):
-            self.store.hide(self.key, first, last)
+            self.store.admin.hide(self.key, first, last)
 
     def _hides_only_imported(self, last_seq: int) -> bool:
         """Return whether a checkpoint at this seq would hide only messages of the old session."""

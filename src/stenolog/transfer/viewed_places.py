@@ -25,7 +25,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.file_names import unescape_key
 from stenolog.stores.jsonl.directory import has_logs
 from stenolog.stores.open_store import open_store, parse_address
-from stenolog.stores.snapshots import NamespacedStore
+from stenolog.stores.sql.store import SQLStore
 from stenolog.transfer.read_only_stores import CombinedStore, StorePlace, TranscriptStore
 from stenolog.transfer.transcripts import sqlite_file
 from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program, find_transcripts_path
@@ -186,7 +186,7 @@ def _open_transcripts(places: Sequence[ViewedPlace]) -> TranscriptStore:
 
 def _list_namespaces(where: str) -> list[str]:
     with open_unchanged(where, namespace=NAMESPACE) as store:
-        names = store.namespaces() if isinstance(store, NamespacedStore) else []
+        names = store.namespaces() if isinstance(store, SQLStore) else []
     return [NAMESPACE, *(name for name in names if name not in (*_HIDDEN_NAMESPACES, NAMESPACE))]
 
 

@@ -178,7 +178,11 @@ class UnknownKeys(ContractPart):
     ) -> None:
         error = assert_raises(NoSuchSession, call.make, store, "nobody")
         assert error.key == "nobody"
-        assert (store.list_sessions(), store.list_trash(), store.stamps()) == ([], [], {})
+        assert (store.list_sessions(), store.admin.list_trash(), store.admin.stamps()) == (
+            [],
+            [],
+            {},
+        )
 
     def test_p8_info_and_undo_of_an_unknown_key_raise(self, store: Store) -> None:
         error = assert_raises(NoSuchSession, store.info, "nobody")

@@ -205,7 +205,7 @@ class Following(ContractPart):
         append(store, "a", "1", "2", "3", "4", "5")
         store.truncate_history("a", 3)
         store.compact("a")
-        store.hide("a", 4, 4)
+        store.admin.hide("a", 4, 4)
         messages = [(m.seq, m.content) for m in store.follow("a", timeout=0)]
         assert messages == [(seq, str(seq)) for seq in range(1, 6)]
         assert [m.seq for m in store.follow("a", after=1, timeout=0)] == [2, 3, 4, 5]
@@ -397,7 +397,7 @@ class Leases(ExpiredLeases):
                     epochs.append(lease.epoch)
                     lease.renew()
                     assert lease.epoch == epochs[-1]
-            store.purge("a")
+            store.admin.purge("a")
         assert epochs[0] > 0
         assert epochs == sorted(set(epochs))
 
@@ -493,18 +493,18 @@ class Leases(ExpiredLeases):
         append(store, "a", "1", "2")
         lease = store.lease("a", ttl=60)
         leased_store = lease.store
-        assert store.purge("a").messages == 2
+        assert store.admin.purge("a").messages == 2
         assert_raises(LeaseLost, write.make, leased_store, "a")
         assert_raises(LeaseLost, lease.renew)
         assert lease.lost
         lease.release()
-        assert (store.list_sessions(), store.list_trash()) == ([], [])
+        assert (store.list_sessions(), store.admin.list_trash()) == ([], [])
 
     def test_lease_ends_if_the_session_is_deleted_and_then_purged(self, store: Store) -> None:
         lease = create_and_lease(store)
         store.delete("a")
         assert not lease.lost
-        store.purge("a")
+        store.admin.purge("a")
         assert_raises(LeaseLost, lease.store.add_message, "a", "user", "2")
         append(store, "a", "another session")
         assert_raises(LeaseLost, lease.store.add_message, "a", "user", "2")
@@ -516,10 +516,10 @@ class Leases(ExpiredLeases):
         with thread_pool(1) as pool:
             pending_lease = pool.submit(store.lease, "a", ttl=60, wait=STUCK_SECONDS)
             time.sleep(0.03)
-            store.purge("a")
+            store.admin.purge("a")
             assert_raises(NoSuchSession, pending_lease.result, STUCK_SECONDS / 2)
         lease.release()
-        assert (store.list_sessions(), store.list_trash()) == ([], [])
+        assert (store.list_sessions(), store.admin.list_trash()) == ([], [])
 
     def test_p7_concurrent_leases_do_not_recreate_a_purged_session(self, store: Store) -> None:
         recreated_keys: list[str] = []
@@ -533,7 +533,7 @@ class Leases(ExpiredLeases):
             for number in range(12):
                 append(store, "a", str(number))
                 time.sleep(0.001 * (number % 4))
-                store.purge("a")
+                store.admin.purge("a")
                 time.sleep(0.002)
                 recreated_keys += store.list_sessions()
         assert recreated_keys == []
@@ -541,7 +541,7 @@ class Leases(ExpiredLeases):
     def test_lease_survives_delete_and_restore(self, store: Store) -> None:
         with create_and_lease(store) as lease:
             store.delete("a")
-            store.restore("a")
+            store.admin.restore("a")
             assert not lease.lost
             assert lease.store.add_message("a", "user", "2") == 2
             store.delete("a")

@@ -291,8 +291,8 @@ class CrashContract:
             assert next(new_messages).content == "2"
             first.delete(KEY)
             assert_raises(SessionDeleted, next, new_messages)
-            assert second.list_trash() == first.list_trash()
-            second.restore(KEY)
+            assert second.admin.list_trash() == first.admin.list_trash()
+            second.admin.restore(KEY)
             assert session_content(first, KEY) == content_before
             assert append(first, KEY, "3") == [3]
             assert visible_texts(second, KEY) == ["1", "2", "3"]

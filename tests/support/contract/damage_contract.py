@@ -8,7 +8,6 @@ import pytest
 from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo, OnceConflict
 from stenolog.records import TrashedSession
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import SnapshotStore
 from support.contract.open_store_base import (
     ContractPart,
     all_messages,
@@ -43,7 +42,7 @@ class DamageContract(ContractPart):
         append(store, "b", "other")
         store.set_meta("a", title="A talk")
         store.set_summary("a", "long " * 2_000)
-        store.hide("a", 2, 3)
+        store.admin.hide("a", 2, 3)
         # The previous summary is too long for the state, so undo needs the change record.
         store.set_summary("a", "so far")
         if record == "trash":
@@ -77,7 +76,7 @@ class DamageContract(ContractPart):
 
     def test_p4_session_with_damaged_state_can_be_changed(self, store: Store) -> None:
         with self._make_damaged_store(store, "state") as damaged_store:
-            damaged_store.hide("a", 4, 4)
+            damaged_store.admin.hide("a", 4, 4)
             damaged_store.set_meta("a", tags=["x"])
             assert_session(damaged_store, "a", visible=["1", "5"], hidden=[2, 3, 4])
             assert damaged_store.info("a").meta == {"title": "A talk", "tags": ["x"]}
@@ -89,20 +88,20 @@ class DamageContract(ContractPart):
             trashed = damaged_store.delete("a")
             assert (trashed.key, trashed.count) == ("a", 5)
             assert damaged_store.list_sessions() == ["b"]
-            assert damaged_store.list_trash() == [trashed]
-            damaged_store.restore("a")
+            assert damaged_store.admin.list_trash() == [trashed]
+            damaged_store.admin.restore("a")
             assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3])
 
     def test_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "state") as damaged_store:
-            assert damaged_store.purge("a").messages == 5
-            assert (damaged_store.list_sessions(), damaged_store.list_trash()) == (["b"], [])
+            assert damaged_store.admin.purge("a").messages == 5
+            assert (damaged_store.list_sessions(), damaged_store.admin.list_trash()) == (["b"], [])
             assert all_messages(damaged_store, "a") == []
             assert append(damaged_store, "a", "new") == [1]
 
     def test_messages_of_session_with_damaged_state_can_be_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "state") as damaged_store:
-            assert damaged_store.purge("a", before=4).messages == 3
+            assert damaged_store.admin.purge("a", before=4).messages == 3
             assert [seq for seq, _, _ in all_messages(damaged_store, "a")] == [4, 5]
 
     def test_p4_damaged_state_of_a_fork_is_rebuilt(self, store: Store) -> None:
@@ -116,8 +115,8 @@ class DamageContract(ContractPart):
     def test_p4_damaged_state_after_a_purge_is_rebuilt(self, store: Store) -> None:
         append(store, "a", *"123456")
         store.set_summary("a", "so far")
-        store.hide("a", 4, 4)
-        store.purge("a", before=3)
+        store.admin.hide("a", 4, 4)
+        store.admin.purge("a", before=3)
         with self.damage(store, "state", "a") as damaged_store:
             assert [seq for seq, _, _ in all_messages(damaged_store, "a")] == [3, 4, 5, 6]
 
@@ -129,12 +128,10 @@ class DamageContract(ContractPart):
     @pytest.mark.parametrize("record", ["state", "change", "trash"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
         with self._make_damaged_store(store, record) as damaged_store:
-            if not isinstance(damaged_store, SnapshotStore):
-                pytest.skip("the store cannot be copied from")
             # A session in the trash may be listed by its uid instead of its key.
-            [mark] = [mark for mark in damaged_store.list_snapshots() if mark.key != "b"]
+            [mark] = [mark for mark in damaged_store.admin.list_snapshots() if mark.key != "b"]
             assert mark.key == "a" or record == "trash"
-            with damaged_store.read_snapshot(mark) as reading:
+            with damaged_store.admin.read_snapshot(mark) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
                 assert reading.snapshot.summary == "so far"
                 assert reading.snapshot.hidden == [(2, 3)]
@@ -150,27 +147,27 @@ class DamageContract(ContractPart):
 
     def test_purge_of_messages_drops_undo_steps_that_are_damaged(self, store: Store) -> None:
         with self._make_damaged_store(store, "change") as damaged_store:
-            assert damaged_store.purge("a", before=2).messages == 1
+            assert damaged_store.admin.purge("a", before=2).messages == 1
             assert visible_texts(damaged_store, "a") == ["4", "5"]
             assert_raises(NothingToUndo, damaged_store.undo, "a")
 
     def test_p3_session_with_damaged_change_works_otherwise(self, store: Store) -> None:
         with self._make_damaged_store(store, "change") as damaged_store:
             assert append(damaged_store, "a", "6") == [6]
-            damaged_store.hide("a", 6, 6)
+            damaged_store.admin.hide("a", 6, 6)
             assert damaged_store.undo("a").op == "hide"
             assert visible_texts(damaged_store, "a") == [*"1456"]
             damaged_store.delete("a")
-            damaged_store.restore("a")
+            damaged_store.admin.restore("a")
             assert visible_texts(damaged_store, "a") == [*"1456"]
-            assert damaged_store.purge("a").messages == 6
+            assert damaged_store.admin.purge("a").messages == 6
             assert damaged_store.list_sessions() == ["b"]
 
     # --- trash -------------------------------------------------------------------------------
 
     def _damaged_trash_entry(self, damaged_store: Store) -> TrashedSession:
         """Return the trash entry of the damaged session, which is listed by its key or its uid."""
-        [entry] = [trashed for trashed in damaged_store.list_trash() if trashed.key != "b"]
+        [entry] = [trashed for trashed in damaged_store.admin.list_trash() if trashed.key != "b"]
         assert entry.key in ("a", entry.uid)
         assert entry.count == 5
         return entry
@@ -178,18 +175,21 @@ class DamageContract(ContractPart):
     def test_p3_damaged_trash_entry_is_listed_and_can_be_restored(self, store: Store) -> None:
         with self._make_damaged_store(store, "trash") as damaged_store:
             entry = self._damaged_trash_entry(damaged_store)
-            damaged_store.restore(entry.key, uid=entry.uid, as_key="a")
+            damaged_store.admin.restore(entry.key, uid=entry.uid, as_key="a")
             assert_session(damaged_store, "a", visible=[*"145"], hidden=[2, 3], uid=entry.uid)
-            assert [trashed.key for trashed in damaged_store.list_trash()] == ["b"]
-            damaged_store.restore("b")
+            assert [trashed.key for trashed in damaged_store.admin.list_trash()] == ["b"]
+            damaged_store.admin.restore("b")
             assert visible_texts(damaged_store, "b") == ["other"]
 
     def test_p8_damaged_trash_entry_can_be_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "trash") as damaged_store:
-            assert damaged_store.purge(self._damaged_trash_entry(damaged_store).key).messages == 5
-            assert [trashed.key for trashed in damaged_store.list_trash()] == ["b"]
-            assert damaged_store.purge("b").messages == 1
-            assert damaged_store.list_trash() == []
+            assert (
+                damaged_store.admin.purge(self._damaged_trash_entry(damaged_store).key).messages
+                == 5
+            )
+            assert [trashed.key for trashed in damaged_store.admin.list_trash()] == ["b"]
+            assert damaged_store.admin.purge("b").messages == 1
+            assert damaged_store.admin.list_trash() == []
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class DamageContract(ContractPart):
     def test_session_with_damaged_message_can_be_deleted_and_purged(self, store: Store) -> None:
         with self._make_damaged_store(store, "message") as damaged_store:
             damaged_store.delete("a")
-            damaged_store.restore("a")
+            damaged_store.admin.restore("a")
             assert [content for _, content, _ in all_messages(damaged_store, "a")] == [*"1345"]
-            damaged_store.purge("a")
+            damaged_store.admin.purge("a")
             assert_raises(NoSuchSession, damaged_store.info, "a")

@@ -50,7 +50,7 @@ class Reading(ContractPart):
 
     def test_last_and_after_skip_hidden_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
-        store.hide("a", 3, 4)
+        store.admin.hide("a", 3, 4)
         assert [m.seq for m in store.get_history("a", last=2)] == [2, 5]
         assert [m.seq for m in store.get_history("a", after=2)] == [5]
         assert [m.seq for m in store.get_history("a", after=3, last=1)] == [5]
@@ -58,7 +58,7 @@ class Reading(ContractPart):
     def test_p4_full_history_includes_hidden_messages_and_marks_them(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
         store.truncate_history("a", 3)
-        store.hide("a", 3, 3)
+        store.admin.hide("a", 3, 3)
         store.set_history("a", user_messages("2", "new"))
         assert_session(
             store, "a", visible=["2", "new"], texts=[*"1234", "new"], hidden=[1, 3, 4], last_seq=5
@@ -100,7 +100,7 @@ class Hiding(ContractPart):
 
     def test_truncate_counts_only_visible_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
-        store.hide("a", 4, 4)
+        store.admin.hide("a", 4, 4)
         store.truncate_history("a", 2)
         assert visible_texts(store, "a") == ["3", "5"]
         store.truncate_history("a", 2)
@@ -116,28 +116,28 @@ class Hiding(ContractPart):
 
     def test_hide_includes_both_ends_and_ignores_missing_seqs(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
-        store.hide("a", 2, 3)
+        store.admin.hide("a", 2, 3)
         assert visible_texts(store, "a") == ["1", "4", "5"]
-        store.hide("a", 5, 99)
+        store.admin.hide("a", 5, 99)
         assert hidden_seqs(store, "a") == [2, 3, 5]
         assert append(store, "a", "6") == [6]
         assert visible_texts(store, "a") == ["1", "4", "6"]
-        store.hide("a", 50, 60)
-        store.hide("a", -5, 0)
+        store.admin.hide("a", 50, 60)
+        store.admin.hide("a", -5, 0)
         assert visible_texts(store, "a") == ["1", "4", "6"]
 
     def test_p8_hide_with_start_after_end_is_rejected(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        assert_raises(UsageError, store.hide, "a", 2, 1)
+        assert_raises(UsageError, store.admin.hide, "a", 2, 1)
         assert visible_texts(store, "a") == ["1", "2"]
 
     def test_a_hidden_range_that_touches_the_floor_becomes_the_floor(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5", "6")
-        store.hide("a", 2, 3)
+        store.admin.hide("a", 2, 3)
         assert store.info("a").floor == 0
-        store.hide("a", 1, 1)
+        store.admin.hide("a", 1, 1)
         assert store.info("a").floor == 3
-        store.hide("a", 5, 5)
+        store.admin.hide("a", 5, 5)
         assert store.info("a").floor == 3
         store.checkpoint("a", summary="", upto=4)
         assert_session(store, "a", floor=5, visible=["6"])
@@ -145,26 +145,26 @@ class Hiding(ContractPart):
     def test_show_shows_hidden_messages_and_ignores_other_seqs(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
         store.truncate_history("a", 2)
-        store.show("a", 3, 99)
+        store.admin.show("a", 3, 99)
         assert_session(store, "a", visible=["3", "4", "5"], floor=2)
-        store.show("a", 1, 1)
+        store.admin.show("a", 1, 1)
         assert_session(store, "a", visible=["1", "3", "4", "5"], floor=0)
-        store.show("a", -5, 1)
+        store.admin.show("a", -5, 1)
         assert store.info("a").undoable == 3
-        assert_raises(UsageError, store.show, "a", 2, 1)
+        assert_raises(UsageError, store.admin.show, "a", 2, 1)
 
     def test_show_shows_archived_messages_but_no_purged_ones(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
         store.truncate_history("a", 1)
         store.compact("a")
-        store.purge("a", before=2)
-        store.show("a", 1, 4)
+        store.admin.purge("a", before=2)
+        store.admin.show("a", 1, 4)
         assert_session(store, "a", visible=["2", "3", "4"], floor=1)
 
     def test_undo_of_show_hides_only_the_messages_that_it_showed(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
-        store.hide("a", 2, 3)
-        store.show("a", 1, 2)
+        store.admin.hide("a", 2, 3)
+        store.admin.show("a", 1, 2)
         append(store, "a", "5")
         assert store.undo("a") == _undo_result("show", hid=1)
         assert visible_texts(store, "a") == ["1", "4", "5"]
@@ -173,7 +173,7 @@ class Hiding(ContractPart):
 
     def test_pop_hides_the_last_visible_message_and_returns_it(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        store.hide("a", 3, 3)
+        store.admin.hide("a", 3, 3)
         popped_message = store.pop("a")
         assert popped_message is not None
         assert (popped_message.seq, popped_message.content) == (2, "2")
@@ -186,12 +186,12 @@ class Hiding(ContractPart):
     def test_more_than_a_thousand_hidden_ranges_are_rejected(self, store: Store) -> None:
         store.add_messages("a", [user_message(str(number)) for number in range(2003)])
         for seq in range(2, 2002, 2):
-            store.hide("a", seq, seq)
-        assert_raises(UsageError, store.hide, "a", 2002, 2002)
+            store.admin.hide("a", seq, seq)
+        assert_raises(UsageError, store.admin.hide, "a", 2002, 2002)
         assert store.info("a").visible == 1003
-        store.hide("a", 1, 1)
+        store.admin.hide("a", 1, 1)
         assert store.info("a").floor == 2
-        store.hide("a", 2002, 2002)
+        store.admin.hide("a", 2002, 2002)
         assert store.info("a").visible == 1001
 
 
@@ -228,8 +228,8 @@ class Replacing(ContractPart):
 
     def test_common_prefix_is_computed_from_visible_messages(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
-        store.hide("a", 1, 1)
-        store.hide("a", 3, 3)
+        store.admin.hide("a", 1, 1)
+        store.admin.hide("a", 3, 3)
         store.set_history("a", user_messages("2", "4", "5"))
         assert [m.seq for m in store.get_history("a")] == [2, 4, 5]
         store.set_history("a", user_messages("1", "2"))
@@ -386,12 +386,12 @@ class Checkpoints(ContractPart):
             lambda: store.get_history("a", after=number),
             lambda: store.view("a", number),
             lambda: store.truncate_history("a", number),
-            lambda: store.hide("a", number, 3),
-            lambda: store.hide("a", 1, number),
+            lambda: store.admin.hide("a", number, 3),
+            lambda: store.admin.hide("a", 1, number),
             lambda: store.checkpoint("a", summary="s", upto=number),
             lambda: store.checkpoint("a", summary="s", upto=1, expect_floor=number),
             lambda: store.fork("a", "b", at=number),
-            lambda: store.purge("a", before=number),
+            lambda: store.admin.purge("a", before=number),
             lambda: store.list_sessions(limit=number),
             lambda: store.follow("a", after=number, timeout=0),
         )
@@ -481,8 +481,8 @@ class Undoing(ContractPart):
 
     def test_hiding_hidden_messages_adds_no_undo_step(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        store.hide("a", 2, 2)
-        store.hide("a", 2, 2)
+        store.admin.hide("a", 2, 2)
+        store.admin.hide("a", 2, 2)
         store.clear("a")
         store.clear("a")
         store.truncate_history("a", 0)
@@ -511,7 +511,7 @@ class Undoing(ContractPart):
 
     def test_undo_shows_only_the_messages_its_operation_hid(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
-        store.hide("a", 2, 2)
+        store.admin.hide("a", 2, 2)
         store.truncate_history("a", 1)
         assert store.undo("a") == _undo_result("truncate", shown=2)
         assert_session(store, "a", visible=["1", "3", "4"], floor=0)
@@ -520,7 +520,7 @@ class Undoing(ContractPart):
 
     def test_messages_hidden_by_an_undo_stay_hidden_after_later_undos(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        store.hide("a", 1, 1)
+        store.admin.hide("a", 1, 1)
         store.set_history("a", user_messages("2", "x", "y"))
         assert store.undo("a") == _undo_result("replace", shown=1, hid=2)
         assert visible_texts(store, "a") == ["2", "3"]
@@ -557,7 +557,7 @@ class Undoing(ContractPart):
         append(store, "a", *"123456789")
         earlier_states = []
         operations: list[Callable[[], object]] = [
-            lambda: store.hide("a", 4, 5),
+            lambda: store.admin.hide("a", 4, 5),
             lambda: store.set_summary("a", "first"),
             lambda: store.checkpoint("a", summary="second", upto=2),
             lambda: store.pop("a"),
@@ -615,7 +615,7 @@ class Undoing(ContractPart):
         store.truncate_history("a", 1)
         store.compact("a")
         store.undo("a")
-        store.hide("a", 2, 2)
+        store.admin.hide("a", 2, 2)
         assert visible_texts(store, "a") == ["1", "3"]
         store.set_history("a", user_messages("1", "x"))
         assert visible_texts(store, "a") == ["1", "x"]
@@ -641,7 +641,7 @@ class Undoing(ContractPart):
     ) -> None:
         store.add_messages("a", [user_message(str(number)) for number in range(800)])
         for seq in range(2, 800, 2):
-            store.hide("a", seq, seq)
+            store.admin.hide("a", seq, seq)
         odd_texts = visible_texts(store, "a")
         append(store, "a", "new")
         store.clear("a")

@@ -20,7 +20,7 @@ from stenolog.errors import (
     StenologError,
     UsageError,
 )
-from stenolog.stores.base import FORKED_AT, PurgingStore, Store
+from stenolog.stores.base import FORKED_AT, Store
 from support.contract.open_store_base import (
     ContractPart,
     all_messages,
@@ -151,7 +151,7 @@ class Forks(ContractPart):
         store.set_meta("b", title=None)
         store.compact("b")
         assert session_content(store, "a") == source_content
-        store.purge("a")
+        store.admin.purge("a")
         assert visible_texts(store, "b") == ["other"]
 
     def test_fork_has_no_idempotency_keys_and_no_undo_steps(self, store: Store) -> None:
@@ -172,7 +172,7 @@ class Forks(ContractPart):
         assert all_messages(store, "b") == [(n, str(n), n < 7) for n in (3, 5, 6, 7)]
         assert store.undo("b").shown == 3
         assert visible_texts(store, "b") == ["3", "5", "6", "7"]
-        store.hide("b", 1, 6)
+        store.admin.hide("b", 1, 6)
         assert (visible_texts(store, "b"), store.info("b").floor) == (["7"], 6)
         store.clear("b")
         assert store.undo("b").shown == 1
@@ -189,7 +189,7 @@ class Forks(ContractPart):
     def test_fork_of_a_fork_copies_its_visible_messages(self, store: Store) -> None:
         append_conversation(store, "a")
         store.fork("a", "b", at=6)
-        store.hide("b", 5, 5)
+        store.admin.hide("b", 5, 5)
         store.fork("b", "c")
         copied_messages = [(3, "3", False), (6, "6", False)]
         assert_session(store, "c", messages=copied_messages, forked_from="b", last_seq=6, lost=0)
@@ -241,14 +241,14 @@ class Trash(ContractPart):
         assert (trashed.key, trashed.uid, trashed.count) == ("a", uid, 7)
         assert before <= trashed.deleted <= datetime.now(UTC) + timedelta(seconds=1)
         assert trashed.deleted.utcoffset() == timedelta(0)
-        assert store.list_trash() == [trashed]
+        assert store.admin.list_trash() == [trashed]
 
     def test_the_trash_lists_the_last_deleted_first(self, store: Store) -> None:
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
         for key in ("b", "a", "c"):
             append(store, key, key)
         trash_entries = [store.delete(key) for key in ("c", "b", "a")]
-        assert store.list_trash() == trash_entries[::-1]
+        assert store.admin.list_trash() == trash_entries[::-1]
 
     def test_p4_restore_recovers_the_complete_session(self, store: Store) -> None:
         append_conversation(store, "a")
@@ -256,14 +256,14 @@ class Trash(ContractPart):
         messages = all_messages(store, "a")
         times = [message.at for message in store.get_history("a", full=True)]
         store.delete("a")
-        store.restore("a")
+        store.admin.restore("a")
         restored_info = store.info("a")
         assert session_content(store, "a") == content_before
         assert all_messages(store, "a") == messages
         assert (restored_info.uid, restored_info.created) == (info.uid, info.created)
         assert restored_info.archived == info.archived
         assert [message.at for message in store.get_history("a", full=True)] == times
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
         # Undo steps, idempotency keys and the next seq are restored as well.
         assert store.add_message("a", "user", "6", once="six") == 6
         assert store.add_messages("a", user_messages(*"345"), once="batch") == [3, 4, 5]
@@ -280,7 +280,7 @@ class Trash(ContractPart):
             store.delete("a")
             assert session_content(store, "a") is None
             assert trash_content(store) == [("a", 7)]
-            store.restore("a")
+            store.admin.restore("a")
             assert session_content(store, "a") == content_before
             assert trash_content(store) == []
 
@@ -293,19 +293,22 @@ class Trash(ContractPart):
         assert (info.count, info.summary, info.meta, info.undoable) == (1, "", {}, 0)
         second_entry = store.delete("a")
         assert second_entry.uid == info.uid
-        assert [t.uid for t in store.list_trash()] == [second_entry.uid, first_entry.uid]
+        assert [t.uid for t in store.admin.list_trash()] == [second_entry.uid, first_entry.uid]
 
     def test_restore_uses_the_last_deleted_session_or_the_given_uid(self, store: Store) -> None:
         trash_entries = []
         for text in ("first", "second", "third"):
             append(store, "a", text)
             trash_entries.append(store.delete("a"))
-        store.restore("a")
+        store.admin.restore("a")
         assert visible_texts(store, "a") == ["third"]
         store.delete("a")
-        store.restore("a", uid=trash_entries[0].uid)
+        store.admin.restore("a", uid=trash_entries[0].uid)
         assert_session(store, "a", visible=["first"], uid=trash_entries[0].uid)
-        assert [t.uid for t in store.list_trash()] == [trash_entries[2].uid, trash_entries[1].uid]
+        assert [t.uid for t in store.admin.list_trash()] == [
+            trash_entries[2].uid,
+            trash_entries[1].uid,
+        ]
 
     def test_p4_restore_order_does_not_depend_on_the_clock(self, store: Store) -> None:
         uids = []
@@ -313,25 +316,25 @@ class Trash(ContractPart):
             with shifted_clock(seconds):
                 append(store, "a", f"clock {seconds}")
                 uids.append(store.delete("a").uid)
-        assert [trashed.uid for trashed in store.list_trash()] == uids[::-1]
-        times = [trashed.deleted for trashed in store.list_trash()]
+        assert [trashed.uid for trashed in store.admin.list_trash()] == uids[::-1]
+        times = [trashed.deleted for trashed in store.admin.list_trash()]
         assert times == sorted(set(times), reverse=True)
-        store.restore("a")
+        store.admin.restore("a")
         assert visible_texts(store, "a") == ["clock -7200"]
         store.delete("a")
-        store.restore("a", uid=uids[1])
+        store.admin.restore("a", uid=uids[1])
         assert visible_texts(store, "a") == ["clock 3600"]
 
     def test_p8_restore_to_a_key_in_use_is_rejected(self, store: Store) -> None:
         append(store, "a", "old")
         store.delete("a")
         append(store, "a", "new")
-        error = assert_raises(SessionExists, store.restore, "a")
+        error = assert_raises(SessionExists, store.admin.restore, "a")
         assert error.key == "a"
         assert visible_texts(store, "a") == ["new"]
         assert trash_content(store) == [("a", 1)]
         append(store, "b", "taken")
-        assert_raises(SessionExists, store.restore, "a", as_key="b")
+        assert_raises(SessionExists, store.admin.restore, "a", as_key="b")
         assert (visible_texts(store, "b"), trash_content(store)) == (["taken"], [("a", 1)])
 
     def test_session_can_be_restored_under_another_key(self, store: Store) -> None:
@@ -339,20 +342,20 @@ class Trash(ContractPart):
         content_before, uid = session_content(store, "a"), store.info("a").uid
         store.delete("a")
         append(store, "a", "new")
-        store.restore("a", as_key="b")
+        store.admin.restore("a", as_key="b")
         assert session_content(store, "b") == content_before
         info = store.info("b")
         assert (info.key, info.uid) == ("b", uid)
         assert store.list_sessions() == ["a", "b"]
         assert visible_texts(store, "a") == ["new"]
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
         store.undo("b")
         store.undo("b")
         assert visible_texts(store, "b") == [*"1234567"]
         assert store.add_message("b", "user", "6", once="six") == 6
         assert store.delete("b").key == "b"
-        assert [t.key for t in store.list_trash()] == ["b"]
-        store.restore("b")
+        assert [t.key for t in store.admin.list_trash()] == ["b"]
+        store.admin.restore("b")
         assert store.info("b").uid == uid
 
     def test_p8_only_sessions_in_the_trash_can_be_restored(self, store: Store) -> None:
@@ -361,10 +364,10 @@ class Trash(ContractPart):
         uid = store.delete("b").uid
         for call in (Call("delete"), Call("restore"), Call("restore", as_key="c")):
             assert_raises(NoSuchSession, call.make, store, "nobody")
-        assert_raises(NoSuchSession, store.restore, "a")
-        assert_raises(NoSuchSession, store.restore, "b", uid="0" * 16)
-        assert_raises(NoSuchSession, store.restore, "a", uid=uid, as_key="c")
-        assert_raises(InvalidKey, store.restore, "b", as_key="")
+        assert_raises(NoSuchSession, store.admin.restore, "a")
+        assert_raises(NoSuchSession, store.admin.restore, "b", uid="0" * 16)
+        assert_raises(NoSuchSession, store.admin.restore, "a", uid=uid, as_key="c")
+        assert_raises(InvalidKey, store.admin.restore, "b", as_key="")
         assert store.list_sessions() == ["a"]
         assert trash_content(store) == [("b", 1)]
 
@@ -378,7 +381,7 @@ class Trash(ContractPart):
     def test_a_session_without_messages_can_be_deleted_and_restored(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
         assert store.delete("a").count == 0
-        store.restore("a")
+        store.admin.restore("a")
         assert store.get_summary("a") == "nothing was said yet"
 
     def test_deleted_fork_is_restored_without_lost_messages(self, store: Store) -> None:
@@ -386,7 +389,7 @@ class Trash(ContractPart):
         store.fork("a", "b", at=6)
         content_before = session_content(store, "b")
         store.delete("b")
-        store.restore("b")
+        store.admin.restore("b")
         assert session_content(store, "b") == content_before
         assert store.info("b").lost == 0
 
@@ -416,9 +419,9 @@ class Trash(ContractPart):
         writers = [partial(append, store, "a", *texts) for texts in texts_by_writer]
         run_at_once(delete_repeatedly, *writers)
         texts = visible_texts(store, "a")
-        assert store.list_trash()
-        for trashed in store.list_trash():
-            store.restore("a", uid=trashed.uid, as_key=f"restored {trashed.uid}")
+        assert store.admin.list_trash()
+        for trashed in store.admin.list_trash():
+            store.admin.restore("a", uid=trashed.uid, as_key=f"restored {trashed.uid}")
             texts += visible_texts(store, f"restored {trashed.uid}")
         assert sorted(texts) == sorted(["first", *chain(*texts_by_writer)])
 
@@ -432,18 +435,18 @@ class Purging(ContractPart):
         append(store, "a", "8", "9")
         store.compact("a")
         append(store, "b", "stays")
-        purged = store.purge("a")
+        purged = store.admin.purge("a")
         assert (purged.messages, purged.first, purged.last) == (9, 1, 7)
         assert purged.not_reached == ()
-        assert (store.list_sessions(), store.list_trash()) == (["b"], [])
+        assert (store.list_sessions(), store.admin.list_trash()) == (["b"], [])
         assert store.get_history("a", full=True) == []
-        assert_raises(NoSuchSession, store.restore, "a")
+        assert_raises(NoSuchSession, store.admin.restore, "a")
         assert_raises(NoSuchSession, store.info, "a")
 
     def test_purged_key_starts_a_new_session_without_idempotency_keys(self, store: Store) -> None:
         append_conversation(store, "a")
         uid = store.info("a").uid
-        store.purge("a")
+        store.admin.purge("a")
         assert store.add_message("a", "user", "other", once="six") == 1
         info = store.info("a")
         assert info.uid != uid
@@ -455,47 +458,41 @@ class Purging(ContractPart):
         append(store, "b", "1")
         store.delete("a")
         store.delete("b")
-        assert store.purge("a").messages == 7
+        assert store.admin.purge("a").messages == 7
         assert trash_content(store) == [("b", 1)]
-        store.restore("b")
+        store.admin.restore("b")
         assert visible_texts(store, "b") == ["1"]
 
     def test_delete_unchanged_moves_a_session_that_did_not_change(self, store: Store) -> None:
-        if not isinstance(store, PurgingStore):
-            pytest.skip("the store has no conditional delete")
         append(store, "a", "1", "2")
         store.set_meta("a", title="t")
         info = store.info("a")
-        trashed = store.delete_unchanged(info)
+        trashed = store.admin.delete_unchanged(info)
         assert trashed is not None
         assert (trashed.key, trashed.uid, trashed.count) == ("a", info.uid, 2)
-        assert store.list_trash() == [trashed]
-        assert_raises(NoSuchSession, store.delete_unchanged, info)
-        store.restore("a")
+        assert store.admin.list_trash() == [trashed]
+        assert_raises(NoSuchSession, store.admin.delete_unchanged, info)
+        store.admin.restore("a")
         assert visible_texts(store, "a") == ["1", "2"]
 
     def test_p1_delete_unchanged_keeps_a_session_that_changed(self, store: Store) -> None:
-        if not isinstance(store, PurgingStore):
-            pytest.skip("the store has no conditional delete")
         append(store, "a", "1", "2")
         infos = [store.info("a")]
         append(store, "a", "3")
         infos.append(store.info("a"))
         store.set_meta("a", tags=["keep"])
         infos.append(store.info("a"))
-        store.hide("a", 1, 1)
+        store.admin.hide("a", 1, 1)
         for info in infos:
-            assert store.delete_unchanged(info) is None
-        assert (visible_texts(store, "a"), store.list_trash()) == (["2", "3"], [])
+            assert store.admin.delete_unchanged(info) is None
+        assert (visible_texts(store, "a"), store.admin.list_trash()) == (["2", "3"], [])
         info = store.info("a")
         first = store.delete("a")
         append(store, "a", "another session")
-        assert store.delete_unchanged(info) is None
-        assert [entry.uid for entry in store.list_trash()] == [first.uid]
+        assert store.admin.delete_unchanged(info) is None
+        assert [entry.uid for entry in store.admin.list_trash()] == [first.uid]
 
     def test_purge_trash_removes_only_the_given_entries(self, store: Store) -> None:
-        if not isinstance(store, PurgingStore):
-            pytest.skip("the store cannot purge single trash entries")
         append(store, "a", "old", "older")
         first_entry = store.delete("a")
         append(store, "a", "later")
@@ -504,21 +501,22 @@ class Purging(ContractPart):
         lease = store.lease("a", ttl=60)
         append(store, "b", "of another key")
         other_entry = store.delete("b")
-        purged = store.purge_trash("a", [(first_entry.uid, first_entry.deleted)])
+        purged = store.admin.purge("a", trash=[(first_entry.uid, first_entry.deleted)])
         assert (purged.messages, purged.first, purged.last) == (2, 1, 2)
-        assert [entry.uid for entry in store.list_trash()] == [other_entry.uid, second_entry.uid]
+        assert [entry.uid for entry in store.admin.list_trash()] == [
+            other_entry.uid,
+            second_entry.uid,
+        ]
         assert visible_texts(store, "a") == ["in use"]
         assert not lease.lost
         lease.release()
-        assert store.unfinished_purges() == []
+        assert store.admin.list_trash(unfinished=True) == []
 
     def test_purge_trash_rejects_entries_that_changed(self, store: Store) -> None:
-        if not isinstance(store, PurgingStore):
-            pytest.skip("the store cannot purge single trash entries")
         append(store, "a", "1")
         uid = store.info("a").uid
         first_entry = store.delete("a")
-        store.restore("a")
+        store.admin.restore("a")
         append(store, "a", "2")
         second_entry = store.delete("a")
         assert first_entry.uid == second_entry.uid == uid
@@ -528,18 +526,19 @@ class Purging(ContractPart):
             [*current_pairs, ("00", second_entry.deleted)],
             [],
         ):
-            assert_raises(NoSuchSession, store.purge_trash, "a", entries)
-        assert_raises(NoSuchSession, store.purge_trash, "b", current_pairs)
-        store.restore("a")
-        assert_raises(NoSuchSession, store.purge_trash, "a", current_pairs)
-        assert_raises(NoSuchSession, store.finish_purge, uid)
+            assert_raises(NoSuchSession, store.admin.purge, "a", trash=entries)
+        assert_raises(NoSuchSession, store.admin.purge, "b", trash=current_pairs)
+        store.admin.restore("a")
+        assert_raises(NoSuchSession, store.admin.purge, "a", trash=current_pairs)
+        assert_raises(NoSuchSession, store.admin.finish_purge, uid)
+        assert_raises(UsageError, store.admin.purge, "a", before=2, trash=current_pairs)
         assert visible_texts(store, "a") == ["1", "2"]
 
     def test_p7_purge_removes_a_session_that_is_concurrently_deleted_and_restored(
         self, store: Store
     ) -> None:
         def delete_and_restore() -> None:
-            for call in (store.delete, store.restore):
+            for call in (store.delete, store.admin.restore):
                 with suppress(StenologError):
                     call("a")
 
@@ -548,12 +547,12 @@ class Purging(ContractPart):
             store.delete("a")
             append(store, "a", "2")
             with repeat_in_threads(delete_and_restore):
-                assert store.purge("a").messages == 2
-            assert (store.list_sessions(), store.list_trash()) == ([], [])
+                assert store.admin.purge("a").messages == 2
+            assert (store.list_sessions(), store.admin.list_trash()) == ([], [])
 
     def test_p8_purge_of_an_unknown_session_raises(self, store: Store) -> None:
         append_conversation(store, "a")
-        store.purge("a")
+        store.admin.purge("a")
         for call in (Call("purge"), Call("purge", before=3)):
             assert assert_raises(NoSuchSession, call.make, store, "a").key == "a"
         assert store.list_sessions() == []
@@ -564,7 +563,7 @@ class Purging(ContractPart):
         store.fork("a", "fork two")
         store.delete("fork two")
         store.fork("fork one", "of the fork")
-        for purged in (store.purge("a", before=3), store.purge("a")):
+        for purged in (store.admin.purge("a", before=3), store.admin.purge("a")):
             for fork in ("fork one", "fork two"):
                 assert sum(fork in sentence for sentence in purged.not_reached) == 1
         assert visible_texts(store, "fork one") == ["3", "5", "6", "7"]
@@ -575,7 +574,7 @@ class Purging(ContractPart):
     ) -> None:
         append_conversation(store, "a")
         messages_before = all_messages(store, "a")
-        purged = store.purge("a", before=before)
+        purged = store.admin.purge("a", before=before)
         assert (purged.messages, purged.first, purged.last) == (before - 1, 1, before - 1)
         kept_messages = [row for row in messages_before if row[0] >= before]
         kept_texts = [str(seq) for seq in (3, 5, 6, 7) if seq >= before]
@@ -590,13 +589,13 @@ class Purging(ContractPart):
     def test_purge_before_the_first_seq_removes_nothing(self, store: Store, before: int) -> None:
         append_conversation(store, "a")
         content = session_content(store, "a")
-        purged = store.purge("a", before=before)
+        purged = store.admin.purge("a", before=before)
         assert (purged.messages, purged.first, purged.last) == (0, 0, 0)
         assert session_content(store, "a") == content
 
     def test_purge_before_a_seq_beyond_the_end_removes_all_messages(self, store: Store) -> None:
         append_conversation(store, "a")
-        assert store.purge("a", before=99).messages == 7
+        assert store.admin.purge("a", before=99).messages == 7
         assert store.list_sessions() == ["a"]
         assert_session(store, "a", messages=[], count=0, last_seq=7, floor=7)
         assert store.info("a").visible == 0
@@ -605,21 +604,21 @@ class Purging(ContractPart):
 
     def test_repeated_purge_removes_only_the_remaining_messages(self, store: Store) -> None:
         append_conversation(store, "a")
-        assert store.purge("a", before=4).messages == 3
-        assert store.purge("a", before=4).messages == 0
-        purged = store.purge("a", before=6)
+        assert store.admin.purge("a", before=4).messages == 3
+        assert store.admin.purge("a", before=4).messages == 0
+        purged = store.admin.purge("a", before=6)
         assert (purged.messages, purged.first, purged.last) == (2, 4, 5)
         assert all_messages(store, "a") == [(6, "6", False), (7, "7", False)]
         store.clear("a")
         store.compact("a")
-        assert store.purge("a", before=7).messages == 1
+        assert store.admin.purge("a", before=7).messages == 1
         assert all_messages(store, "a") == [(7, "7", True)]
 
     def test_undo_does_not_cross_a_purge(self, store: Store) -> None:
         append(store, "a", *"123456")
         store.truncate_history("a", 4)
-        store.hide("a", 5, 5)
-        store.purge("a", before=2)
+        store.admin.hide("a", 5, 5)
+        store.admin.purge("a", before=2)
         assert store.info("a").undoable == 1
         assert store.undo("a").op == "hide"
         assert_raises(NothingToUndo, store.undo, "a")
@@ -629,9 +628,9 @@ class Purging(ContractPart):
         append(store, "a", *"123456")
         store.clear("a")
         store.undo("a")
-        store.hide("a", 4, 4)
+        store.admin.hide("a", 4, 4)
         store.set_history("a", [*store.get_history("a")[:4], user_message("x")])
-        store.purge("a", before=3)
+        store.admin.purge("a", before=3)
         assert visible_texts(store, "a") == ["3", "5", "x"]
         assert store.undo("a").op == "replace"
         assert store.undo("a").op == "hide"
@@ -639,10 +638,10 @@ class Purging(ContractPart):
 
     def test_purge_drops_all_undo_steps_before_an_affected_one(self, store: Store) -> None:
         append(store, "a", *"123456")
-        store.hide("a", 5, 5)
+        store.admin.hide("a", 5, 5)
         store.truncate_history("a", 3)
-        store.hide("a", 6, 6)
-        store.purge("a", before=2)
+        store.admin.hide("a", 6, 6)
+        store.admin.purge("a", before=2)
         assert store.info("a").undoable == 1
         assert store.undo("a").shown == 1
         assert_raises(NothingToUndo, store.undo, "a")
@@ -652,14 +651,14 @@ class Purging(ContractPart):
         append(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="the first message has a secret", upto=1)
         store.set_summary("a", "something else")
-        not_reached = store.purge("a", before=2).not_reached
+        not_reached = store.admin.purge("a", before=2).not_reached
         assert [sentence for sentence in not_reached if "summary" in sentence]
         assert store.get_summary("a") == "something else"
         assert_raises(NothingToUndo, store.undo, "a")
 
     def test_purge_report_has_no_summary_warning_without_a_summary(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
-        assert store.purge("a", before=2).not_reached == ()
+        assert store.admin.purge("a", before=2).not_reached == ()
 
     @pytest.mark.parametrize("imported", [5, True, "x", {"file": 1}, [1, {"file": 2}]], ids=str)
     def test_session_with_a_foreign_imported_field_can_be_purged(
@@ -667,24 +666,24 @@ class Purging(ContractPart):
     ) -> None:
         append(store, "a", "1", "2")
         store.set_meta("a", imported=imported)
-        assert store.purge("a", before=2).messages == 1
-        assert store.purge("a").messages == 1
+        assert store.admin.purge("a", before=2).messages == 1
+        assert store.admin.purge("a").messages == 1
         assert store.list_sessions() == []
 
     def test_purge_before_reports_deleted_sessions_of_the_key(self, store: Store) -> None:
         append(store, "a", "1", "2")
         store.delete("a")
         append(store, "a", "1", "2")
-        not_reached = store.purge("a", before=2).not_reached
+        not_reached = store.admin.purge("a", before=2).not_reached
         assert [sentence for sentence in not_reached if "trash" in sentence]
         assert trash_content(store) == [("a", 2)]
 
     def test_p12_idempotency_keys_of_remaining_messages_survive_a_purge(self, store: Store) -> None:
         append_conversation(store, "a")
-        store.purge("a", before=3)
+        store.admin.purge("a", before=3)
         assert store.add_messages("a", user_messages(*"345"), once="batch") == [3, 4, 5]
         assert store.add_message("a", "user", "6", once="six") == 6
-        store.purge("a", before=6)
+        store.admin.purge("a", before=6)
         assert store.add_message("a", "user", "6", once="six") == 6
         assert_raises(OnceConflict, store.add_message, "a", "user", "other", once="six")
         # The idempotency key of a purged message is gone as well.
@@ -695,14 +694,14 @@ class Purging(ContractPart):
             store.add_message("a", "user", str(number), once=f"t{number}")
         store.truncate_history("a", 1)
         store.compact("a")
-        store.purge("a", before=4)
+        store.admin.purge("a", before=4)
         assert store.add_message("a", "user", "5", once="t5") == 5
         assert store.add_message("a", "user", "2", once="t2") == 7
 
     def test_p2_rest_of_a_partly_purged_batch_stays_readable(self, store: Store) -> None:
         append(store, "a", "1")
         store.add_messages("a", user_messages(*"2345"))
-        store.purge("a", before=4)
+        store.admin.purge("a", before=4)
         assert visible_texts(store, "a") == ["4", "5"]
         append(store, "a", "6")
         store.truncate_history("a", 1)
@@ -716,9 +715,9 @@ class Purging(ContractPart):
             if number % 4 == 0:
                 store.truncate_history("a", 1)
                 store.compact("a")
-        assert store.purge("a", before=6).messages == 5
+        assert store.admin.purge("a", before=6).messages == 5
         assert all_messages(store, "a") == [(n, str(n), n < 12) for n in range(6, 13)]
-        store.purge("a", before=12)
+        store.admin.purge("a", before=12)
         assert all_messages(store, "a") == [(12, "12", False)]
         append(store, "a", "13")
         store.truncate_history("a", 1)
@@ -727,11 +726,11 @@ class Purging(ContractPart):
 
     def test_a_purged_session_can_be_forked_deleted_and_restored(self, store: Store) -> None:
         append_conversation(store, "a")
-        store.purge("a", before=4)
+        store.admin.purge("a", before=4)
         content = session_content(store, "a")
         store.delete("a")
         assert trash_content(store) == [("a", 4)]
-        store.restore("a")
+        store.admin.restore("a")
         assert session_content(store, "a") == content
         store.fork("a", "b")
         assert visible_texts(store, "b") == ["5", "6", "7"]
@@ -742,7 +741,7 @@ class Purging(ContractPart):
 
         def purge_repeatedly() -> None:
             for before in range(2, 7):
-                store.purge("a", before=before)
+                store.admin.purge("a", before=before)
 
         texts_by_writer = [[f"{name}{number}" for number in range(25)] for name in "xy"]
         writers = [partial(append, store, "a", *texts) for texts in texts_by_writer]

@@ -169,7 +169,7 @@ def append_conversation(store: Store, key: str) -> None:
     store.add_messages(key, user_messages("3", "4", "5"), once="batch")
     store.checkpoint(key, summary="so far", upto=2)
     store.compact(key)
-    store.hide(key, 4, 4)
+    store.admin.hide(key, 4, 4)
     store.add_message(key, "user", "6", once="six")
     store.add_message(key, "user", "7")
     store.set_meta(key, title="A talk", tags=["x"])

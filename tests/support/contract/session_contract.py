@@ -30,7 +30,7 @@ class Sessions(ContractPart):
 
     def test_info_describes_the_session(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4", "5")
-        store.hide("a", 4, 4)
+        store.admin.hide("a", 4, 4)
         store.checkpoint("a", summary="so far", upto=2)
         store.set_meta("a", title="A talk", tags=["x"])
         info = store.info("a")
@@ -100,7 +100,7 @@ class Sessions(ContractPart):
         append(store, "a", "1", "2", "3", "4", "5")
         messages = all_messages(store, "a")
         assert store.compact("a").archived == 0
-        store.hide("a", 3, 3)
+        store.admin.hide("a", 3, 3)
         assert store.compact("a").archived == 0
         store.undo("a")
         store.checkpoint("a", summary="so far", upto=2)
@@ -167,37 +167,37 @@ class Stamps(ContractPart):
     """Tests of `stamps`, with which an index detects changed sessions."""
 
     def test_stamp_of_a_session_differs_after_each_change(self, store: Store) -> None:
-        assert store.stamps() == {}
+        assert store.admin.stamps() == {}
         append(store, "a", "1", "2", "3", "4")
         append(store, "b", "1")
-        all_stamps = [store.stamps()]
+        all_stamps = [store.admin.stamps()]
         for call in _CHANGING_CALLS:
             call.make(store, "a")
-            all_stamps.append(store.stamps())
+            all_stamps.append(store.admin.stamps())
         assert all(sorted(stamps) == ["a", "b"] for stamps in all_stamps)
         assert len({stamps["a"] for stamps in all_stamps}) == len(all_stamps)
         assert {stamps["b"] for stamps in all_stamps} == {all_stamps[0]["b"]}
 
     def test_reads_do_not_change_stamps(self, store: Store) -> None:
         append(store, "a", "1", "2")
-        stamps_before = store.stamps()
+        stamps_before = store.admin.stamps()
         store.get_history("a", full=True)
         store.info("a")
         assert list(store.follow("a", timeout=0))
-        assert store.stamps() == stamps_before
+        assert store.admin.stamps() == stamps_before
 
     def test_stamps_exist_only_for_existing_sessions(self, store: Store) -> None:
         append(store, "a", "1")
-        first_stamp = store.stamps()["a"]
+        first_stamp = store.admin.stamps()["a"]
         store.delete("a")
-        assert store.stamps() == {}
+        assert store.admin.stamps() == {}
         append(store, "a", "1")
-        assert store.stamps()["a"] != first_stamp
-        store.restore("a", as_key="b")
+        assert store.admin.stamps()["a"] != first_stamp
+        store.admin.restore("a", as_key="b")
         store.fork("a", "c")
-        assert sorted(store.stamps()) == ["a", "b", "c"]
-        store.purge("a")
-        assert sorted(store.stamps()) == ["b", "c"]
+        assert sorted(store.admin.stamps()) == ["a", "b", "c"]
+        store.admin.purge("a")
+        assert sorted(store.admin.stamps()) == ["b", "c"]
 
 
 _VIEW_CHANGES = [
@@ -247,7 +247,8 @@ class Views(ContractPart):
         view = store.view("a")
         store.delete("a")
         assert_raises(NoSuchSession, store.view, "a")
-        assert_raises(NoSuchSession, store.refresh, view)
+        with pytest.raises(NoSuchSession):
+            store.view("a", since=view)
         assert store.list_sessions() == []
 
     def test_a_session_without_messages_has_an_empty_view(self, store: Store) -> None:
@@ -255,16 +256,16 @@ class Views(ContractPart):
         view = store.view("a")
         assert (view.messages, view.summary, view.upto) == ((), "nothing yet", 0)
         append(store, "a", "1")
-        assert [message.seq for message in store.refresh(view).messages] == [1]
+        assert [message.seq for message in store.view(view.key, since=view).messages] == [1]
 
     def test_refresh_returns_only_the_new_messages(self, store: Store) -> None:
         append_conversation(store, "a")
         view = store.view("a")
-        empty_tail = store.refresh(view)
+        empty_tail = store.view(view.key, since=view)
         assert (empty_tail.messages, empty_tail.is_tail, empty_tail.after) == ((), True, 7)
         append(store, "a", "8")
         store.add_messages("a", user_messages("9", "10"))
-        tail = store.refresh(view)
+        tail = store.view(view.key, since=view)
         assert [message.seq for message in tail.messages] == [8, 9, 10]
         assert (tail.is_tail, tail.after, tail.upto) == (True, 7, 10)
         assert (tail.info, tail.uid, tail.change) == (store.info("a"), view.uid, view.change)
@@ -275,14 +276,14 @@ class Views(ContractPart):
         append_conversation(store, "a")
         view = store.view("a", last)
         append(store, "a", "8", "9")
-        assert view.merged(store.refresh(view)) == store.view("a", last)
+        assert view.merged(store.view(view.key, since=view)) == store.view("a", last)
 
     def test_a_merged_view_can_be_refreshed_again(self, store: Store) -> None:
         append_conversation(store, "a")
         view = store.view("a")
         for text in ["8", "9", "10"]:
             append(store, "a", text)
-            refreshed_view = store.refresh(view)
+            refreshed_view = store.view(view.key, since=view)
             assert len(refreshed_view.messages) == 1
             view = view.merged(refreshed_view)
         assert view == store.view("a")
@@ -294,7 +295,7 @@ class Views(ContractPart):
         view = store.view("a")
         call.make(store, "a")
         append(store, "a", "8")
-        refreshed_view = store.refresh(view)
+        refreshed_view = store.view(view.key, since=view)
         assert not refreshed_view.is_tail
         assert refreshed_view == store.view("a") == view.merged(refreshed_view)
         assert not view.matches(
@@ -309,23 +310,23 @@ class Views(ContractPart):
         view = store.view("a")
         store.compact("a")
         append(store, "a", "8")
-        assert view.merged(store.refresh(view)) == store.view("a")
+        assert view.merged(store.view(view.key, since=view)) == store.view("a")
 
     def test_full_view_returned_by_refresh_keeps_its_limit(self, store: Store) -> None:
         append(store, "a", "1", "2", "3", "4")
         view = store.view("a", 2)
         store.pop("a")
-        assert [message.seq for message in store.refresh(view).messages] == [2, 3]
+        assert [message.seq for message in store.view(view.key, since=view).messages] == [2, 3]
 
     def test_calls_without_effect_leave_a_view_valid(self, store: Store) -> None:
         append_conversation(store, "a")
         view = store.view("a")
         store.truncate_history("a", 9)
-        store.hide("a", 4, 4)
+        store.admin.hide("a", 4, 4)
         store.set_summary("a", "so far")
         store.set_meta("a", title="A talk")
         store.compact("a")
-        assert store.refresh(view).is_tail
+        assert store.view(view.key, since=view).is_tail
 
     @pytest.mark.parametrize("call", [Call("delete"), Call("purge")], ids=str)
     @pytest.mark.parametrize("texts", [["new 1", "new 2"], ["new 1", "new 2", "new 3"]], ids=len)
@@ -336,7 +337,7 @@ class Views(ContractPart):
         view = store.view("a")
         call.make(store, "a")
         append(store, "a", *texts)
-        refreshed_view = store.refresh(view)
+        refreshed_view = store.view(view.key, since=view)
         assert refreshed_view.uid != view.uid
         assert not refreshed_view.is_tail
         assert [m.content for m in refreshed_view.messages] == texts
@@ -345,17 +346,19 @@ class Views(ContractPart):
         append(store, "a", "1", "2")
         view = store.view("a")
         store.delete("a")
-        store.restore("a")
+        store.admin.restore("a")
         append(store, "a", "3")
-        assert view.merged(store.refresh(view)) == store.view("a")
+        assert view.merged(store.view(view.key, since=view)) == store.view("a")
 
     def test_views_through_a_lease_work_after_its_end(self, store: Store) -> None:
         append(store, "a", "1")
         with store.lease("a", ttl=60) as lease:
             view = lease.store.view("a")
             lease.store.add_message("a", "user", "2")
-            assert [message.seq for message in lease.store.refresh(view).messages] == [2]
-        assert view.merged(lease.store.refresh(view)) == store.view("a")
+            assert [message.seq for message in lease.store.view(view.key, since=view).messages] == [
+                2
+            ]
+        assert view.merged(lease.store.view(view.key, since=view)) == store.view("a")
 
     def test_p7_views_during_writes_are_consistent(self, store: Store) -> None:
         """Info, summary and messages agree while a writer appends, hides, deletes and recreates."""
@@ -364,7 +367,11 @@ class Views(ContractPart):
         def refresh_and_check(reader_index: int, last: int | None) -> None:
             view = views[reader_index]
             try:
-                view = store.view("a", last) if view is None else view.merged(store.refresh(view))
+                view = (
+                    store.view("a", last)
+                    if view is None
+                    else view.merged(store.view(view.key, since=view))
+                )
                 _check_view(view)
             except NoSuchSession:
                 view = None
@@ -419,7 +426,7 @@ class Closing(ContractPart):
 
     def test_working_store_is_healthy(self, store: Store) -> None:
         append(store, "a", "1")
-        health = store.health()
+        health = store.admin.health()
         assert health.ok
         assert health.problems == ()
         assert health.free_bytes is None or health.free_bytes > 0
@@ -435,11 +442,11 @@ class Closing(ContractPart):
         view = store.view("a")
         store.close()
         for call in (
-            lambda: store.refresh(view),
+            lambda: store.view(view.key, since=view),
             store.list_sessions,
-            store.list_trash,
-            store.stamps,
-            store.health,
+            store.admin.list_trash,
+            store.admin.stamps,
+            store.admin.health,
             lambda: next(store.follow("a", timeout=0)),
         ):
             assert_raises(StoreClosed, call)

@@ -119,10 +119,12 @@ def come_and_go(channel: socket.socket, *, where: str, key: str, seed: int) -> N
                     case "delete":
                         store.delete(key)
                     case "restore":
-                        deleted = [found.uid for found in store.list_trash() if found.key == key]
+                        deleted = [
+                            found.uid for found in store.admin.list_trash() if found.key == key
+                        ]
                         uid = moves.choice(deleted) if deleted else None
                         other = f"back {seed}.{made['restore']}" if moves.random() < 0.5 else None
-                        store.restore(key, uid=uid, as_key=other)
+                        store.admin.restore(key, uid=uid, as_key=other)
                     case "fork":
                         store.fork(key, f"fork {seed}.{made['fork']}")
                     case _:

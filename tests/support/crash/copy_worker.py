@@ -58,7 +58,7 @@ def write(where: str, name: str) -> None:
                 elif dice < 0.98:
                     store.delete(key)
                 else:
-                    store.restore(key)
+                    store.admin.restore(key)
         sys.stdin.read()
 
 

@@ -165,7 +165,7 @@ def look(store: Store, key: str) -> Seen:
     seen.look = replace(
         seen.look,
         forks=tuple((fork, _look(store, fork).look) for fork in forks),
-        trash=tuple((t.key, t.count) for t in store.list_trash() if _family(t.key) == key),
+        trash=tuple((t.key, t.count) for t in store.admin.list_trash() if _family(t.key) == key),
     )
     return seen
 
@@ -275,13 +275,13 @@ def _repeat(model: InMemoryStore, step: Step) -> Any:
     with contextlib.suppress(NoSuchSession):
         model.delete(step.key)
         if not step.keep & 1:
-            model.restore(step.key)
-    entries = [trashed.uid for trashed in model.list_trash() if trashed.key == step.key]
+            model.admin.restore(step.key)
+    entries = [trashed.uid for trashed in model.admin.list_trash() if trashed.key == step.key]
     alive = step.key in model.list_sessions()
     for number, uid in enumerate(entries, alive):
         if step.keep & 1 << number:
-            model.restore(step.key, uid=uid, as_key="to be purged")
-            model.purge("to be purged")
+            model.admin.restore(step.key, uid=uid, as_key="to be purged")
+            model.admin.purge("to be purged")
     return None
 
 
@@ -370,7 +370,7 @@ class Judge:
         return [outcome for history in settled.values() for outcome in history]
 
     def _keys(self, store: Store) -> list[str]:
-        there = [*store.list_sessions(), *(trashed.key for trashed in store.list_trash())]
+        there = [*store.list_sessions(), *(trashed.key for trashed in store.admin.list_trash())]
         strange = {_family(key) for key in there} - self._history.keys()
         _demand(not strange, f"sessions that nobody made: {strange}")
         return list(self._history)
@@ -601,18 +601,18 @@ def _empty_the_trash(store: Store, key: str, history: Sequence[Outcome]) -> None
     """Check that every deleted session can be restored, and that a purge then removes all."""
     model = _replay(history, ())
     assert model is not None, "the model took all this a moment ago"
-    entries = [t.uid for t in store.list_trash() if t.key == key]
+    entries = [t.uid for t in store.admin.list_trash() if t.key == key]
     for number, uid in enumerate(entries):
         other = f"{key} session {number}"
-        store.restore(key, uid=uid, as_key=other)
-        model.restore(key, as_key=other)
+        store.admin.restore(key, uid=uid, as_key=other)
+        model.admin.restore(key, as_key=other)
         seen, wanted = look(store, other).look, look(model, other).look
         _demand(seen == wanted, f"{key!r}: restored it is {seen}, not {wanted}")
-        store.purge(other)
+        store.admin.purge(other)
     for fork in store.list_sessions(prefix=key + FORK):
-        store.purge(fork)
+        store.admin.purge(fork)
     with contextlib.suppress(NoSuchSession):
-        store.purge(key)
+        store.admin.purge(key)
     found = look(store, key).look
     _demand(found == Look(), f"{key!r}: after a purge {found}")
 

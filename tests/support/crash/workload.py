@@ -165,9 +165,9 @@ def perform(store: Store, step: Step) -> Any:
             store.set_history(key, [*map(message, step.named), *messages])
         case "hide":
             first, last = _seqs(store, step)
-            store.hide(key, first, last)
+            store.admin.hide(key, first, last)
         case "show":
-            store.show(key, 1, store.info(key).last_seq)
+            store.admin.show(key, 1, store.info(key).last_seq)
         case "pop":
             popped = store.pop(key)
             return None if popped is None else label_of(popped.to_dict())
@@ -183,11 +183,11 @@ def perform(store: Store, step: Step) -> Any:
         case "delete":
             return store.delete(key).count
         case "restore":
-            store.restore(key)
+            store.admin.restore(key)
         case "purge_before":
-            return store.purge(key, before=min(_seqs(store, step), default=1)).messages
+            return store.admin.purge(key, before=min(_seqs(store, step), default=1)).messages
         case "purge":
-            return store.purge(key).messages
+            return store.admin.purge(key).messages
         case "set_meta":
             store.set_meta(key, title=step.text, odd=step.keep or None)
         case "read":

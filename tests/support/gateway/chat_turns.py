@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryLease, InMemoryStore
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.postgres.store import PostgresStore
+from stenolog.stores.sql.admin import SQLAdmin
 from stenolog.stores.sql.leases import SQLLease
 from stenolog.stores.sqlite.store import SQLiteStore
 from support.gateway.served_gateway import Served
 
-ENGINES: dict[str, tuple[Any, Any]] = {
-    "memory": (InMemoryStore, InMemoryLease),
-    "jsonl": (JSONLStore, JSONLLease),
-    "sqlite": (SQLiteStore, SQLLease),
-    "postgres": (PostgresStore, SQLLease),
+ENGINES: dict[str, tuple[Any, Any, Any]] = {
+    "memory": (InMemoryStore, InMemoryAdmin, InMemoryLease),
+    "jsonl": (JSONLStore, JSONLAdmin, JSONLLease),
+    "sqlite": (SQLiteStore, SQLAdmin, SQLLease),
+    "postgres": (PostgresStore, SQLAdmin, SQLLease),
 }
 
 

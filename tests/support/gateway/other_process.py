@@ -49,7 +49,9 @@ def _work() -> None:
         if name == "open":
             store = open_store(*values)
         else:
-            getattr(store, name)(*values, **named)
+            assert store is not None, "the first line opens the store"
+            calls = store if hasattr(store, name) else store.admin
+            getattr(calls, name)(*values, **named)
         print(name, flush=True)
 
 

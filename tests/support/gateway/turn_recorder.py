@@ -9,12 +9,18 @@ from typing import Any, Final
 import pytest
 
 from stenolog.agent.threads import ThreadPool
+from stenolog.stores.admin import StoreAdmin
 from stenolog.stores.base import Lease, Store
 
 CALLS: Final = tuple(
     name
-    for name in (*vars(Store), "read_marker", "purge_trash")
-    if not name.startswith("_") and name not in ("close", "follow", "health")
+    for name in vars(Store)
+    if not name.startswith("_") and name not in ("admin", "close", "follow")
+)
+ADMIN_CALLS: Final = tuple(
+    name
+    for name in vars(StoreAdmin)
+    if not name.startswith("_") and name not in ("health", "place", "read_snapshot")
 )
 BACKGROUND: Final = ("_summarize_and_queue_notes", "_renew", "resume", "BackgroundNotes", "Daemon.")
 """Parts of the names of coroutines that run during a turn but are not part of it, or after it."""
@@ -95,7 +101,9 @@ def _on_event_loop() -> bool:
     return True
 
 
-def record(patch: pytest.MonkeyPatch, store: type[Store], lease: type[Lease]) -> Recorder:
+def record(
+    patch: pytest.MonkeyPatch, store: type[Store], admin: type[StoreAdmin], lease: type[Lease]
+) -> Recorder:
     """Record the calls of an engine's stores and leases, and the hops of every event loop.
 
     A hop is a call in a thread pool of the agent, or in any other executor.
@@ -109,9 +117,17 @@ def record(patch: pytest.MonkeyPatch, store: type[Store], lease: type[Lease]) ->
 
         return call
 
+    def counted_admin(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *values: Any, **named: Any) -> Any:
+            with recorder.call(name, self._store):
+                return function(self, *values, **named)
+
+        return call
+
     for name in CALLS:
-        if hasattr(store, name):
-            patch.setattr(store, name, counted(name, getattr(store, name)))
+        patch.setattr(store, name, counted(name, getattr(store, name)))
+    for name in ADMIN_CALLS:
+        patch.setattr(admin, name, counted_admin(name, getattr(admin, name)))
     patch.setattr(lease, "release", counted("release", lease.release))
     in_executor = asyncio.BaseEventLoop.run_in_executor
 

@@ -139,7 +139,7 @@ def _archive(store: Store) -> None:
 
 
 def _hide_answer(store: Store) -> None:
-    store.hide(KEY, 2, 2)
+    store.admin.hide(KEY, 2, 2)
 
 
 def _keep(store: Store) -> None:
@@ -180,7 +180,7 @@ def test_message_sent_again_after_a_fork_gets_its_own_answer(
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("before", [2, 3, 5])
 def test_purged_message_is_a_new_message_if_it_is_sent_again(place: Place, before: int) -> None:
-    place.change(lambda store: store.purge(KEY, before=before))
+    place.change(lambda store: store.admin.purge(KEY, before=before))
     again = asyncio.run(place.redeliver())
     assert (again.outcome, again.text, again.seq) == ("answered", f"to {PIN}", 6)
     assert asyncio.run(place.resume()) == []
@@ -297,7 +297,7 @@ def test_unreadable_store_is_not_an_empty_session(
 
 
 def test_fork_of_a_purged_session_leaves_its_messages_new(place: Place) -> None:
-    place.change(lambda store: store.purge(KEY, before=3))
+    place.change(lambda store: store.admin.purge(KEY, before=3))
     place.change(lambda store: store.fork(KEY, FORK))
     assert asyncio.run(place.resume()) == []
     for key, seq in ((KEY, 6), (FORK, 6)):
@@ -337,7 +337,7 @@ def test_message_hidden_before_its_answer_gets_no_later_answer(
 ) -> None:
     question = mark_received({"role": "user", "content": "Lost?"}, sender=KEY)
     place.change(lambda store: store.add_full_message(KEY, question, once="u3"))
-    place.change(lambda store: store.hide(KEY, 5, 5))
+    place.change(lambda store: store.admin.hide(KEY, 5, 5))
     assert asyncio.run(place.redeliver("Later.", "u4")).text == "to Later."
     if shows_again:
         place.change(lambda store: store.undo(KEY))
@@ -371,7 +371,7 @@ def test_retried_answer_is_the_visible_one(place: Place) -> None:
 
 
 def test_message_whose_newest_answer_alone_is_hidden_is_answered_again(place: Place) -> None:
-    place.change(lambda store: store.hide(KEY, 4, 4))
+    place.change(lambda store: store.admin.hide(KEY, 4, 4))
     assert asyncio.run(place.redeliver(EVEREST, "u2")).seq == 4  # until there is a new answer
     later = asyncio.run(place.redeliver("And K2?", "u3"))
     assert place.asked.questions == ["And K2?"]
@@ -392,9 +392,9 @@ class _Flaky(InMemoryStore):
         self._fail_if_due()
         return super().get_history(key, **named)
 
-    def view(self, key: str, last: int | None = None) -> Any:
+    def view(self, key: str, last: int | None = None, *, since: Any = None) -> Any:
         self._fail_if_due()
-        return super().view(key, last)
+        return super().view(key, last, since=since)
 
     def _fail_if_due(self) -> None:
         if _Flaky.failing:  # also in the copy of the store that writes with a lease
@@ -448,13 +448,9 @@ class _ReadsFail(InMemoryStore):
         self._count()
         return super().get_history(key, **named)
 
-    def view(self, key: str, last: int | None = None) -> Any:
+    def view(self, key: str, last: int | None = None, *, since: Any = None) -> Any:
         self._count()
-        return super().view(key, last)
-
-    def refresh(self, view: Any) -> Any:
-        self._count()
-        return super().refresh(view)
+        return super().view(key, last, since=since)
 
     def info(self, key: str) -> Any:
         self._count()

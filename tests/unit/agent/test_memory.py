@@ -329,7 +329,7 @@ def test_messages_purged_during_a_turn_are_not_sent(
     def purge() -> str:
         """Purge the other session, as another process does."""
         with open_store(where) as other:
-            other.purge(KEY)
+            other.admin.purge(KEY)
         return "done"
 
     def answer(messages: Sequence[Mapping[str, Any]], _: Any) -> Any:

@@ -442,13 +442,13 @@ def test_running_turn_does_not_recreate_a_purged_session(
             speaking = asyncio.create_task(say(loop, "Hi."))
             await model.first.wait()
             with open_store(_where(store, tmp_path)) as other:
-                assert other.purge(KEY).messages == 1
+                assert other.admin.purge(KEY).messages == 1
             model.go.set()
             answer = await speaking
             assert answer.outcome == "failed"
             assert isinstance(answer.error, NoSuchSession), "nobody has taken it over"
         with open_store(_where(store, tmp_path)) as other:
-            assert (other.list_sessions(), other.list_trash()) == ([], [])
+            assert (other.list_sessions(), other.admin.list_trash()) == ([], [])
 
     asyncio.run(main())
 
@@ -462,12 +462,12 @@ def test_waiting_turn_does_not_recreate_a_purged_session(store: str, tmp_path: P
                 with other.lease(KEY, ttl=60):
                     speaking = asyncio.create_task(say(loop, "Hi."))
                     await until(lambda: len(other.get_history(KEY)) == 2)
-                    assert other.purge(KEY).messages == 2
+                    assert other.admin.purge(KEY).messages == 2
                 answer = await speaking
             assert answer.outcome == "failed"
             assert isinstance(answer.error, NoSuchSession)
         with open_store(_where(store, tmp_path)) as other:
-            assert (other.list_sessions(), other.list_trash()) == ([], [])
+            assert (other.list_sessions(), other.admin.list_trash()) == ([], [])
 
     asyncio.run(main())
 
@@ -612,10 +612,13 @@ class _SharedStore(InMemoryStore):
             _SharedStore.was_read.wait(0.2)
         return seq
 
-    def refresh(self, view: SessionView) -> SessionView:
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
         """Read new messages."""
-        new_view = super().refresh(view)
-        _SharedStore.was_read.set()
+        new_view = super().view(key, last, since=since)
+        if since is not None:
+            _SharedStore.was_read.set()
         return new_view
 
 

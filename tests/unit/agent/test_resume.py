@@ -405,7 +405,7 @@ def test_an_answer_whose_question_was_hidden_later_stays_visible(
                 case "checkpoint":
                     changed.checkpoint(KEY, summary="They said hello.", upto=3)
                 case _:
-                    changed.hide(KEY, 3, 3)
+                    changed.admin.hide(KEY, 3, 3)
             before = bodies(loop)
             assert before[-1]["content"] == "to late"
             assert await loop.resume() == []

@@ -57,7 +57,7 @@ def test_session_with_only_the_late_answer_is_deleted(
     view, seq = late_answer(mine, other)
     withdraw_message(mine, view, seq, LATE)
     assert other.list_sessions() == []
-    assert [trashed.count for trashed in other.list_trash()] == [1, 1]
+    assert [trashed.count for trashed in other.admin.list_trash()] == [1, 1]
 
 
 @pytest.mark.parametrize("call", ["view", "delete"])
@@ -80,7 +80,7 @@ def test_session_restored_by_another_process_stays(
 
     def restore() -> None:
         other.delete(KEY)
-        other.restore(KEY, uid=view.uid)
+        other.admin.restore(KEY, uid=view.uid)
 
     before(mine, call, restore, monkeypatch)
     withdraw_message(mine, view, seq, LATE)

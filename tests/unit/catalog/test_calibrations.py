@@ -10,7 +10,7 @@ import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import CATALOG_NAME, CatalogFileStore
+from stenolog.stores.catalog_file import CATALOG_NAME
 from stenolog.tokens import Calibration
 
 ONCE = Calibration().after(estimated=100, reported=130)
@@ -78,7 +78,7 @@ def test_calibration_written_by_another_process_replaces_unwritten_reports(tmp_p
 
 
 def _path(store: Store) -> Path:
-    path = store.catalog_file() if isinstance(store, CatalogFileStore) else None
+    path = store.admin.place.catalog_file
     assert path is not None
     return path
 

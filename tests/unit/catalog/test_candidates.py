@@ -110,7 +110,7 @@ def test_sender_is_found_in_a_session_that_begins_with_another_role(
 def test_sender_is_kept_when_a_session_is_indexed_again(store: Store, catalog: Catalog) -> None:
     _say(store, "slack:t1:ann", *[f"zanzibar {number}" for number in range(5)])
     assert len(_found(catalog, "zanzibar", "slack:ann")) == 5
-    store.purge("slack:t1:ann", before=4)
+    store.admin.purge("slack:t1:ann", before=4)
     assert catalog.sender("slack:t1:ann") == "slack:ann"
     assert _found(catalog, "zanzibar", "slack:ann") == [("slack:t1:ann", 4), ("slack:t1:ann", 5)]
     store.delete("slack:t1:ann")
@@ -155,7 +155,7 @@ def test_summarized_messages_are_found_and_withdrawn_ones_are_not(
 ) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
     store.checkpoint("cli:a", summary="they talked", upto=3)
-    store.hide("cli:a", 6, 6)
+    store.admin.hide("cli:a", 6, 6)
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", seq) for seq in (1, 2, 3, 4, 5, 7, 8)]
     store.clear("cli:a")
     assert _found(catalog, "ferry", "cli:a") == [], "no summary stands for them"
@@ -176,13 +176,13 @@ def test_popped_messages_are_not_found(store: Store, catalog: Catalog) -> None:
 
 def test_hidden_first_messages_are_not_found(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 5)])
-    store.hide("cli:a", 1, 2)
+    store.admin.hide("cli:a", 1, 2)
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", 3), ("cli:a", 4)]
 
 
 def test_withdrawn_messages_do_not_use_up_the_limit(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry", *["the zanzibar ferry"] * 40)
-    store.hide("cli:a", 2, 41)
+    store.admin.hide("cli:a", 2, 41)
     assert _found(catalog, "zanzibar ferry", "cli:a", limit=2) == [("cli:a", 1)]
 
 
@@ -208,7 +208,7 @@ def test_messages_withdrawn_before_a_summary_are_not_found_after_it(
     store: Store, catalog: Catalog
 ) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
-    store.hide("cli:a", 3, 4)
+    store.admin.hide("cli:a", 3, 4)
     left = [("cli:a", seq) for seq in (1, 2, 5, 6, 7, 8)]
     assert _found(catalog, "ferry", "cli:a") == left
     store.set_meta("cli:a", **{withdrawn_messages.META_FIELD: [[3, 4]]})

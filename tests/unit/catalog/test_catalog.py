@@ -3,9 +3,11 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.stores.base import Store, leased_keys
+from stenolog.stores.base import Store
 from stenolog.tokens import message_tokens
 from support.random_operations import fill_three_sessions
 from support.strategies import hostile_keys, keys, messages, texts
@@ -98,15 +100,17 @@ def test_turn_that_ends_during_a_lookup_leaves_no_outdated_state(
 ) -> None:
     store.add_message("k", "user", "Where is it?")
     lease = store.lease("k", ttl=60)
+    admin_type: Any = type(store.admin)
+    leased = admin_type.leased
 
-    def ends_meanwhile(where: Store, wanted: list[str]) -> set[str]:
-        found = leased_keys(where, wanted)
+    def ends_meanwhile(admin: Any, keys: Collection[str]) -> Any:
+        found = leased(admin, keys)
         store.add_message("k", "assistant", "Here.")
         lease.release()
         return found
 
     catalog.refresh()
-    monkeypatch.setattr("stenolog.catalog.index.leased_keys", ends_meanwhile)
+    monkeypatch.setattr(admin_type, "leased", ends_meanwhile)
     entry = catalog.entry("k")
     assert entry is not None
     assert (entry.state, entry.count) == ("running", 2)
@@ -247,7 +251,7 @@ def test_p4_hidden_and_archived_messages_are_found_and_marked(
         store.add_message("k", "user", f"word number {number}")
     store.truncate_history("k", 4)
     store.compact("k")
-    store.hide("k", 5, 5)
+    store.admin.hide("k", 5, 5)
     hits = catalog.search("word").hits
     assert {hit.seq: hit.hidden for hit in hits} == {
         1: True, 2: True, 3: False, 4: False, 5: True, 6: False

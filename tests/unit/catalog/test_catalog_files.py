@@ -27,7 +27,7 @@ from stenolog.catalog.index import Progress, Refresher
 from stenolog.catalog.indexing import CatalogWriter
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import CATALOG_NAME, CatalogFileStore, journal_name, lock_name
+from stenolog.stores.catalog_file import CATALOG_NAME, journal_name, lock_name
 from stenolog.stores.open_store import open_store
 from support.catalog_scan import catalogued, differences, full_scan
 from support.random_operations import fill_three_sessions
@@ -313,7 +313,7 @@ def test_copy_that_another_process_continued_is_not_taken_for_the_known_file(
         shutil.copy2(copy, file)
         with open_catalog(logs) as other:
             _agree(logs, other)
-        logs.hide("cli:default", 1, 1)
+        logs.admin.hide("cli:default", 1, 1)
         _agree(logs, catalog)
 
 
@@ -393,8 +393,7 @@ def test_searches_are_right_while_the_file_is_wrecked_in_use(
     chance = random.Random(11)
     with open_store(where.format(tmp_path)) as store, ExitStack() as catalogs:
         fill_three_sessions(store)
-        assert isinstance(store, CatalogFileStore)
-        file = store.catalog_file()
+        file = store.admin.place.catalog_file
         assert file is not None
         refresh = Refresher.refresh
 
@@ -414,7 +413,7 @@ def test_searches_are_right_while_the_file_is_wrecked_in_use(
             word = f"word{number}"
             seq = store.add_message(f"k:{number % 7}", "user", f"{word} allmessages")
             assert opened[number % 2].search(word).count == 1
-            store.hide(f"k:{number % 7}", seq, seq)
+            store.admin.hide(f"k:{number % 7}", seq, seq)
             assert [hit.hidden for hit in opened[chance.randrange(2)].search(word).hits] == [True]
         monkeypatch.undo()
         if file.is_dir():
@@ -663,7 +662,7 @@ def test_purged_text_leaves_no_trace_in_the_catalog(
         store.add_message("secret:1", "user", "the xylophone is hidden")
         store.add_message("secret:1", "assistant", "allmessages noted")
         assert catalog.search("xylophone").count == 1
-        store.purge("secret:1", before=before)
+        store.admin.purge("secret:1", before=before)
         found = [
             path
             for path in tmp_path.rglob("*")

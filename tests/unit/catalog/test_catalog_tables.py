@@ -95,7 +95,7 @@ def test_namespaces_in_one_database_have_separate_catalogs(where: str) -> None:
         notes.add_message("note", "user", "allmessages something else")
         for purged in (False, True):
             if purged:
-                notes.purge("note")
+                notes.admin.purge("note")
             assert differences(catalogued(of_sessions), full_scan(sessions)) == {}
             assert differences(catalogued(of_notes), full_scan(notes)) == {}
             assert of_sessions.search("something").count == 0
@@ -109,7 +109,7 @@ def test_schema_with_a_quoted_name_has_a_catalog(postgres_database: str) -> None
     ):
         fill_three_sessions(store)
         _agree(store, catalog)
-        store.purge("telegram:1")
+        store.admin.purge("telegram:1")
         _agree(store, catalog)
 
 
@@ -161,7 +161,7 @@ def test_missing_outdated_or_damaged_tables_are_rebuilt(where: str, tables: str,
             _agree(other, fresh)
         _agree(store, catalog)
         assert catalog.calibration("m") == known
-        store.purge("cli:default")
+        store.admin.purge("cli:default")
         assert _count(where, f"{tables}session") == 0
         _agree(store, catalog)
 
@@ -174,7 +174,7 @@ def test_p4_remains_of_a_catalog_do_not_prevent_a_purge(where: str, tables: str,
         with open_catalog(store) as catalog:
             catalog.refresh()
         _run(where, f"DROP TABLE {tables}{gone}")
-        assert store.purge("cli:default").messages == 2
+        assert store.admin.purge("cli:default").messages == 2
         with open_catalog(store) as catalog:
             _agree(store, catalog)
 
@@ -217,13 +217,13 @@ def test_p4_purged_text_leaves_no_trace_in_the_files_of_the_catalog(where: str) 
         assert catalog.search("zebrasecret").hits
         found = _bytes_of_index(where)
         assert all(word in found for word in SECRETS)
-        assert store.purge("secretkey").not_reached == ()
+        assert store.admin.purge("secretkey").not_reached == ()
         found = _bytes_of_index(where)
         assert not any(word in found for word in SECRETS)
         _agree(store, catalog)
         store.add_message("other", "user", "zebrasecret")
         catalog.refresh()
-        store.purge("other", before=3)
+        store.admin.purge("other", before=3)
         assert b"zebrasecret" not in _bytes_of_index(where)
 
 
@@ -233,7 +233,7 @@ def test_p4_purge_removes_words_that_the_index_had_deleted_before(where: str) ->
         catalog.refresh()
         store.delete("secretkey")
         assert [entry.key for entry in catalog.list().entries] == ["other"]
-        store.purge("secretkey")
+        store.admin.purge("secretkey")
     found = _bytes_of_index(where)
     assert not any(word in found for word in SECRETS)
 
@@ -249,7 +249,7 @@ def test_p4_refresh_that_read_before_a_purge_does_not_write_after_it(
         def purge_meanwhile(key: str, **options: object) -> list[stenolog.Message]:
             found = history(key, **options)  # type: ignore[arg-type]
             store.get_history = history  # type: ignore[method-assign]
-            store.purge("secretkey")
+            store.admin.purge("secretkey")
             return found
 
         store.get_history = purge_meanwhile  # type: ignore[method-assign]
@@ -293,7 +293,7 @@ def test_p4_purge_waits_for_a_catalog_writer_and_removes_its_rows(where: str, ta
         with ExitStack() as writing:
             transaction = writing.enter_context(database.write_transaction())
             transaction.run("add_said", (77, "zebrasecret"))
-            with _aside(lambda: store.purge("secretkey")):
+            with _aside(lambda: store.admin.purge("secretkey")):
                 assert _somebody_waits(where)
                 writing.close()
         assert _count(where, f"{tables}said") == 0
@@ -308,7 +308,7 @@ def test_p4_purge_during_a_dump_deletes_the_rows(where: str, tables: str) -> Non
         with psycopg.connect(where.partition("?")[0]) as dump:
             for name in ("about", "words", "said"):
                 dump.execute(f"TABLE {tables}{name}".encode())
-            store.purge("secretkey")
+            store.admin.purge("secretkey")
             for name in ("session", "message", "said", "words"):
                 assert _count(where, f"{tables}{name}") == 0
         assert catalog.search("zebrasecret").count == 0
@@ -324,7 +324,7 @@ def test_read_during_emptying_sees_all_rows_or_none(where: str) -> None:
         database = catalog._active.database
         with database.read_transaction() as transaction:
             before = list(transaction.run("about"))
-            with _aside(lambda: store.purge("telegram:1")):
+            with _aside(lambda: store.admin.purge("telegram:1")):
                 assert _somebody_waits(where)
                 # It waits for us, or takes the rows alone: we see them as they were.
                 assert len(list(transaction.run("stamps"))) == 3
@@ -398,7 +398,7 @@ def test_purge_by_any_program_empties_the_catalog(where: str, tables: str) -> No
             with stenolog.open_store(place) as other, open_catalog(other) as own:
                 assert differences(catalogued(own), full_scan(other)) == {}
                 assert "in memory" in own.problems[0]
-                assert other.purge("cli:default").messages == 2
+                assert other.admin.purge("cli:default").messages == 2
             assert _count(where, f"{tables}words") == 0
             _agree(store, catalog)
         finally:
@@ -504,13 +504,13 @@ def test_p4_purge_empties_only_the_catalog_of_its_namespace(
         of_notes.refresh()
         own = tables.replace(PREFIX, table_prefix(name))
         before = _made(where, tables), _made(where, own)
-        notes.purge("note")
+        notes.admin.purge("note")
         assert _count(where, f"{own}session") == 0
         assert (_made(where, tables), _count(where, f"{tables}session")) == (before[0], 3)
         _agree(notes, of_notes)
         between = _made(where, own)
         assert between != before[1]
-        sessions.purge("cli:default")
+        sessions.admin.purge("cli:default")
         assert _count(where, f"{tables}session") == 0
         assert (_made(where, own), _count(where, f"{own}session")) == (between, 1)
 
@@ -521,7 +521,7 @@ def test_p4_purged_session_without_messages_leaves_no_trace(where: str) -> None:
         store.set_meta("secretkey", title="zebrasecret")
         catalog.refresh()
         assert b"zebrasecret" in _bytes_of_index(where)
-        store.purge("secretkey")
+        store.admin.purge("secretkey")
         assert b"zebrasecret" not in _bytes_of_index(where)
         _agree(store, catalog)
 
@@ -531,7 +531,7 @@ def test_p4_partial_purge_leaves_no_trace_in_the_catalog(where: str) -> None:
         store.add_message("other", "user", "allmessages zebrasecret")
         store.add_message("other", "user", "allmessages hello")
         catalog.refresh()
-        store.purge("other", before=2)
+        store.admin.purge("other", before=2)
         assert b"zebrasecret" not in _bytes_of_index(where)
         _agree(store, catalog)
 
@@ -566,7 +566,7 @@ def test_older_trigger_is_replaced(where: str, tables: str) -> None:
         _run(where, f"UPDATE {tables}about SET version = '5'")  # noqa: S608
         with open_catalog(store) as catalog:
             _agree(store, catalog)
-            store.purge("cli:default")
+            store.admin.purge("cli:default")
             assert _count(where, f"{tables}session") == 0
             _agree(store, catalog)
         rights = f"SELECT has_function_privilege('public', '{tables}purged()', 'EXECUTE')"
@@ -584,7 +584,7 @@ def test_p4_catalog_in_a_renamed_schema_is_rebuilt(postgres_database: str) -> No
         open_catalog(store) as catalog,
     ):
         _agree(store, catalog)
-        store.purge("cli:default")
+        store.admin.purge("cli:default")
         assert _count(postgres_database, f"behind.{PREFIX}session") == 0
         _agree(store, catalog)
 
@@ -621,7 +621,7 @@ def _talk(where: str, name: int) -> None:
             hits = catalog.search(f"turn{turn} p{name}").hits
             assert [(hit.key, hit.seq) for hit in hits] == [(key, turn)]
             if name == 0 and turn == 4:
-                store.purge("telegram:1")
+                store.admin.purge("telegram:1")
         assert catalog.problems == ()
 
 
@@ -683,7 +683,7 @@ def test_catalog_survives_a_broken_connection(where: str) -> None:
                 _run(where, end)
                 transaction.run("about")
             _run(where, end)
-            store.stamps()
+            store.admin.stamps()
             _agree(store, catalog)
         assert catalog._active.database is database
 

@@ -19,7 +19,7 @@ def test_p4_purge_removes_words_that_the_index_had_deleted_before(tmp_path: Path
         assert catalog.search("zebrasecret").hits
         store.delete("secretkey")
         assert not catalog.list().entries
-        assert store.purge("secretkey").not_reached == ()
+        assert store.admin.purge("secretkey").not_reached == ()
     text = _bytes(tmp_path)
     for word in (b"zebrasecret", b"ylophonequux", b"secretkey"):
         assert word not in text
@@ -39,7 +39,7 @@ def test_p4_refresh_that_read_before_a_purge_does_not_write_after_it(
         def purge_meanwhile(key: str, **options: object) -> list[stenolog.Message]:
             found = history(key, **options)  # type: ignore[arg-type]
             store.get_history = history  # type: ignore[method-assign]
-            store.purge("secretkey")
+            store.admin.purge("secretkey")
             return found
 
         store.get_history = purge_meanwhile  # type: ignore[method-assign]

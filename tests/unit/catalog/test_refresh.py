@@ -212,7 +212,7 @@ def test_sessions_written_last_are_indexed_first(tmp_path: Path) -> None:
         random.Random(1).shuffle(files)
         for seconds, file in enumerate(files):
             os.utime(file, (seconds, seconds))
-        keys = sorted(store.list_sessions(), key=lambda key: write_time(store.stamps()[key]))
+        keys = sorted(store.list_sessions(), key=lambda key: write_time(store.admin.stamps()[key]))
         with open_catalog(store) as catalog:
             catalog.refresh()
         assert store.read_keys == keys[::-1]
@@ -253,7 +253,7 @@ def test_purged_messages_are_removed_and_the_others_read_again() -> None:
         fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
-        store.purge("cli:default", before=2)
+        store.admin.purge("cli:default", before=2)
         store.taken()
         assert catalog.search("hello cli", prefix="cli:").count == 0
         assert store.taken() == [2, 3]
@@ -307,10 +307,10 @@ def test_changes_during_a_read_are_not_missed() -> None:
     for happens in (
         lambda store, key: store.add_message(key, "user", "allmessages meanwhile"),
         lambda store, key: store.truncate_history(key, 1),
-        lambda store, key: store.purge(key, before=2),
+        lambda store, key: store.admin.purge(key, before=2),
         lambda store, key: store.delete(key),
         _remade,
-        lambda store, key: store.purge(key),
+        lambda store, key: store.admin.purge(key),
     ):
         for skipped in (0, 1):
             with Meddling() as store, open_catalog(store) as catalog:
@@ -385,7 +385,7 @@ def test_refresh_overtaken_by_an_older_one_repeats_its_read(
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow = _slow(catalog)
-        slow._index_session("cli:default", store.stamps()["cli:default"])
+        slow._index_session("cli:default", store.admin.stamps()["cli:default"])
         store.add_message("cli:default", "user", "fourth")
         _after_each_look(catalog, slow._writer.flush, monkeypatch)
         assert catalog.list(prefix="cli:").entries[0].count == 4
@@ -397,8 +397,8 @@ def test_slow_refresh_does_not_remove_a_restored_session(tmp_path: Path) -> None
         catalog.refresh()
         store.delete("telegram:1")
         slow = _slow(catalog)
-        gone = slow._known_stamps.keys() - store.stamps().keys()
-        store.restore("telegram:1")
+        gone = slow._known_stamps.keys() - store.admin.stamps().keys()
+        store.admin.restore("telegram:1")
         catalog.refresh()
         slow.remove_sessions(gone)
         assert "telegram:1" in catalog._active._read_known_stamps().stamps
@@ -411,7 +411,7 @@ def test_slow_refresh_does_not_replace_newer_rows(
         fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
-        slow, stamp = _slow(catalog), store.stamps()["cli:default"]
+        slow, stamp = _slow(catalog), store.admin.stamps()["cli:default"]
         store.add_message("cli:default", "user", "fourth")
         catalog.refresh()
         before = catalog._active._read_known_stamps()
@@ -428,10 +428,10 @@ def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         slow = _slow(catalog)
-        slow._index_session("cli:default", store.stamps()["cli:default"])
+        slow._index_session("cli:default", store.admin.stamps()["cli:default"])
         # The next one gets to the same version, by another way.
         (tmp_path / "sessions" / "catalog.db").unlink()
-        store.hide("cli:default", 3, 3)
+        store.admin.hide("cli:default", 3, 3)
         catalog.refresh()
         slow._writer.flush()
         assert slow.missed_keys
@@ -476,7 +476,7 @@ def test_p9_indexing_an_append_does_not_depend_on_the_length_of_the_history(
 ) -> None:
     with kind(tmp_path / "place") as store, open_catalog(store) as catalog:
         store.add_messages("k", _said(["tool", "assistant"] * 2_500))
-        store.hide("k", 100, 200)
+        store.admin.hide("k", 100, 200)
         catalog.refresh()
         for role in ("user", "assistant"):
             store.handed_out = 0
@@ -488,10 +488,10 @@ def test_p9_indexing_an_append_does_not_depend_on_the_length_of_the_history(
 
 def test_messages_hidden_during_an_append_are_noticed(store: Store, catalog: Catalog) -> None:
     store.add_messages("k", _said(["user", "assistant"] * 4))
-    store.hide("k", 3, 3)
+    store.admin.hide("k", 3, 3)
     catalog.refresh()
     store.undo("k")
-    store.hide("k", 4, 4)
+    store.admin.hide("k", 4, 4)
     store.add_message("k", "user", "allmessages again")
     _agree(store, catalog)
     store.checkpoint("k", summary="s", upto=5)
@@ -508,7 +508,7 @@ def test_catalog_emptied_before_a_read_is_filled_again(store: Store, catalog: Ca
         nonlocal looks
         looks += 1
         if looks == 2:
-            store.purge("telegram:1")
+            store.admin.purge("telegram:1")
         return read()
 
     database.read_transaction = purge_before_the_look  # type: ignore[method-assign]

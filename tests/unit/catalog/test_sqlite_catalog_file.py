@@ -32,7 +32,7 @@ def test_namespaces_in_one_file_have_separate_catalogs(where: str) -> None:
         notes.add_message("note", "user", "allmessages something else")
         for purged in (False, True):
             if purged:
-                notes.purge("note")
+                notes.admin.purge("note")
             assert differences(catalogued(of_sessions), full_scan(sessions)) == {}
             assert differences(catalogued(of_notes), full_scan(notes)) == {}
             assert of_sessions.search("something").count == 0
@@ -81,7 +81,7 @@ def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
             assert differences(catalogued(fresh), full_scan(other)) == {}
         assert differences(catalogued(catalog), full_scan(store)) == {}
         assert catalog.problems == ()
-        store.purge("cli:default")
+        store.admin.purge("cli:default")
 
 
 def test_damaged_store_raises_damaged_store(where: str, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_p11_catalog_readable_by_others_is_reported(where: str, tmp_path: Path) 
         catalog.refresh()
         (tmp_path / "s.db-sessions.catalog").chmod(0o644)
         advice = f"chmod 600 {tmp_path}/s.db-sessions.catalog"
-        assert any(advice in problem for problem in store.health().problems)
+        assert any(advice in problem for problem in store.admin.health().problems)
 
 
 def test_new_database_deletes_the_catalog_of_the_previous_one(where: str, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_folder_at_the_path_of_the_catalog_does_not_prevent_opening(
         fill_three_sessions(store)
         assert differences(catalogued(catalog), full_scan(store)) == {}
         assert len(catalog.problems) == 1
-        store.purge("cli:default")
+        store.admin.purge("cli:default")
 
 
 @pytest.mark.parametrize("more", [1, 3, 60])
@@ -258,7 +258,7 @@ def test_p4_a_purge_deletes_the_catalogs_of_all_namespaces(where: str, tmp_path:
         left = tmp_path / "s.db-gone.catalog-journal"
         left.write_bytes(b"hello")
         assert len(_catalogs(tmp_path)) == 2
-        assert store.purge("cli:default", before=2).not_reached == ()
+        assert store.admin.purge("cli:default", before=2).not_reached == ()
         assert _catalogs(tmp_path) == []
         assert not left.exists()
 
@@ -271,9 +271,9 @@ def test_p4_purge_reports_an_undeletable_catalog_and_is_finished_later(
         catalog.refresh()
         with (tmp_path / "s.db-sessions.catalog.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            (reason,) = store.purge("cli:default").not_reached
+            (reason,) = store.admin.purge("cli:default").not_reached
         assert "s.db-sessions.catalog" in reason
         assert "purge again" in reason
         assert _catalogs(tmp_path) == ["s.db-sessions.catalog"]
-        assert store.finish_purge("").not_reached == ()
+        assert store.admin.finish_purge("").not_reached == ()
         assert _catalogs(tmp_path) == []

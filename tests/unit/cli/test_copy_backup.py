@@ -189,7 +189,7 @@ def test_backup_is_a_copy_that_is_copied_back(steno: Steno) -> None:
     assert "Verified 3 sessions: identical on both sides." in made.stderr
     assert _told("kept") == _told("workspace")
     with open_store("workspace") as store:
-        store.purge("telegram:123")
+        store.admin.purge("telegram:123")
     restored = steno("copy", "kept", "workspace")
     assert (restored.exit_code, restored.stdout) == (0, "")
     assert "Copied 1 session, " in restored.stderr

@@ -419,7 +419,7 @@ def _interrupt(where: str, key: str) -> None:
     with open_store(where) as store:
         store.delete(key)
         if where.startswith("sqlite:"):
-            store.purge(key)
+            store.admin.purge(key)
     if where.startswith("sqlite:"):
         with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
             database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")

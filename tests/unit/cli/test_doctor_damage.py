@@ -76,7 +76,7 @@ def _made(where: str, damage: Damage) -> Place:
         for number in range(1, 6):
             store.add_message("a b", "user", f"word {number}")
         store.set_summary("a b", "long " * 2_000)
-        store.hide("a b", 2, 3)
+        store.admin.hide("a b", 2, 3)
         store.set_summary("a b", "so far")
     return Place(where, damage)
 
@@ -114,7 +114,7 @@ class DamagedPlace:
         assert ended.exit_code == 0, ended.stderr
         with stenolog.open_store(place.where) as store:
             assert store.list_sessions() == []
-            assert [trashed.key for trashed in store.list_trash()] == ["a b"] * (
+            assert [trashed.key for trashed in store.admin.list_trash()] == ["a b"] * (
                 command == "delete"
             )
 
@@ -138,13 +138,13 @@ class DamagedDatabase(DamagedPlace):
         assert " fixed: " in repaired.stderr
         with stenolog.open_store(place.where) as store:
             if record == "trash":
-                store.restore("a b")
+                store.admin.restore("a b")
             assert [message.seq for message in store.get_history("a b")] == [1, 4, 5]
             assert store.get_summary("a b") == "so far"
             if record == "change":
                 with pytest.raises(NothingToUndo):
                     store.undo("a b")
-            store.hide("a b", 1, 1)
+            store.admin.hide("a b", 1, 1)
             store.undo("a b")
         assert steno("doctor", place.where).exit_code == 0
 

@@ -465,7 +465,7 @@ def test_messages_cleared_after_an_import_are_shown_only_on_request(
         store.clear(key)
         for number in range(30):  # there is no undo step of /clear any more
             seq = store.add_message(key, "user", f"{number}")
-            store.hide(key, seq, seq)
+            store.admin.hide(key, seq, seq)
         store.add_message(key, "user", "Go on.")
     for command in commands:
         result = steno(*command)

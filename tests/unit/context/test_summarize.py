@@ -199,7 +199,7 @@ def gone(store: Store) -> None:
 
 
 def taken_back(store: Store) -> None:
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
 
 
 @pytest.mark.quick(5)
@@ -221,7 +221,7 @@ def test_plan_is_dropped_if_the_session_was_replaced(store: Store, meanwhile: An
 def test_messages_shown_during_a_summary_are_not_hidden(
     store: Store,
 ) -> None:
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
 
     def answer(messages: Sequence[Mapping[str, Any]]) -> str:
         del messages
@@ -278,7 +278,7 @@ class Busy(Late):
 
 
 def test_failed_checkpoint_keeps_the_message_count_trigger(store: Store) -> None:
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     before = store.info(KEY).meta
     plan = planned(store)
     assert plan is not None
@@ -323,7 +323,7 @@ def test_session_deleted_before_the_checkpoint_is_not_recreated(store: Store) ->
     deleted: Any = Deleted(store)
     assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.list_sessions() == []
-    assert plan.uid in [trashed.uid for trashed in store.list_trash()]
+    assert plan.uid in [trashed.uid for trashed in store.admin.list_trash()]
 
 
 def test_recreated_session_is_left_unchanged(store: Store) -> None:
@@ -366,8 +366,8 @@ def test_session_deleted_before_the_checkpoint_raises_no_error(store: Store) -> 
 
 
 def test_withdrawn_messages_are_recorded_with_the_summary(store: Store) -> None:
-    store.hide(KEY, 3, 4)
-    store.hide(KEY, 7, 7)
+    store.admin.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 7, 7)
     carried_out(store)
     assert store.info(KEY).floor == 12
     assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (7, 7)]
@@ -386,11 +386,11 @@ def test_messages_summarized_by_another_program_are_not_withdrawn(store: Store) 
 
 
 def test_each_summary_adds_newly_withdrawn_messages(store: Store) -> None:
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     carried_out(store)  # up to 12
-    store.hide(KEY, 13, 14)  # adjacent to the floor, so it becomes part of it
+    store.admin.hide(KEY, 13, 14)  # adjacent to the floor, so it becomes part of it
     store.add_messages(KEY, talk(8))  # up to 32
-    store.hide(KEY, 20, 20)
+    store.admin.hide(KEY, 20, 20)
     carried_out(store)
     assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
 
@@ -402,7 +402,7 @@ def test_messages_removed_by_set_history_are_withdrawn(store: Store) -> None:
 
 
 def test_visible_messages_are_no_longer_withdrawn(store: Store) -> None:
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     carried_out(store)
     store.undo(KEY)
     store.undo(KEY)
@@ -412,8 +412,8 @@ def test_visible_messages_are_no_longer_withdrawn(store: Store) -> None:
 
 
 def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
-    store.hide(KEY, 3, 3)
-    store.hide(KEY, 7, 7)
+    store.admin.hide(KEY, 3, 3)
+    store.admin.hide(KEY, 7, 7)
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)

@@ -350,7 +350,7 @@ def test_interrupted_restore_is_moved_aside_and_damaged_logs_in_the_trash_stay(
     assert _all_bytes(workspace / "sessions" / "aside") == [b"half of it"]
     assert {path.name for path in log.parent.iterdir()} == {log.name, *damaged_logs}
     with open_store(workspace) as store:
-        store.restore(KEY)
+        store.admin.restore(KEY)
         assert len(store.get_history(KEY)) == 7
 
 
@@ -369,7 +369,7 @@ def test_repair_does_not_change_a_deleted_session(compacted: Path) -> None:
     [finding] = examine(compacted).findings
     assert "Restore" in finding.advice
     with open_store(compacted) as store:
-        store.restore(KEY, as_key="b")
+        store.admin.restore(KEY, as_key="b")
     assert [one.done for one in accept(compacted)] == [True]
     with open_store(compacted) as store:
         assert store.get_history("b")[-1].content == "edited"
@@ -387,5 +387,5 @@ def test_spare_archives_of_a_deleted_session_are_moved_aside(compacted: Path) ->
 
     assert examine(compacted).findings == ()
     with open_store(compacted) as store:
-        store.restore(KEY, as_key="b")
+        store.admin.restore(KEY, as_key="b")
         assert len(store.get_history("b", full=True)) == 8

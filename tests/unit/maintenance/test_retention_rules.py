@@ -31,8 +31,8 @@ from stenolog.maintenance.retention_runs import (
 )
 from stenolog.records import SessionInfo
 from stenolog.sessions.folders import locate_sessions
-from stenolog.stores.base import PurgingStore, Store
-from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.base import Store
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES
 from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
@@ -236,7 +236,7 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
     assert {one.outcome for one in found} == {"done"}
     assert _all_keys(where) == _all_keys(where, "ada") == []
     with _open(where) as store:
-        assert {one.key for one in store.list_trash()} == {"a", "b"}
+        assert {one.key for one in store.admin.list_trash()} == {"a", "b"}
         restore_for_user(store, "a", uid=None, as_key=None)
         assert store.info("a").count == 4
         store.set_meta("a", tags=["x"])
@@ -252,7 +252,7 @@ def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
     found = apply_rules(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
     assert [(one.key, one.outcome) for one in found] == [("b", "done"), ("b", "done")]
     with _open(where) as store:
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
         assert store.list_sessions() == ["a"]
     assert _all_keys(where, "ada") == ["c"]
 
@@ -304,7 +304,9 @@ def test_session_is_deleted_by_the_first_rule_that_applies(where: str) -> None:
         found = [(result.key, result.rule, result.outcome) for result in results]
         assert found == [("b", "2", outcome), ("a", "3", outcome), ("c", "2", outcome)]
     with _open(where) as store:
-        assert {session.key for session in store.list_trash()} == {"a", "b"}, "nothing is purged"
+        assert {session.key for session in store.admin.list_trash()} == {"a", "b"}, (
+            "nothing is purged"
+        )
 
 
 @pytest.mark.parametrize("change", ["message", "tag"])
@@ -313,24 +315,24 @@ def test_p1_session_that_changes_during_a_deletion_is_never_in_the_trash(
 ) -> None:
     with _open(where) as store, _open(where) as other_store:
         info = store.info("a")
-        delete_unchanged: Any = type(store).delete_unchanged  # type: ignore[attr-defined]
+        delete_unchanged: Any = type(store.admin).delete_unchanged
 
-        def change_first(store: Any, info: SessionInfo) -> Any:
+        def change_first(admin: Any, info: SessionInfo) -> Any:
             if info.key == "a" and change == "message":
                 other_store.add_message("a", "user", "one more")
             elif info.key == "a":
                 other_store.set_meta("a", tags=["keep"])
-            return delete_unchanged(store, info)
+            return delete_unchanged(admin, info)
 
-        monkeypatch.setattr(type(store), "delete_unchanged", change_first)
+        monkeypatch.setattr(type(store.admin), "delete_unchanged", change_first)
         # A session that may have changed is not deleted.
         monkeypatch.setattr(type(store), "delete", None)
         # A deletion that is taken back would fail if the key is in use again at that moment.
-        monkeypatch.setattr(type(store), "restore", None)
+        monkeypatch.setattr(type(store.admin), "restore", None)
         results = apply_rules(where, [Rule(name="r", older_than=EVERY)])
         outcomes = {result.key: (result.outcome, result.words) for result in results}
         assert outcomes["a"] == ("skipped", "the session has just changed")
-        assert [session.key for session in store.list_trash()] == ["b"]
+        assert [session.key for session in store.admin.list_trash()] == ["b"]
         assert other_store.info("a").uid == info.uid
 
 
@@ -352,8 +354,8 @@ def test_p1_rules_beside_writers_lose_no_message_and_no_step_fails(where: str) -
     assert {result.outcome for result in results} <= {"done", "skipped"}
     with _open(where) as store:
         sessions = [store.get_history("a", full=True)] if "a" in store.list_sessions() else []
-        for entry in (entry for entry in store.list_trash() if entry.key == "a"):
-            store.restore("a", uid=entry.uid, as_key=entry.uid)
+        for entry in (entry for entry in store.admin.list_trash() if entry.key == "a"):
+            store.admin.restore("a", uid=entry.uid, as_key=entry.uid)
             sessions.append(store.get_history(entry.uid, full=True))
     stored = [message.content for session in sessions for message in session]
     assert sorted(text for text in stored if str(text).startswith("message")) == sorted(told)
@@ -390,7 +392,7 @@ def test_purge_changes_no_other_session_of_the_key(where: str) -> None:
         store.add_message("a", "user", "in use")
         [result] = apply_rules(where, [PURGE])
         assert (result.key, result.outcome) == ("a", "done")
-        assert store.list_trash() == [again]
+        assert store.admin.list_trash() == [again]
         assert [message.content for message in store.get_history("a")] == ["in use"]
 
 
@@ -400,18 +402,18 @@ def test_session_that_is_restored_meanwhile_is_not_purged(
 ) -> None:
     with _open(where) as store:
         gone = store.delete("a")
-        purge_trash: Any = type(store).purge_trash  # type: ignore[attr-defined]
+        purge: Any = type(store.admin).purge
 
-        def restore_first(other: Any, key: str, entries: Any) -> Any:
-            store.restore("a")
+        def restore_first(other: Any, key: str, *, trash: Any) -> Any:
+            store.admin.restore("a")
             if is_deleted_again:
                 assert store.delete("a").uid == gone.uid
-            return purge_trash(other, key, entries)
+            return purge(other, key, trash=trash)
 
-        monkeypatch.setattr(type(store), "purge_trash", restore_first)
+        monkeypatch.setattr(type(store.admin), "purge", restore_first)
         [result] = apply_rules(where, [PURGE])
         assert (result.outcome, result.words) == ("skipped", "the session is not there any more")
-        assert len(store.list_trash()) == is_deleted_again
+        assert len(store.admin.list_trash()) == is_deleted_again
         assert ("a" in store.list_sessions()) != is_deleted_again
 
 
@@ -424,8 +426,8 @@ def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
     found = apply_rules(where, [rule])
     assert [(one.outcome, one.key) for one in found] == [("done", "b")]
     with _open(where) as store:
-        assert [one.key for one in store.list_trash()] == ["a"]
-        store.restore("a")
+        assert [one.key for one in store.admin.list_trash()] == ["a"]
+        store.admin.restore("a")
         assert store.info("a").count == 4
 
 
@@ -468,7 +470,7 @@ def test_damaged_session_in_the_trash_is_not_purged(
     rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag=exclude_tag)
     assert [one.key for one in apply_rules(where, [rule])] == ["b"]
     with _open(where) as store:
-        assert [one.uid for one in store.list_trash()] == [damaged.uid]
+        assert [one.uid for one in store.admin.list_trash()] == [damaged.uid]
 
 
 def test_session_with_a_damaged_change_in_its_archive_is_not_purged(folder: Path) -> None:
@@ -542,21 +544,21 @@ def test_purge_rules_read_messages_once_and_not_of_sessions_with_the_excluded_ta
         store.set_meta("a", tags=["keep"])
         for key in ("a", "b"):
             store.delete(key)
-    original = JSONLStore.read_snapshot
+    original = JSONLAdmin.read_snapshot
     read_keys: list[str] = []
 
     @contextmanager
     def read_snapshot(
-        store: JSONLStore, mark: SnapshotMark, *, after: int = 0
+        admin: JSONLAdmin, mark: SnapshotMark, *, after: int = 0
     ) -> Iterator[SnapshotReading]:
         def is_damaged() -> bool:
             read_keys.append(mark.key)
             return reading.is_damaged()
 
-        with original(store, mark, after=after) as reading:
+        with original(admin, mark, after=after) as reading:
             yield replace(reading, is_damaged=is_damaged)
 
-    monkeypatch.setattr(JSONLStore, "read_snapshot", read_snapshot)
+    monkeypatch.setattr(JSONLAdmin, "read_snapshot", read_snapshot)
     rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
     apply_rules(str(folder), [rule, replace(rule, name="s")], dry_run=True)
     assert read_keys == ["b"]
@@ -566,8 +568,7 @@ def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
     _interrupt(where, "a")
     with _open(where) as store:
         store.add_message("a", "user", "another life")
-        assert isinstance(store, PurgingStore)
-        assert len(store.unfinished_purges()) == 1
+        assert len(store.admin.list_trash(unfinished=True)) == 1
     old = Rule(name="r", action="purge", older_than=1000 * DAY)
     assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
     assert [one.outcome for one in apply_rules(where, [old], dry_run=True)] == ["due"]
@@ -575,8 +576,7 @@ def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
     assert (done.outcome, done.words) == ("done", "completed an interrupted purge")
     assert apply_rules(where, [old]) == []
     with _open(where) as store:
-        assert isinstance(store, PurgingStore)
-        assert store.unfinished_purges() == []
+        assert store.admin.list_trash(unfinished=True) == []
         assert [message.content for message in store.get_history("a")] == ["another life"]
 
 
@@ -585,7 +585,7 @@ def _interrupt(where: str, key: str) -> None:
     with _open(where) as store:
         store.delete(key)
         if where.startswith("sqlite:"):
-            store.purge(key)
+            store.admin.purge(key)
     if where.startswith("sqlite:"):
         with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
             database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")
@@ -663,7 +663,7 @@ def test_rules_apply_in_postgresql(postgres_url: str) -> None:
             ("b", "done"),
         ], action
     with open_store(postgres_url) as store:
-        assert (store.list_sessions(), store.list_trash()) == ([], [])
+        assert (store.list_sessions(), store.admin.list_trash()) == ([], [])
 
 
 # --- the log ---------------------------------------------------------------------------------

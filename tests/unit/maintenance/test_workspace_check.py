@@ -252,7 +252,7 @@ def test_p3_log_cut_in_its_first_line_in_the_trash_is_reported_as_damage(workspa
     assert f"`steno purge {uid}`" in finding.advice
     assert repair(workspace) == []
     with open_store(workspace) as store:
-        store.purge(uid)
+        store.admin.purge(uid)
     assert examine(workspace).findings == ()
     assert not log.exists()
 

@@ -206,7 +206,7 @@ def test_recreated_session_is_consolidated_from_the_start(place: Place) -> None:
 
     assert place.run(answer([])).turns == 1
     place.sessions.delete(KEY)
-    place.sessions.restore(KEY)
+    place.sessions.admin.restore(KEY)
     assert place.run() == ConsolidationReport()
 
 
@@ -684,14 +684,14 @@ def test_messages_withdrawn_during_model_call_are_not_noted(place: Place, how: s
                 while place.sessions.pop(KEY):
                     pass
             case "purge":
-                place.sessions.purge(KEY, before=5)
+                place.sessions.admin.purge(KEY, before=5)
             case "delete" | "made again":
                 place.sessions.delete(KEY)
             case "clear and skip":
                 place.sessions.clear(KEY)
                 place.consolidation(None).skip_session(KEY)
             case "hide":
-                place.sessions.hide(KEY, 1, 4)
+                place.sessions.admin.hide(KEY, 1, 4)
         if how == "made again":
             place.talk("one", "two")
             place.talk("three", "four")
@@ -721,7 +721,7 @@ def test_rest_of_a_changed_turn_gets_entry_without_model(quick: Place) -> None:
 def test_session_deleted_during_consolidation_is_consolidated_after_restore(quick: Place) -> None:
     quick.talk("I like tea")
     quick.run(lambda _: str(quick.sessions.delete(KEY)) and answer([]))
-    quick.sessions.restore(KEY)
+    quick.sessions.admin.restore(KEY)
 
     assert quick.run(answer([])).turns == 1
 

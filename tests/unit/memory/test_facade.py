@@ -168,7 +168,7 @@ def test_alias_shares_the_memory_of_its_session(sessions: Store, memory: Memory)
 def test_withdrawn_messages_stay_withdrawn_after_summary(sessions: Store, memory: Memory) -> None:
     talk(sessions, ANN, "Hello there")
     talk(sessions, ANN, "My boss Karl is an idiot")
-    sessions.hide(ANN, 3, 4)
+    sessions.admin.hide(ANN, 3, 4)
     talk(sessions, ANN, "What is the weather")
     talk(sessions, ANN, "And tomorrow")
 

@@ -110,7 +110,7 @@ def test_cache_stays_correct_after_a_forgotten_note_is_purged(stores: tuple[Stor
     other.forget(ANN, first.id)
     assert len(notes.list(ANN, full=True)) == 2
     # As a retention rule does: no visible message changes.
-    stores[1].purge(ANN.key, before=2)
+    stores[1].admin.purge(ANN.key, before=2)
     assert [note.text for note in notes.list(ANN, full=True)] == ["two"]
 
 
@@ -175,7 +175,7 @@ def test_changes_during_a_read_are_not_missed(when: str) -> None:
     if when == "later":
         notes.list(ANN)
         ids += [note.id for note in Notes(store).add(ANN, _drafts("four"))]
-    store.then = [lambda: store.hide(ANN.key, len(ids), len(ids))]
+    store.then = [lambda: store.admin.hide(ANN.key, len(ids), len(ids))]
     notes.list(ANN)
     assert [note.id for note in notes.list(ANN)] == ids[:-1]
 

@@ -427,6 +427,8 @@ class _DyingStore:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
+        if name == "admin":
+            return _DyingStore(found, self._call, done=self._done)
         if name == "lease":
             return lambda key, ttl: _DyingLease(self, found(key, ttl=ttl), ttl)
         if name != self._call:

@@ -163,7 +163,7 @@ def test_p7_purge_at_any_call_of_a_consolidation_leaves_no_notes(
                 pytest.fail(f"purged before {calls[number - 1]} ({number}): {error!r}")
         assert purged, number
         with open_store(where, namespace="notes") as store:
-            left = store.list_sessions() + [one.key for one in store.list_trash()]
+            left = store.list_sessions() + [one.key for one in store.admin.list_trash()]
             told = f"purged before call {number}, {calls[number - 1]}"
             assert not [key for key in left if not key.startswith(":mark:")], told
             assert all("session" not in store.info(key).meta for key in left), told
@@ -200,7 +200,7 @@ def test_p7_next_run_writes_notes_of_a_scope_purged_meanwhile(
     consolidate(where, None)
     with open_store(where, namespace="notes") as store:
         for key in store.list_sessions():
-            store.purge(key)
+            store.admin.purge(key)
     consolidate(where, answer)
 
     with open_store(where, namespace="notes") as store:

@@ -71,7 +71,7 @@ def _withdrawn_seqs(store: InMemoryStore) -> list[int]:
 def test_hidden_messages_are_withdrawn_and_summarized_ones_are_not() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user(str(number)) for number in range(1, 9)])
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     assert _withdrawn_seqs(store) == [3, 4]
     store.set_meta(KEY, **{META_FIELD: [[3, 4]]})
     store.checkpoint(KEY, summary="They talked.", upto=6)
@@ -165,21 +165,21 @@ def test_summarized_messages_count_and_withdrawn_ones_do_not() -> None:
 
     store.checkpoint(KEY, summary="they talked", upto=2)
     assert told() == [True, True]
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     store.undo(KEY)
     assert told() == [True, True]
     store.clear(KEY)
     assert told() == [False, False]
     store.undo(KEY)
     store.undo(KEY)
-    store.hide(KEY, 3, 4)
+    store.admin.hide(KEY, 3, 4)
     assert told() == [True, False]
 
 
 def test_turn_with_withdrawn_question_is_left_out() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user("a"), _answer("b"), _user("c"), _answer("d"), _user("e")])
-    store.hide(KEY, 3, 3)
+    store.admin.hide(KEY, 3, 3)
 
     [first, second] = finished_turns(store.get_history(KEY, full=True))[:2]
 

@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.errors import ReadOnly, StoreClosed
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
-from stenolog.stores.base import ChangeMarkerStore, Store
+from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 
@@ -25,12 +25,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
         return open_store(where, **options)  # type: ignore[arg-type]
 
     return open_it
-
-
-def test_every_store_supports_marks(opened: Opened) -> None:
-    with opened() as store:
-        assert isinstance(store, ChangeMarkerStore)
-    assert isinstance(InMemoryStore(), ChangeMarkerStore)
 
 
 def test_p7_changed_marker_differs_for_all_processes(opened: Opened) -> None:

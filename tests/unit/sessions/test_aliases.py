@@ -11,13 +11,12 @@ import pytest
 from stenolog.sessions.aliases import (
     MAX_CACHED_KEYS,
     Aliases,
-    alias_mark,
     change_alias_mark,
     prepare_alias_mark,
 )
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.migration import migrate_from_json
 from support import temporary_folders
@@ -98,27 +97,15 @@ def test_summary_is_read_from_the_owner_of_an_alias(opened: Opened) -> None:
         sessions.close()
 
 
-def test_aliases_are_looked_up_in_stores_without_change_markers() -> None:
-    """Stores of other packages need not have them."""
-
-    class Unmarked(InMemoryStore):
-        read_marker = None  # type: ignore[assignment]
-        update_marker = None  # type: ignore[assignment]
-
-    store = Unmarked()
-    assert alias_mark(store) is None
-    store.set_meta("old", aliases=["name"])
-    aliases = Aliases(store)
-    assert aliases.resolve_key("name") == "old"
-    store.add_message("name", "user", "x")
-    assert aliases.resolve_key("name") == aliases.resolve_for_read("name") == "name"
-    store.delete("name")
-    assert aliases.resolve_key("name") == "old"
-
-
 class Many(InMemoryStore):
     """A store with many sessions, none of them in memory."""
 
+    @property
+    def admin(self) -> InMemoryAdmin:
+        return ManyAdmin(self)
+
+
+class ManyAdmin(InMemoryAdmin):
     def stamps(self) -> dict[str, str]:
         return super().stamps() | {f"user:{number}": f"stamp {number}" for number in range(KEYS)}
 

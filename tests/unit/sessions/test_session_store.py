@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stenolog.errors import StoreClosed, StoreUnavailable
-from stenolog.records import Health, Message
+from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.open_store import open_store
 
 # mypy checks that the backend is a SessionStore.
@@ -54,7 +54,8 @@ class BrokenDriver(InMemoryStore):
     def get_summary(self, key: str) -> str:
         raise ConnectionResetError(104, f"gone while reading {key}")
 
-    def health(self) -> Health:
+    @property
+    def admin(self) -> InMemoryAdmin:
         raise ConnectionResetError(104, "the server went away")
 
     def close(self) -> None:

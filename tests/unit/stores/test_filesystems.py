@@ -48,9 +48,11 @@ def test_p1_both_engines_warn_about_a_network_file_system(
     _pretend(tmp_path, monkeypatch, kind)
     with JSONLStore(tmp_path / "w") as logs, SQLiteStore(tmp_path / "w" / "x.db") as database:
         for store in (logs, database):
-            told = [p for p in store.health().problems if f"network file system ({kind})" in p]
+            told = [
+                p for p in store.admin.health().problems if f"network file system ({kind})" in p
+            ]
             assert bool(told) == warned
-            assert store.health().ok
+            assert store.admin.health().ok
 
 
 def test_unknown_file_system_causes_no_warning(

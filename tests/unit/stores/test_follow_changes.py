@@ -46,7 +46,7 @@ def test_messages_and_changes_are_returned_in_order(
         # Wait for each: two changes between two polls may be reported as one.
         steps: list[Callable[[], Any]] = [
             lambda: store.checkpoint("s", summary="before", upto=1),
-            lambda: store.hide("s", 3, 3),
+            lambda: store.admin.hide("s", 3, 3),
             lambda: store.undo("s"),
             lambda: store.set_summary("s", "another"),
             lambda: store.add_message("s", "user", "m4"),

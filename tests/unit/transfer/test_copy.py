@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from itertools import product
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,7 +30,6 @@ from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import (
     SnapshotMark,
     SnapshotReading,
-    SnapshotStore,
     SnapshotWriter,
 )
 from stenolog.transfer import copy
@@ -45,7 +45,6 @@ from support.copied_stores import (
     now_of,
     opened,
     undone,
-    whole,
 )
 from support.postgres_server import Databases, Server
 from support.strategies import operations
@@ -87,7 +86,7 @@ def stores(place: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
 
 
 def _copied(source: Store, target: Store) -> CopyTotals:
-    found = copy_snapshots(whole(source), whole(target))
+    found = copy_snapshots(source, target)
     assert found.problems == ()
     return found
 
@@ -95,7 +94,7 @@ def _copied(source: Store, target: Store) -> CopyTotals:
 def _refused(source: Store, target: Store) -> CopyProblem:
     """The one problem of a copy, which left the destination as it was."""
     before = everything(target), digests(target)
-    [problem] = copy_snapshots(whole(source), whole(target)).problems
+    [problem] = copy_snapshots(source, target).problems
     assert (everything(target), digests(target)) == before
     return problem
 
@@ -155,12 +154,14 @@ def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> N
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
-    told = [[(t.key, t.uid, t.deleted, t.count) for t in s.list_trash()] for s in (source, target)]
+    told = [
+        [(t.key, t.uid, t.deleted, t.count) for t in s.admin.list_trash()] for s in (source, target)
+    ]
     assert told[0] == told[1]
     assert len(told[0]) == 2
-    oldest = source.list_trash()[-1].uid
+    oldest = source.admin.list_trash()[-1].uid
     for store in (source, target):
-        store.restore("b/\u00e9:X", uid=oldest, as_key="back")
+        store.admin.restore("b/\u00e9:X", uid=oldest, as_key="back")
         assert [m.content for m in store.get_history("back")] == ["first"]
 
 
@@ -173,7 +174,7 @@ def test_copy_keeps_the_deletion_times_of_sessions(stores: Open, one: str, other
     source.delete("b")
     source.delete("a")  # later, and copied before "b"
     _copied(source, target)
-    times = [[(t.key, t.deleted) for t in store.list_trash()] for store in (source, target)]
+    times = [[(t.key, t.deleted) for t in store.admin.list_trash()] for store in (source, target)]
     assert times[0] == times[1]
     # The next copy recognises what this one left.
     assert _copied(source, target).messages == 0
@@ -191,7 +192,7 @@ def test_second_copy_adds_new_sessions_and_reports_changed_ones(
     assert (again.messages, [c.key for c in again.copied if c.written]) == (0, [])
     before = everything(target)
     go_on(source)
-    found = copy_snapshots(whole(source), whole(target))
+    found = copy_snapshots(source, target)
     changed = ["a", "another key", "fork", "only a summary", "only meta", "only meta", "purged"]
     assert sorted(problem.key for problem in found.problems) == changed
     assert all("The destination was not changed" in problem.reason for problem in found.problems)
@@ -226,13 +227,13 @@ def test_copy_can_be_written_like_the_source(stores: Open, one: str, other: str)
 def test_dry_run_reports_the_result_and_writes_nothing(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores(engine, "target")
     fill(source)
-    found = copy_snapshots(whole(source), whole(target), dry_run=True)
+    found = copy_snapshots(source, target, dry_run=True)
     assert digests(target) == {}
     assert found == _copied(source, target)
     source.add_message("a", "user", "more")
     source.add_message("new", "user", "one")
     before = digests(target)
-    again = copy_snapshots(whole(source), whole(target), dry_run=True)
+    again = copy_snapshots(source, target, dry_run=True)
     assert (again.messages, [c.key for c in again.copied if c.written]) == (1, ["new"])
     assert [problem.key for problem in again.problems] == ["a"]
     assert digests(target) == before
@@ -278,7 +279,7 @@ def test_a_damaged_message_is_lost_in_the_copy_too(place: Path, other: str) -> N
     with JSONLStore(place / "source") as store:
         for number in range(9):
             store.add_message("a", "user", f"number {number}", once=f"t{number}")
-        store.hide("a", 8, 8)
+        store.admin.hide("a", 8, 8)
     _damage(place / "source/sessions/a.jsonl", b"number 4")
     with JSONLStore(place / "source") as source, opened(other, place) as target:
         _copied(source, target)
@@ -366,7 +367,7 @@ def test_different_session_with_same_key_is_not_overwritten(
     source.add_message("b", "user", "here")
     target.add_message("a", "user", "there")
     before = everything(target)["a"]
-    [problem] = copy_snapshots(whole(source), whole(target)).problems
+    [problem] = copy_snapshots(source, target).problems
     assert problem.key == "a"
     assert "delete or rename that session there" in problem.reason
     assert everything(target)["a"] == before
@@ -380,8 +381,8 @@ def test_writer_refuses_a_session_whose_key_or_uid_exists(stores: Open, engine: 
 
     def write(key: str) -> None:
         with (
-            whole(source).read_snapshot(mark_of(source, key)) as reading,
-            whole(target).snapshot_writer() as writer,
+            source.admin.read_snapshot(mark_of(source, key)) as reading,
+            target.admin.snapshot_writer() as writer,
         ):
             messages = list(reading.messages)
             writer.write(reading.snapshot, messages)
@@ -398,7 +399,7 @@ def test_writer_refuses_a_session_whose_key_or_uid_exists(stores: Open, engine: 
     source.add_message("a", "user", "another session")
     write("a")
     assert [m.content for m in target.get_history("a")] == ["another session"]
-    target.purge("a")
+    target.admin.purge("a")
     target.add_message("a", "user", "there")
     with pytest.raises(SessionExists):
         write("a")
@@ -430,7 +431,7 @@ def test_changed_destination_is_not_overwritten(
     source, target = stores(one, "source"), stores(other, "target")
     for number in range(5):
         source.add_message("a", "user", str(number))
-    source.hide("a", 2, 2)
+    source.admin.hide("a", 2, 2)
     _copied(source, target)
     went_on(target)
     assert "different content" in _refused(source, target).reason
@@ -451,7 +452,7 @@ def test_damaged_copy_is_reported(place: Path, engine: str) -> None:
         if engine == "jsonl":
             _damage(place / "x/sessions/a.jsonl", b"number 1")
         with opened(engine, place) as target:
-            [problem] = copy_snapshots(source, whole(target)).problems
+            [problem] = copy_snapshots(source, target).problems
             assert "is damaged" in problem.reason
 
 
@@ -461,7 +462,7 @@ def test_session_only_in_destination_is_reported_and_kept(stores: Open) -> None:
     source.add_message("b", "user", "one")
     target.add_message("c", "user", "one")
     _copied(source, target)
-    source.purge("b")
+    source.admin.purge("b")
     assert set(_copied(source, target).only_in_target) == {"b", "c"}
     assert target.list_sessions() == ["a", "b", "c"]
 
@@ -487,8 +488,8 @@ def test_session_purged_during_the_copy_is_not_a_problem(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     for key in ("a", "b"):
         source.add_message(key, "user", "one")
-    meddler = _Meddler(lambda step: step.phase == "copying", lambda: source.purge("b"))
-    found = copy_snapshots(whole(source), whole(target), progress=meddler)
+    meddler = _Meddler(lambda step: step.phase == "copying", lambda: source.admin.purge("b"))
+    found = copy_snapshots(source, target, progress=meddler)
     assert (found.problems, target.list_sessions()) == ((), ["a"])
 
 
@@ -498,10 +499,10 @@ def test_session_renamed_during_the_copy_is_reported(stores: Open) -> None:
 
     def rename() -> None:
         source.delete("a")
-        source.restore("a", as_key="b")
+        source.admin.restore("a", as_key="b")
 
     meddler = _Meddler(lambda step: step.phase == "copying", rename)
-    [problem] = copy_snapshots(whole(source), whole(target), progress=meddler).problems
+    [problem] = copy_snapshots(source, target, progress=meddler).problems
     assert (problem.key, "renamed during the copy" in problem.reason) == ("a", True)
     _copied(source, target)
     assert target.list_sessions() == ["b"]
@@ -510,15 +511,16 @@ def test_session_renamed_during_the_copy_is_reported(stores: Open) -> None:
 class _Busy:
     """A store whose sessions are replaced all the time, for so many reads."""
 
-    def __init__(self, store: SnapshotStore, times: int) -> None:
-        self._store = store
+    def __init__(self, store: Store, times: int) -> None:
+        self.admin: Any = self
+        self._admin = store.admin
         self._times = times
-        self.list_snapshots = store.list_snapshots
-        self.snapshot_writer = store.snapshot_writer
+        self.list_snapshots = store.admin.list_snapshots
+        self.snapshot_writer = store.admin.snapshot_writer
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        with self._store.read_snapshot(mark, after=after) as reading:
+        with self._admin.read_snapshot(mark, after=after) as reading:
             yield replace(reading, messages=self._interrupted(reading.messages))
 
     def _interrupted(self, messages: Iterator[Message]) -> Iterator[Message]:
@@ -534,12 +536,12 @@ def test_session_that_is_replaced_during_the_copy_is_read_again(stores: Open, en
     source, target = stores("memory", "source"), stores(engine, "target")
     source.add_message("a", "user", "one")
     source.add_message("b", "user", "one")
-    busy = _Busy(whole(source), copy.MAX_ATTEMPTS)
-    [problem] = copy_snapshots(busy, whole(target)).problems
+    busy = _Busy(source, copy.MAX_ATTEMPTS)
+    [problem] = copy_snapshots(cast("Store", busy), target).problems
     assert (problem.key, problem.reason) == ("a", "replaced all the time")
     assert target.list_sessions() == ["b"]
-    busy = _Busy(whole(source), copy.MAX_ATTEMPTS - 1)
-    assert copy_snapshots(busy, whole(target)).problems == ()
+    busy = _Busy(source, copy.MAX_ATTEMPTS - 1)
+    assert copy_snapshots(cast("Store", busy), target).problems == ()
     assert digests(target) == digests(source)
 
 
@@ -547,7 +549,7 @@ def test_destination_session_that_cannot_be_read_is_reported() -> None:
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
         _copied(source, target)
-        [problem] = copy_snapshots(source, _Busy(target, 1)).problems
+        [problem] = copy_snapshots(source, cast("Store", _Busy(target, 1))).problems
         assert (problem.key, problem.reason) == ("a", "replaced all the time")
 
 
@@ -558,7 +560,7 @@ def test_message_added_to_a_copy_during_the_copy_is_kept(stores: Open, engine: s
     meddler = _Meddler(
         lambda step: step.phase == "comparing", lambda: target.add_message("a", "user", "there")
     )
-    [problem] = copy_snapshots(whole(source), whole(target), progress=meddler).problems
+    [problem] = copy_snapshots(source, target, progress=meddler).problems
     assert (problem.key, "another process wrote to the copy" in problem.reason) == ("a", True)
     assert [m.content for m in target.get_history("a")] == ["one", "there"]
 
@@ -614,8 +616,8 @@ def test_interrupted_copy_is_continued(
             raise _CutError
 
     with pytest.raises(_CutError):
-        copy_snapshots(whole(source), whole(target), progress=cut)
-    there = {mark.uid for mark in whole(target).list_snapshots()}
+        copy_snapshots(source, target, progress=cut)
+    there = {mark.uid for mark in target.admin.list_snapshots()}
     assert len(there) == 4 + (other == "memory")
     found = _copied(source, target)
     assert {c.uid for c in found.copied if not c.written} == there
@@ -625,10 +627,11 @@ def test_interrupted_copy_is_continued(
 class _Breaking:
     """A source whose messages break off, as on a disk that fails."""
 
-    def __init__(self, source: SnapshotStore, after: int) -> None:
-        self._source = source
+    def __init__(self, source: Store, after: int) -> None:
+        self.admin: Any = self
+        self._source = source.admin
         self._after = after
-        self.list_snapshots = source.list_snapshots
+        self.list_snapshots = source.admin.list_snapshots
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
@@ -653,7 +656,7 @@ def test_session_is_copied_completely_or_not_at_all(stores: Open, other: str) ->
     source, target = stores("memory", "source"), stores(other, "target")
     fill(source)
     with pytest.raises(_CutError):
-        copy_snapshots(_Breaking(whole(source), 5), whole(target))
+        copy_snapshots(cast("Store", _Breaking(source, 5)), target)
     there = digests(target)
     assert {"a", "purged"}.isdisjoint(key for key, _, _ in there.values())
     assert there.items() <= digests(source).items()
@@ -705,7 +708,7 @@ def test_written_sessions_are_read_back_and_compared(place: Path, engine: str) -
                 else:
                     _damage(place / "x/sessions/a.jsonl", b"number 1")
 
-        [problem] = copy_snapshots(source, whole(target), progress=damage).problems
+        [problem] = copy_snapshots(source, target, progress=damage).problems
         assert "the copy differs from the source" in problem.reason
 
 

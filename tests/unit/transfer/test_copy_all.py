@@ -61,7 +61,7 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
 
     source, target = f"jsonl:{place}/one", f"sqlite:{place}/two.db"
     with open_store(source) as store:
-        store.update_marker("aliases")  # type: ignore[attr-defined]
+        store.admin.update_marker("aliases")
         store.set_meta("a", aliases=["another name"])
         assert opens(store) == "a"
     with open_store(target) as store:

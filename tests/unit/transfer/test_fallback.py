@@ -124,13 +124,13 @@ def test_p4_the_fallback_refuses_to_delete_and_to_purge(where: str, fallback: Fa
         lease = store.lease(KEY, ttl=10)
         for refused in (
             lambda: store.delete(KEY),
-            lambda: store.delete_unchanged(store.info(KEY)),
-            lambda: store.purge(KEY),
-            lambda: store.purge(KEY, before=2),
-            lambda: store.purge_trash(KEY, [("uid", datetime.now(UTC))]),
-            lambda: store.finish_purge("uid"),
+            lambda: store.admin.delete_unchanged(store.info(KEY)),
+            lambda: store.admin.purge(KEY),
+            lambda: store.admin.purge(KEY, before=2),
+            lambda: store.admin.purge(KEY, trash=[("uid", datetime.now(UTC))]),
+            lambda: store.admin.finish_purge("uid"),
             lambda: lease.store.delete(KEY),
-            lambda: lease.store.purge(KEY),
+            lambda: lease.store.admin.purge(KEY),
         ):
             with pytest.raises(StoreUnavailable, match="this is a fallback store"):
                 refused()
@@ -191,7 +191,7 @@ def test_messages_of_the_fallback_come_after_those_of_the_store(
         sessions.add_message(KEY, "user", "meanwhile")
         sessions.add_message(KEY, "assistant", "wrong answer")
         sessions.add_message(KEY, "user", "the last")
-        sessions.store.hide(KEY, 2, 2)
+        sessions.store.admin.hide(KEY, 2, 2)
         sessions.store.set_summary(KEY, "what was meanwhile")
     with open_sessions(where) as good:
         assert contents(good) == ["before", "meanwhile", "the last"]
@@ -207,7 +207,7 @@ def test_a_summary_and_meta_of_the_fallback_are_merged(
     with fallback() as sessions:
         if says_more:
             sessions.add_message(KEY, "user", "new")
-        sessions.store.hide(KEY, 4, 4)
+        sessions.store.admin.hide(KEY, 4, 4)
         sessions.checkpoint(KEY, summary="A newer talk.", upto=2)
         sessions.store.set_meta(KEY, title="A talk", requests=[["r", 1]], compacted=2)
     with open_sessions(where) as good:
@@ -414,11 +414,11 @@ def test_p7_a_session_that_was_merged_and_then_purged_stays_purged(
         sessions.store.set_meta(KEY, title="secret")
     with open_sessions(where) as good:
         assert contents(good)[-1:] == ["a secret"]
-        good.store.purge(KEY)
+        good.store.admin.purge(KEY)
     for _ in range(2):
         with open_sessions(where) as good:
             assert KEY not in good.list_sessions()
-            assert good.store.list_trash() == []
+            assert good.store.admin.list_trash() == []
     # Messages that are added to the fallback afterwards are merged, and only those.
     for number in range(2):
         outage(fallback, f"later {number}")
@@ -458,7 +458,7 @@ def test_purge_of_the_trash_does_not_restore_a_session_of_the_fallback(
         keep(sessions.store.folder)  # type: ignore[attr-defined]
     with open_sessions(where) as good:
         assert KEY not in good.list_sessions()
-        good.store.purge(KEY)
+        good.store.admin.purge(KEY)
     with open_sessions(where) as good:
         assert KEY not in good.list_sessions()
 
@@ -469,7 +469,7 @@ def test_session_with_an_unreadable_merge_record_is_not_merged(
     folder = outage(fallback, "a secret")
     keep(folder)
     with open_sessions(where) as good:
-        good.store.purge(KEY)
+        good.store.admin.purge(KEY)
     (record,) = workspace.rglob("merged/*.json")
     record.write_text("{")
     with open_sessions(where) as good:
@@ -509,9 +509,9 @@ def everything(where: str, key: str = KEY) -> list[Any]:
     """Return the contents of all sessions with this key, the deleted ones first."""
     with open_store(where) as store:
         found: list[Any] = []
-        for trashed in reversed(store.list_trash()):
+        for trashed in reversed(store.admin.list_trash()):
             if trashed.key == key:
-                store.restore(key, uid=trashed.uid, as_key="looked at")
+                store.admin.restore(key, uid=trashed.uid, as_key="looked at")
                 found += contents(store, "looked at", full=True)
                 store.delete("looked at")
         return found + contents(store, key, full=True)
@@ -544,7 +544,9 @@ def test_p1_fallback_messages_arrive_although_their_session_was_deleted(
     with open_sessions(where) as good:
         assert contents(good, full=True) == ["meanwhile"]
         assert good.add_message(KEY, "user", "meanwhile", once="update-9") == 1
-        assert [(trashed.key, trashed.count) for trashed in good.store.list_trash()] == [(KEY, 1)]
+        assert [(trashed.key, trashed.count) for trashed in good.store.admin.list_trash()] == [
+            (KEY, 1)
+        ]
 
 
 def _later(now: Callable[[], int], nanoseconds: int) -> int:
@@ -667,7 +669,7 @@ def test_p7_messages_of_a_killed_merge_that_were_deleted_stay_deleted(
                 if n == 1:  # its seqs differ in the store
                     body = {**body, "role": "assistant", "stenolog": {"seen": 1, "answers": [1]}}
                 sessions.store.add_full_message(KEY, body, once=f"t{n}" if once else None)
-            sessions.store.hide(KEY, 2, 2)
+            sessions.store.admin.hide(KEY, 2, 2)
         if not merge_killed(where, monkeypatch, number):
             break
         is_known = True
@@ -676,7 +678,7 @@ def test_p7_messages_of_a_killed_merge_that_were_deleted_stay_deleted(
                 merged = contents(store, full=True)
                 store.delete(KEY)
                 if restored_as is not None:
-                    store.restore(KEY, as_key=f"{restored_as} {number}")
+                    store.admin.restore(KEY, as_key=f"{restored_as} {number}")
                     # A merge that created a session knows its uid only after this step.
                     is_known = number != 3
             else:
@@ -920,7 +922,7 @@ def test_p1_a_message_of_the_fallback_that_was_repaired_is_merged(
         batch = [{"role": "user", "content": text} for text in ("b1", "b2", "b3")]
         store.add_messages(KEY, batch, once="b")
         store.add_message(KEY, "user", "c", once="c")
-        store.hide(KEY, 3, 3)
+        store.admin.hide(KEY, 3, 3)
         folder = store.folder  # type: ignore[attr-defined]
     [log] = folder.glob("*.jsonl")
     intact = log.read_bytes()

@@ -131,13 +131,13 @@ class _World:
                     self.has_moved = True
                     with suppress(NoSuchSession):
                         store.delete(self.chance.choice(KEYS))
-                case 4 if trash := store.list_trash():
+                case 4 if trash := store.admin.list_trash():
                     self.has_moved = True
                     trashed = self.chance.choice(trash)
                     # A killed merge does not find a new session that has another key now.
                     as_key = None if self.has_killed_merge else self.chance.choice([None, "else"])
                     with suppress(SessionExists, NoSuchSession):
-                        store.restore(trashed.key, uid=trashed.uid, as_key=as_key)
+                        store.admin.restore(trashed.key, uid=trashed.uid, as_key=as_key)
                 case _:
                     store.set_meta(self.chance.choice(KEYS), title="a title")
 
@@ -158,7 +158,7 @@ class _World:
             if self.chance.random() < 0.3:
                 key = self.chance.choice(KEYS)
                 self.has_hidden = True
-                store.hide(key, 2, 2)
+                store.admin.hide(key, 2, 2)
                 store.set_meta(key, tags=["x"])
 
     def change_the_clock(self) -> None:
@@ -208,8 +208,8 @@ class _World:
             if not self.may_delete and not self.has_delivered_beside:
                 self._check_marks(store)
             histories = [store.get_history(key, full=True) for key in store.list_sessions()]
-            for trashed in store.list_trash():
-                store.restore(trashed.key, uid=trashed.uid, as_key=f"looked at {trashed.uid}")
+            for trashed in store.admin.list_trash():
+                store.admin.restore(trashed.key, uid=trashed.uid, as_key=f"looked at {trashed.uid}")
                 histories.append(store.get_history(f"looked at {trashed.uid}", full=True))
         for history in histories:
             texts = [str(message.content) for message in history]

@@ -10,7 +10,7 @@ import pytest
 
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
@@ -126,16 +126,23 @@ class Dying(InMemoryStore):
     at = -1
     after = False
 
+    @property
+    def admin(self) -> InMemoryAdmin:
+        return DyingAdmin(self)
 
-def _dying(name: str) -> Any:
-    plain = getattr(InMemoryStore, name)
 
-    def step(self: Dying, *arguments: Any, **more: Any) -> Any:
-        self.steps += 1
-        if self.steps == self.at and not self.after:
+class DyingAdmin(InMemoryAdmin):
+    """The administration of this store."""
+
+
+def _dying(plain: Any) -> Any:
+    def step(self: Any, *arguments: Any, **more: Any) -> Any:
+        store: Any = self._store if isinstance(self, DyingAdmin) else self
+        store.steps += 1
+        if store.steps == store.at and not store.after:
             raise KeyboardInterrupt
         answer = plain(self, *arguments, **more)
-        if self.steps == self.at:
+        if store.steps == store.at:
             raise KeyboardInterrupt
         return answer
 
@@ -143,7 +150,8 @@ def _dying(name: str) -> Any:
 
 
 for _name in STEPS:
-    setattr(Dying, _name, _dying(_name))
+    _kind: Any = DyingAdmin if _name == "hide" else Dying
+    setattr(_kind, _name, _dying(getattr(_kind, _name)))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "hidden"])

@@ -82,7 +82,7 @@ def test_p4_running_session_manager_does_not_restore_purged_messages(
     manager.add_message("k", "user", "c")
     migrate_from_json(place, store)
     store.checkpoint("k", summary="", upto=2)
-    store.purge("k", before=3)
+    store.admin.purge("k", before=3)
     assert contents(store) == ["c"]
 
     manager.add_message("k", "user", "d")
@@ -98,7 +98,7 @@ def test_p4_summary_of_purged_messages_is_not_restored(store: Store, place: Path
         manager.add_message("k", "user", content)
     migrate_from_json(place, store)
     store.checkpoint("k", summary="", upto=3)
-    store.purge("k", before=4)
+    store.admin.purge("k", before=4)
 
     manager.checkpoint("k", summary="a secret in b", upto=3)
     manager.add_message("k", "user", "d")

@@ -21,7 +21,7 @@ from stenolog.records import Message
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder
@@ -633,8 +633,14 @@ class FailingOnce(InMemoryStore):
         self._fail()
         super().set_summary(*arguments)
 
+    @property
+    def admin(self) -> InMemoryAdmin:
+        return _FailingAdmin(self)
+
+
+class _FailingAdmin(InMemoryAdmin):
     def hide(self, *arguments: Any) -> None:
-        self._fail()
+        self._store._fail()  # type: ignore[attr-defined]
         super().hide(*arguments)
 
 
@@ -825,7 +831,7 @@ def test_hand_edited_field_does_not_prevent_import(place: Path, hidden: str) -> 
 def test_p4_purge_reports_source_files_of_imported_session(store: Store, place: Path) -> None:
     picoclaw(place, "tg_1", "a secret", key="tg:1")
     migrate_from_json(place, store)
-    told = store.purge("tg:1").not_reached
+    told = store.admin.purge("tg:1").not_reached
     if not isinstance(store, InMemoryStore):
         assert any("tg_1.jsonl.migrated" in sentence for sentence in told)
 
@@ -1178,14 +1184,22 @@ def test_p7_aliases_of_another_process_are_found(place: Path, scheme: str) -> No
 
 
 @pytest.mark.parametrize("aliases", [False, True])
-def test_p9_new_keys_do_not_scan_all_sessions(store: Store, place: Path, aliases: bool) -> None:
+def test_p9_new_keys_do_not_scan_all_sessions(
+    store: Store, place: Path, aliases: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if aliases:
         picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main"])
         migrate_from_json(place, store)
     sessions = JSONLBackend(store)
     looks = []
-    stamps = store.stamps
-    store.stamps = lambda: looks.append(1) or stamps()  # type: ignore[method-assign, func-returns-value]
+    admin_type = type(store.admin)
+    stamps = admin_type.stamps
+
+    def counted(admin: Any) -> dict[str, str]:
+        looks.append(1)
+        return stamps(admin)
+
+    monkeypatch.setattr(admin_type, "stamps", counted)
     for number in range(20):
         assert sessions.add_message(f"new:{number}", "user", "x") == 1
         assert sessions.get_history(f"unknown:{number}") == []
@@ -1207,7 +1221,7 @@ def test_alias_follows_its_session_through_delete_and_restore(migrated: Store) -
     assert len(sessions.get_history("telegram_1001")) == 5
     migrated.delete("telegram:1001")
     assert sessions.get_history("telegram_1001") == []
-    migrated.restore("telegram:1001", as_key="another")
+    migrated.admin.restore("telegram:1001", as_key="another")
     assert len(sessions.get_history("telegram_1001")) == 5
     assert sessions.add_message("telegram_1001", "user", "x") == 6
     assert migrated.info("another").last_seq == 6

@@ -25,6 +25,7 @@ from stenolog.stores.disk import READ_ONLY_DISK
 from stenolog.stores.file_names import escape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.transfer.fallback import FallbackStore
 from stenolog.transfer.open_sessions import open_sessions
 from support import needs, temporary_folders
@@ -299,7 +300,7 @@ def test_p8_read_only_workspace_is_opened_and_reported(
         assert READ_ONLY_DISK in str(sessions.health().last_error)
         sessions.close()
         with stenolog.open_store(seen, read_only=True) as looking:
-            assert looking.health().ok  # who does not write misses nothing
+            assert looking.admin.health().ok  # who does not write misses nothing
 
         manager = open_sessions(f"sqlite:{seen}/steno.db")
         assert isinstance(manager, SessionManager)
@@ -399,11 +400,17 @@ def test_no_fallback_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         open_sessions("postgresql://host/x")
 
 
+class _FailingAdmin(JSONLAdmin):
+    def stamps(self) -> dict[str, str]:
+        raise StoreUnavailable("no")
+
+
 class Unclosable(JSONLStore):
     """A store whose migration fails, and then its close, too."""
 
-    def stamps(self) -> dict[str, str]:
-        raise StoreUnavailable("no")
+    @property
+    def admin(self) -> JSONLAdmin:
+        return _FailingAdmin(self)
 
     def close(self) -> None:
         super().close()

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from stenolog.catalog import open_catalog
 from stenolog.catalog.message_metadata import has_failed
 from stenolog.errors import NoSuchSession, ReadOnly, StoreUnavailable
-from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.transfer import read_only_stores
 from stenolog.transfer.read_only_stores import CombinedStore, StorePlace, TranscriptStore
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
@@ -90,7 +90,7 @@ def test_new_export_of_a_chat_is_not_running(tmp_path: Path) -> None:
     (tmp_path / "conversations.json").write_text(json.dumps([chat]))
     with TranscriptStore([(PROGRAMS["chatgpt"](), tmp_path)]) as store:
         assert store.list_sessions() == ["chatgpt:c"]
-        assert store.leased(["chatgpt:c"]) == set()
+        assert store.admin.leased(["chatgpt:c"]) == set()
 
 
 def test_the_catalog_finds_words_in_transcripts(store: TranscriptStore) -> None:
@@ -171,10 +171,10 @@ def test_a_file_that_grows_is_read_again(store: TranscriptStore, places: Path) -
     path = places / "projects" / NAME
     shutil.copy(SAMPLES / "claude-code" / "earlier" / "projects" / NAME, path)
     before = store.info(KEY)
-    stamp = store.stamps()[KEY]
+    stamp = store.admin.stamps()[KEY]
     assert before.count == 20
     shutil.copy(SAMPLES / "claude-code" / "projects" / NAME, path)
-    assert store.stamps()[KEY] != stamp
+    assert store.admin.stamps()[KEY] != stamp
     after = store.info(KEY)
     assert (after.count, after.uid) == (28, before.uid)
 
@@ -255,32 +255,34 @@ def test_keys_have_the_prefix_of_their_place() -> None:
         assert store.info("one/cli:b").meta["transcript"] == facts
         assert [one.content for one in store.get_history("one/cli:b")] == ["hello from cli:b"]
         with second.lease("cli:a", ttl=10):
-            assert store.leased(["one/cli:a", "two/cli:a"]) == {"two/cli:a"}
+            assert store.admin.leased(["one/cli:a", "two/cli:a"]) == {"two/cli:a"}
         with pytest.raises(NoSuchSession):
             store.info("three/cli:a")
 
 
 def test_writing_is_refused() -> None:
     with CombinedStore([StorePlace(store=filled("a"))]) as store:
-        for write in (store.add_message, store.delete, store.set_meta, store.lease, store.purge):
+        for write in (
+            store.add_message,
+            store.delete,
+            store.set_meta,
+            store.lease,
+            store.admin.purge,
+        ):
             with pytest.raises(ReadOnly):
                 write("a")
         with pytest.raises(ReadOnly):
-            store.update_marker("aliases")
+            store.admin.update_marker("aliases")
 
 
 class _FailingStore(InMemoryStore):
     fails = False
 
-    def stamps(self) -> dict[str, str]:
+    @property
+    def admin(self) -> InMemoryAdmin:
         if self.fails:
             raise StoreUnavailable("not now")
-        return super().stamps()
-
-    def leased(self, keys: Collection[str]) -> set[str]:
-        if self.fails:
-            raise StoreUnavailable("not now")
-        return super().leased(keys)
+        return super().admin
 
 
 def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None:
@@ -292,7 +294,7 @@ def test_place_that_cannot_be_read_keeps_its_sessions_until_it_is_gone() -> None
         assert store.list_sessions() == ["one/a", "two/b"]
         failing.fails = True
         assert store.list_sessions() == ["one/a", "two/b"]
-        assert store.leased(["one/a", "two/b"]) == set()
+        assert store.admin.leased(["one/a", "two/b"]) == set()
         exists = False
         assert store.list_sessions() == ["two/b"]
 

@@ -190,7 +190,7 @@ def test_place_that_cannot_be_opened_is_reported_and_the_others_are_shown(tmp_pa
 
     with open_places(places, catalog=None, on_problem=report) as combined:
         assert combined.list_sessions() == ["good/a"]
-        problems = combined.health().problems
+        problems = combined.admin.health().problems
     assert problems == tuple(f"{where}: {reason}" for where, reason in failed.items())
     assert list(failed) == [str(crashed), str(damaged)]
     assert "write-ahead log" in failed[str(crashed)]
@@ -212,12 +212,12 @@ def test_health_names_a_place_that_cannot_be_read_until_it_can_be_read(tmp_path:
     ]
     with open_places(places, catalog=None) as combined:
         assert len(combined.list_sessions()) == 1
-        (problem,) = combined.health().problems
+        (problem,) = combined.admin.health().problems
         assert problem.startswith(f"{opencode}: ")
         database.unlink()
     with open_places(places, catalog=None) as combined:
         combined.list_sessions()
-        assert combined.health().problems == ()
+        assert combined.admin.health().problems == ()
 
 
 @pytest.mark.usefixtures("modes_of_root")
@@ -240,13 +240,13 @@ def test_unreadable_folder_of_transcripts_is_reported(
 
         with open_places(places, catalog=None, on_problem=report) as combined:
             assert len(combined.list_sessions()) == 6
-            assert combined.health().problems == (f"{claude}: Permission denied",)
+            assert combined.admin.health().problems == (f"{claude}: Permission denied",)
         assert reported == {str(claude): "Permission denied"}
         closed.chmod(0o700)
     codex.chmod(0)
     with open_places(places, catalog=None) as combined:
         assert len(combined.list_sessions()) == 6
-        assert combined.health().problems == (f"{codex}: Permission denied",)
+        assert combined.admin.health().problems == (f"{codex}: Permission denied",)
     codex.chmod(0o700)
 
 
@@ -272,6 +272,6 @@ def test_name_of_an_unreadable_database_has_no_password(
         ViewedPlace(program="stenolog", where=f"postgresql://{address}"),
     ]
     with open_places(places, catalog=None) as combined:
-        (problem,) = combined.health().problems
+        (problem,) = combined.admin.health().problems
     assert problem.startswith(f"{name}: ")
     assert "ter2" not in problem

@@ -41,7 +41,7 @@ from stenolog.sessions.fork_source import find_fork_source
 from stenolog.settings.secrets import mask_secrets
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import SnapshotStore, iterate_messages
+from stenolog.stores.snapshots import iterate_messages
 from stenolog.transfer.transcripts.program_messages import is_in_place
 
 MESSAGES_PER_PART: Final = 50
@@ -271,7 +271,7 @@ class _PartReader:
         """Return the shown messages with seqs from `first` to `last`."""
         store, info = self._store, self._info
         discarded = spans.size(spans.clipped(self.shown, last + 1, info.last_seq))
-        if isinstance(store, SnapshotStore) and discarded > max(_MAX_DISCARDED, last - first):
+        if discarded > max(_MAX_DISCARDED, last - first):
             all_messages = iterate_messages(store, info, first - 1)
             history: Iterable[Message] = (
                 replace(message, hidden=not spans.contains(info.visible_spans, message.seq))

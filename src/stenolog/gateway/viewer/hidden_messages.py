@@ -16,7 +16,7 @@ from stenolog.errors import StenologError
 from stenolog.records import Message, SessionInfo, Span, Undo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
+from stenolog.stores.snapshots import Snapshot, SnapshotMark
 from stenolog.transfer.transcripts.program_messages import is_in_place, is_shown
 
 HIDDEN: Final = "hidden"
@@ -141,11 +141,10 @@ def _find_gaps(
 
 def _read_snapshot(store: Store, info: SessionInfo) -> Snapshot:
     """Return the snapshot of a session, without messages; empty if it cannot be read."""
-    if isinstance(store, SnapshotStore):
-        # Without a snapshot, the page does not show the reason why a message is hidden.
-        mark = SnapshotMark(key=info.key, uid=info.uid)
-        with suppress(StenologError), store.read_snapshot(mark) as reading:
-            return reading.snapshot
+    # Without a snapshot, the page does not show the reason why a message is hidden.
+    mark = SnapshotMark(key=info.key, uid=info.uid)
+    with suppress(StenologError), store.admin.read_snapshot(mark) as reading:
+        return reading.snapshot
     return Snapshot(key=info.key, uid=info.uid, created="", updated="")
 
 

@@ -117,7 +117,7 @@ async def home(request: Request) -> Response:
     view = await call.gateway.loop.run(load_list, call.agent, query)
     problems: Sequence[str] = ()
     if call.gateway.read_only and not query.part:
-        health = await call.gateway.loop.run(call.agent.store.health)
+        health = await call.gateway.loop.run(call.agent.store.admin.health)
         problems = [without_secrets(problem, call.gateway.settings) for problem in health.problems]
     return page(
         "rows.html" if query.part else "home.html",
@@ -347,7 +347,7 @@ _STATES: Final[dict[str, State]] = {state: state for state in get_args(State)}
 async def trash(request: Request) -> Response:
     """Serve the deleted sessions."""
     call = parse_query(request, AgentQuery)
-    deleted: list[TrashedSession] = await call.gateway.loop.run(call.agent.store.list_trash)
+    deleted: list[TrashedSession] = await call.gateway.loop.run(call.agent.store.admin.list_trash)
     newest_first = sorted(deleted, key=lambda session: session.deleted, reverse=True)
     return page(
         "trash.html",

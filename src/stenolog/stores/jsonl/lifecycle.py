@@ -140,7 +140,7 @@ class Lifecycle:
         return self.change_file(key, move_log, f"deleting {key!r}")
 
     def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Delete a session, as `PurgingStore.delete_unchanged` describes."""
+        """Delete a session, as `StoreAdmin.delete_unchanged` describes."""
 
         def move_unchanged_log(log: Log) -> TrashedSession | None:
             with log.mutex:
@@ -171,7 +171,7 @@ class Lifecycle:
         return self._queue.run_exclusive(key, change_locked_log)
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
-        """Restore a session, as `Store.restore` describes."""
+        """Restore a session, as `StoreAdmin.restore` describes."""
         target_key = key if as_key is None else as_key
         for entry, deleted_key in trash.entries_with_keys(self._directory):
             if deleted_key == key and uid in (None, entry.uid):

@@ -26,7 +26,7 @@ from stenolog.errors import (
 )
 from stenolog.records import PurgeResult, Span, TrashedSession
 from stenolog.stores import catalog_file, file_names, spans
-from stenolog.stores.base import DeletedSession
+from stenolog.stores.admin import DeletedSession
 from stenolog.stores.catalog_file import delete_catalog
 from stenolog.stores.disk import sync_folder
 from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
@@ -56,7 +56,7 @@ class Purger:
     # --- whole sessions ----------------------------------------------------------------------
 
     def purge_session(self, key: str) -> PurgeResult:
-        """Purge a whole session, as `Store.purge` describes."""
+        """Purge a whole session, as `StoreAdmin.purge` describes."""
         self._queue.run_exclusive(key, lambda: self._hide_sessions(key))
         with _errors_after_effect(key):
             purged_entries = trash.entries_of_key(self._directory, key, purged=True)
@@ -68,7 +68,7 @@ class Purger:
         return self._delete_hidden_sessions(key, purged_entries, key_unused=True)
 
     def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Purge deleted sessions, as `PurgingStore.purge_trash` describes."""
+        """Purge deleted sessions, as `StoreAdmin.purge(trash=…)` describes."""
         with _errors_before_effect(key):
             deleted_entries = trash.entries_of_key(self._directory, key)
         selected_entries = [
@@ -89,7 +89,7 @@ class Purger:
         )
 
     def unfinished_purges(self) -> list[TrashedSession]:
-        """Return interrupted purges, as `PurgingStore.unfinished_purges` describes."""
+        """Return interrupted purges, as `StoreAdmin.list_trash(unfinished=True)` describes."""
         sessions = []
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
             session = TrashedSession(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
@@ -99,7 +99,7 @@ class Purger:
         return sessions
 
     def finish_purge(self, uid: str) -> PurgeResult:
-        """Finish an interrupted purge, as `PurgingStore.finish_purge` describes."""
+        """Finish an interrupted purge, as `StoreAdmin.finish_purge` describes."""
         for entry, key in trash.entries_with_keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden_sessions(key, [entry], key_unused=False)
@@ -230,7 +230,7 @@ class Purger:
     # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> PurgeResult:
-        """Purge the messages below a seq, as `Store.purge` describes."""
+        """Purge the messages below a seq, as `StoreAdmin.purge` describes."""
         purged_seqs, summary = self._purge_before(key, before)
         with _errors_after_effect(key):
             self._delete_catalog()

@@ -8,17 +8,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
-from msgspec.structs import replace
-
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import (
-    DamagedStore,
     LeaseLost,
     NoSuchSession,
     ReadOnly,
@@ -27,14 +24,12 @@ from stenolog.errors import (
 )
 from stenolog.records import (
     CompactionResult,
-    Health,
     Message,
-    PurgeResult,
     SessionInfo,
     TrashedSession,
     Undo,
 )
-from stenolog.stores import catalog_file, operations
+from stenolog.stores import operations
 from stenolog.stores import state as states
 from stenolog.stores.arguments import (
     Batch,
@@ -46,16 +41,12 @@ from stenolog.stores.arguments import (
     check_text,
     make_batch,
 )
-from stenolog.stores.base import DeletedSession, SessionView
-from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
+from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.directory import (
-    LOW_DISK_BYTES,
     Directory,
-    has_logs,
-    store_error,
-    system_errors,
 )
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
@@ -63,11 +54,9 @@ from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.purge import Purger
 from stenolog.stores.jsonl.session_list import StampCache, list_keys
-from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
 from stenolog.stores.jsonl.write_queue import WriteCheck, WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.locks import InUseCounter
-from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT_SECONDS: Final = 5.0
@@ -148,30 +137,14 @@ class JSONLStore(operations.SessionOperations):
         return f"JSONLStore({str(self.folder.parent)!r}, namespace={self.folder.name!r})"
 
     @property
+    def admin(self) -> JSONLAdmin:
+        """The calls that administer the store."""
+        return JSONLAdmin(self)
+
+    @property
     def folder(self) -> Path:
         """Folder of the logs and of the catalog."""
         return self._directory.path
-
-    def catalog_file(self) -> Path | None:
-        """Return the path of the catalog; None if another program may own the folder.
-
-        That is assumed if the store is read-only and the folder has neither a catalog nor logs.
-        """
-        path = self.folder / catalog_file.CATALOG_NAME
-        with suppress(OSError):  # reading the logs reports the error
-            if self._read_only and not path.exists() and not has_logs(self.folder):
-                return None
-        return path
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store was opened read-only."""
-        return self._read_only
-
-    @property
-    def busy_timeout(self) -> float:
-        """Seconds that a call waits for other writers."""
-        return self._busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -331,62 +304,6 @@ class JSONLStore(operations.SessionOperations):
             self._check_write(key)
             return self._lifecycle.delete(key)
 
-    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Move a session into the trash, unless it changed since `info` was read."""
-        with self._in_use.entry:
-            self._check_write(info.key)
-            return self._lifecycle.delete_unchanged(info)
-
-    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the session with this uid."""
-        if as_key is not None:
-            check_key(as_key)
-        with self._in_use.entry:
-            self._check_write(key)
-            self._lifecycle.restore(key, uid, as_key)
-
-    def list_trash(self) -> list[TrashedSession]:
-        """Return the deleted sessions, last deleted first."""
-        with self._in_use.entry:
-            return trash.list_deleted(self._directory)
-
-    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Delete the session, or its messages below a seq, permanently."""
-        check_optional_int(before=before)
-        with self._in_use.entry:
-            self._check_write(key)
-            meta: Mapping[str, Any] = {}
-            with suppress(DamagedStore):
-                meta = self._logs.read_log(key, lambda log: log.known_state().meta) or {}
-            if before is None:
-                purge_result = self._purger.purge_session(key)
-            else:
-                purge_result = self._purger.purge_before(key, before)
-        return replace(
-            purge_result, not_reached=(*purge_result.not_reached, *states.import_sources(meta))
-        )
-
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Delete exactly these sessions of a key from the trash, permanently."""
-        with self._in_use.entry:
-            self._check_write(key)
-            return self._purger.purge_trash(key, entries)
-
-    def unfinished_purges(self) -> list[TrashedSession]:
-        """Return the sessions whose purge was interrupted."""
-        with self._in_use.entry:
-            return self._purger.unfinished_purges()
-
-    def finish_purge(self, uid: str) -> PurgeResult:
-        """Finish the interrupted purge of the session with this uid."""
-        with self._in_use.entry:
-            self._check_writable()
-            return self._purger.finish_purge(uid)
-
-    def leased(self, keys: Collection[str]) -> set[str]:
-        """Return the keys whose lease is held now, by any process."""
-        return leases.leased_keys(self.folder, keys)
-
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """Take the lease of this session: one holder at a time, in all processes."""
         check_lease_times(ttl, wait)
@@ -444,32 +361,6 @@ class JSONLStore(operations.SessionOperations):
         if self._closed.wait(seconds):
             raise StoreClosed("the store is closed")
 
-    def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session: a text that differs after each change by any process."""
-        with self._in_use.entry:
-            return self._stamp_cache.stamps()
-
-    def read_marker(self, name: str) -> str:
-        """Return the value of the change marker `name`; empty for a marker without a value."""
-        with self._in_use.entry:
-            status = self._directory.file_status(f".{name}")
-        return "" if status is None else f"{status.st_ino}:{status.st_size}"
-
-    def update_marker(self, name: str) -> None:
-        """Give the change marker `name` a new value."""
-        self._check_writable()
-        # Append a line instead of replacing the file, so that concurrent processes do not conflict.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        folder = self._directory.descriptor
-        with (
-            self._in_use.entry,
-            system_errors(f"writing {self.folder / f'.{name}'}"),
-            open_descriptor(f".{name}", flags, dir_fd=folder) as descriptor,
-        ):
-            write_all(descriptor, f"{writer.now()} {name}\n".encode())
-            sync_file(descriptor)
-            sync_folder(folder)
-
     # --- reading -----------------------------------------------------------------------------
 
     def get_history(
@@ -501,23 +392,22 @@ class JSONLStore(operations.SessionOperations):
             raise NoSuchSession(key)
         return info
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return a consistent snapshot of info, summary and visible messages."""
-        return self._view(key, last, None)
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
+        """Return a consistent snapshot of info, summary and visible messages.
 
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a view of the messages after `view`; a full view if not only appends happened."""
-        return self._view(view.key, view.last, view)
-
-    def _view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
+        With `since`, return the messages after `since`; a full view if not only appends happened.
+        """
         check_count(last=last)
+        last = last if since is None else since.last
 
         def read_log(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LiveMessages]:
             state = log.known_state()
-            has_only_appends = old_view is not None and old_view.matches(
+            has_only_appends = since is not None and since.matches(
                 state.uid, state.generation, state.number
             )
-            after = old_view.upto if old_view is not None and has_only_appends else None
+            after = since.upto if since is not None and has_only_appends else None
             live_part = log.visible_messages(last=last, after=after)
             return (log.info(), log.next_seq - 1, after), live_part
 
@@ -577,57 +467,7 @@ class JSONLStore(operations.SessionOperations):
                 self._logs.sync_log(log)  # guard: follow-syncs-first
             return uid, last_seq, messages
 
-    # --- snapshots ---------------------------------------------------------------------------
-
-    def list_snapshots(self) -> list[SnapshotMark]:
-        """Return the SnapshotMark of every session in this folder, deleted sessions first."""
-        with self._in_use.entry:
-            return snapshots.list_snapshots(self._directory, self._snapshot_cache)
-
-    @contextmanager
-    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read a consistent snapshot of one session."""
-        until, cache = self._logs.deadline(), self._snapshot_cache
-        with (
-            self._in_use.entry,
-            snapshots.read_session(
-                self._directory, mark, cache, after=after, until=until
-            ) as reading,
-        ):
-            yield reading
-
-    @contextmanager
-    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Yield a writer of several sessions, each in a separate file."""
-        self._check_writable()
-        snapshot_writer = JSONLSnapshotWriter(self._logs, self._lifecycle, self._snapshot_cache)
-        with self._in_use.entry, snapshot_writer.writing():
-            yield snapshot_writer
-
-    # --- health and close --------------------------------------------------------------------
-
-    def health(self) -> Health:
-        """Return whether writes can be expected to succeed, and known problems."""
-        with self._in_use.entry:
-            return self._health()
-
-    def _health(self) -> Health:
-        problems = list(self._directory.problems)
-        failures = [
-            f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
-            for name in sorted(self._logs.suspect_names)
-        ]
-        free_bytes: int | None = None
-        try:
-            problems += self._directory.network_warning()
-            if not self._read_only and (problem := write_problem(self.folder)) is not None:
-                failures.append(problem)
-            free_bytes = self._directory.free_bytes()
-        except OSError as error:
-            failures.append(str(store_error(error, f"looking at {self.folder}")))
-        if free_bytes is not None and free_bytes < LOW_DISK_BYTES:
-            failures.append(f"only {free_bytes:,} bytes are free at {self.folder}; free some space")
-        return Health(ok=not failures, free_bytes=free_bytes, problems=(*failures, *problems))
+    # --- close --------------------------------------------------------------------
 
     def close(self) -> None:
         """Release all leases and close all files. A second call completes an interrupted one."""

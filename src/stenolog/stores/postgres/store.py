@@ -247,7 +247,7 @@ class PostgresStore(SQLStore):
         remaining_text = "the pages of the tables still contain it until their owner vacuums them"
         return (f"{remaining_text}: {notices[0]}",) if notices else ()
 
-    def health(self) -> Health:
+    def _health(self) -> Health:
         """Return whether writes are expected to work."""
         self._check_open()
         errors, warnings = self.database.problems()

@@ -14,8 +14,8 @@ from stenolog.errors import DamagedStore, NewerFormat, NoSuchSession, SessionExi
 from stenolog.records import Archive, Message, PurgeResult, SessionInfo, Token, TrashedSession
 from stenolog.stores import spans
 from stenolog.stores import state as states
+from stenolog.stores.admin import DeletedSession
 from stenolog.stores.arguments import token_bytes, token_text
-from stenolog.stores.base import DeletedSession
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.snapshots import (
     Snapshot,

@@ -3,13 +3,12 @@
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self
-
-from msgspec.structs import replace
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreClosed
@@ -17,7 +16,6 @@ from stenolog.records import (
     CompactionResult,
     Health,
     Message,
-    PurgeResult,
     SessionInfo,
     TrashedSession,
 )
@@ -30,21 +28,20 @@ from stenolog.stores.arguments import (
     check_text,
     make_batch,
 )
-from stenolog.stores.base import DeletedSession, SessionView
+from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, SessionOperations, T
-from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import lifecycle, session_rows
+from stenolog.stores.sql.admin import SQLAdmin
 from stenolog.stores.sql.dialect import Database, Row, Transaction
 from stenolog.stores.sql.leases import SQLLease, StoreLeases
-from stenolog.stores.sql.rows import parse_time, session_info
-from stenolog.stores.sql.session_rows import decode_text, printable_text
+from stenolog.stores.sql.rows import session_info
+from stenolog.stores.sql.session_rows import printable_text
 
 P = ParamSpec("P")
 _Work = Callable[Concatenate[Transaction, str, P], T]
 """Function that takes a transaction, the namespace and other arguments."""
-_NOTHING_REMOVED = PurgeResult(messages=0, first=0, last=0, not_reached=())
 
 
 class SQLStore(SessionOperations):
@@ -57,21 +54,6 @@ class SQLStore(SessionOperations):
         self._namespace = namespace
         self._lease: SQLLease[Any] | None = None
         self._leases = StoreLeases()
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store was opened read-only."""
-        return self.database.settings.read_only
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of this store's sessions in the database."""
-        return self._namespace
-
-    @property
-    def busy_timeout(self) -> float:
-        """Maximum time that a call waits for other writers, in seconds."""
-        return self.database.settings.busy_timeout
 
     # --- appending ---------------------------------------------------------------------------
 
@@ -145,74 +127,6 @@ class SQLStore(SessionOperations):
         self._notify(key)
         return trashed
 
-    def delete_unchanged(self, info: SessionInfo) -> TrashedSession | None:
-        """Move a session into the trash, unless it changed since `info` was read."""
-        check_key(info.key)
-        trashed = self._run_write(lifecycle.delete_unchanged, info.key, info)
-        if trashed is not None:
-            self._notify(info.key)
-        return trashed
-
-    def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the session with this uid."""
-        check_key(key)
-        target_key = key if as_key is None else as_key
-        check_key(target_key)
-        self._run_write(lifecycle.restore, key, uid=uid, as_key=target_key)
-        self._notify(target_key)
-
-    def list_trash(self) -> list[TrashedSession]:
-        """Return the deleted sessions, the last deleted first."""
-        return self._run_read(lifecycle.list_trash, self.database.damage)
-
-    def purge(self, key: str, *, before: int | None = None) -> PurgeResult:
-        """Delete a session or its older messages permanently, and erase their bytes.
-
-        SQLite rewrites the whole file, so the time depends on the file size. Another writer that
-        waits longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
-        """
-        check_key(key)
-        check_optional_int(before=before)
-
-        def work(transaction: Transaction, namespace: str) -> tuple[PurgeResult | None, bool]:
-            if before is None:
-                removed = lifecycle.purge_all(transaction, namespace, key)
-            else:
-                removed = lifecycle.purge_before(transaction, namespace, key, before=before)
-            return removed, bool(transaction.unfinished_purges())
-
-        removed, has_unfinished = self._run_write(work)
-        if removed is None and not has_unfinished:
-            raise NoSuchSession(key)
-        self._notify(key)
-        return self._erase_purged_bytes(removed or _NOTHING_REMOVED)
-
-    def purge_trash(self, key: str, entries: Collection[DeletedSession]) -> PurgeResult:
-        """Purge exactly these deleted sessions of a key."""
-        check_key(key)
-        removed = self._run_write(lifecycle.purge_trash, key, entries)
-        if removed is None:
-            raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
-        self._notify(key)
-        return self._erase_purged_bytes(removed)
-
-    def unfinished_purges(self) -> list[TrashedSession]:
-        """Return the interrupted purges of all namespaces; their keys are unknown."""
-        start_times = self._run_read(lambda transaction, _: transaction.unfinished_purges())
-        return [
-            TrashedSession(key="", uid="", deleted=parse_time(at), count=0) for at in start_times
-        ]
-
-    def finish_purge(self, uid: str) -> PurgeResult:
-        """Finish all interrupted purges of this database. `uid` must be empty."""
-        if uid or not self._run_write(lambda transaction, _: transaction.unfinished_purges()):
-            raise NoSuchSession(uid, "it has no interrupted purge")
-        return self._erase_purged_bytes(_NOTHING_REMOVED)
-
-    def _erase_purged_bytes(self, removed: PurgeResult) -> PurgeResult:
-        """Erase the bytes of a purge, and add to its result the places where bytes remain."""
-        return replace(removed, not_reached=removed.not_reached + self._erase_bytes())
-
     # --- leases ------------------------------------------------------------------------------
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
@@ -220,7 +134,9 @@ class SQLStore(SessionOperations):
         check_key(key)
         check_lease_times(ttl, wait)
         self._check_writable()
-        deadline = time.monotonic() + (self.busy_timeout if wait is None else wait)
+        deadline = time.monotonic() + (
+            self.database.settings.busy_timeout if wait is None else wait
+        )
         with self._waiting_for_lease(key) as wait_for_change:
             while True:
                 # Read first, so that waiting callers do not write all the time.
@@ -247,13 +163,6 @@ class SQLStore(SessionOperations):
             if self._is_lease_held(tuple(lease_row)):
                 return f"{printable_text(holder)}, since {printable_text(since)}"
         return None
-
-    def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of `keys` whose sessions are leased now, by any process."""
-        rows = self._run_read(lambda transaction, namespace: transaction.run("leases", namespace))
-        return {
-            decode_text(key) for key, *lease_row in rows if self._is_lease_held(tuple(lease_row))
-        }.intersection(keys)
 
     def fenced_by(self, lease: SQLLease[Any]) -> Self:
         """Return a copy of this store whose writes fail after release or takeover of the lease."""
@@ -297,25 +206,24 @@ class SQLStore(SessionOperations):
         session = self._run_read(lifecycle.require_session, key)
         return session_info(session, self.database.damage.lost_seqs(session.state.uid))
 
-    def view(self, key: str, last: int | None = None) -> SessionView:
-        """Return info, summary and visible messages as of one moment."""
-        return self._read_view(key, last, None)
+    def view(
+        self, key: str, last: int | None = None, *, since: SessionView | None = None
+    ) -> SessionView:
+        """Return info, summary and visible messages as of one moment.
 
-    def refresh(self, view: SessionView) -> SessionView:
-        """Return a view with only the messages after `view`, or a full view if more has changed."""
-        return self._read_view(view.key, view.last, view)
-
-    def _read_view(self, key: str, last: int | None, old_view: SessionView | None) -> SessionView:
+        With `since`, return only the messages after `since`, or a full view if more has changed.
+        """
         check_key(key)
         check_count(last=last)
+        last = last if since is None else since.last
 
         def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
             session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
-            is_unchanged = old_view is not None and old_view.matches(
+            is_unchanged = since is not None and since.matches(
                 state.uid, state.generation, state.number
             )
-            after = old_view.upto if old_view is not None and is_unchanged else None
+            after = since.upto if since is not None and is_unchanged else None
             messages = session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
@@ -338,19 +246,6 @@ class SQLStore(SessionOperations):
         return self._run_read(
             session_rows.list_keys, self.database.damage, prefix=prefix, limit=limit, after=after
         )
-
-    def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session: a text that differs after every change."""
-        return self._run_read(session_rows.session_stamps, self.database.damage)
-
-    def read_marker(self, name: str) -> str:
-        """Return the value of the change marker `name`; empty for a marker without a value."""
-        rows = self._run_read(lambda tx, namespace: tx.run("find_mark", namespace, name))
-        return "".join(str(value) for (value,) in rows)
-
-    def update_marker(self, name: str) -> None:
-        """Give the change marker `name` a new value."""
-        self._run_write(lambda tx, namespace: tx.run("change_mark", namespace, name))
 
     def follow(
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
@@ -384,33 +279,17 @@ class SQLStore(SessionOperations):
         messages = session_rows.all_messages(transaction, session, damage, last=None, after=after)
         return session.state.uid, session.last_seq, messages
 
-    # --- snapshots ---------------------------------------------------------------------------
+    # --- administration ----------------------------------------------------------------------
+
+    @property
+    def admin(self) -> SQLAdmin:
+        """The calls that administer the store."""
+        return SQLAdmin(self)
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have a session, even if only in the trash."""
+        """Return the namespaces that have a session, even if only in the trash, sorted."""
         rows = self._run_read(lambda transaction, _: transaction.run("namespaces"))
         return [namespace for (namespace,) in rows]
-
-    def list_snapshots(self) -> list[SnapshotMark]:
-        """Return the SnapshotMark of every session of this namespace, deleted sessions first."""
-        return self._run_read(lifecycle.list_snapshots)
-
-    @contextmanager
-    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read one session."""
-        self._check_open()
-        with self.database.read_transaction() as transaction:
-            yield lifecycle.read_snapshot(transaction, self._namespace, mark, after=after)
-
-    @contextmanager
-    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
-        """Open a writer that stores several sessions in one transaction."""
-        self._check_open()
-        with (
-            self.database.write_transaction() as transaction,
-            nullcontext() if self._lease is None else self._lease.fence(transaction),
-        ):
-            yield lifecycle.SQLSnapshotWriter(transaction, self._namespace)
 
     # --- close -------------------------------------------------------------------------------
 
@@ -522,8 +401,12 @@ class SQLStore(SessionOperations):
         """Erase the bytes of purged rows; return a sentence about each place where bytes remain."""
 
     @abstractmethod
-    def health(self) -> Health:
+    def _health(self) -> Health:
         """Return whether writes are expected to work."""
+
+    def _catalog_file(self) -> Path | None:
+        """Return the path of the catalog; None if the catalog is in the database."""
+        return None
 
     @abstractmethod
     def _close_database(self) -> None:

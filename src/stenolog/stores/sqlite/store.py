@@ -88,7 +88,7 @@ class SQLiteStore(SQLStore):
         self.database: Database = Database(file, settings)
         """The open database file."""
 
-    def catalog_file(self) -> Path:
+    def _catalog_file(self) -> Path:
         """Return the path of the catalog."""
         return catalog_path(self.database.file, self._namespace)
 
@@ -224,7 +224,7 @@ class SQLiteStore(SQLStore):
             "damaged; they may contain it: run `steno doctor`",
         )
 
-    def health(self) -> Health:
+    def _health(self) -> Health:
         """Return whether writes are expected to work."""
         problems = self.database.problems()
         with self.database.read_transaction() as transaction:

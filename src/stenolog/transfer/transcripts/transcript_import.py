@@ -31,7 +31,7 @@ from stenolog.errors import RefusedMessage, SessionExists
 from stenolog.records import Message, Span, timestamp
 from stenolog.stores import spans
 from stenolog.stores.base import Store, find_info
-from stenolog.stores.snapshots import Snapshot, SnapshotStore
+from stenolog.stores.snapshots import Snapshot
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptFile,
@@ -145,11 +145,9 @@ class TranscriptImport:
             # The hook and --watch may import the same transcript at once, so the session is leased.
             with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
                 _update_session(lease.store, transcript, file, report)
-        elif transcript.messages and isinstance(self._store, SnapshotStore):
+        elif transcript.messages:
             self._add_to_batch(transcript, file, report)
             return
-        elif transcript.messages:
-            _update_session(self._store, transcript, file, report)
         self.reports.append(report)
 
     def _read(self, file: TranscriptFile) -> Transcript:
@@ -174,10 +172,10 @@ class TranscriptImport:
     def flush(self) -> None:
         """Store the sessions of the batch. Raises the errors of the store."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        if not pending or not isinstance(self._store, SnapshotStore):
+        if not pending:
             return
         try:
-            with self._store.snapshot_writer() as writer:
+            with self._store.admin.snapshot_writer() as writer:
                 for _, _, snapshot, messages in pending:
                     writer.write(snapshot, messages)
         except SessionExists:
@@ -481,11 +479,11 @@ class _Visibility:
             facts = {**self._facts, _HIDDEN_FACT: self.hidden_spans()}
             self._store.set_meta(key, **{META_FIELD: facts})
         for first, last in spans.from_seqs(self._to_show):
-            self._store.show(key, first, last)
+            self._store.admin.show(key, first, last)
         if with_summary and self._continues_source:
             self._store_summary()
         for first, last in spans.from_seqs(self._to_hide):
-            self._store.hide(key, first, last)
+            self._store.admin.hide(key, first, last)
 
     def _store_summary(self) -> None:
         """Store the program's summary, unless the user replaced exactly this summary."""

@@ -78,7 +78,7 @@ def test_seq_beyond_the_end_shows_the_end() -> None:
 def test_gap_is_at_the_position_of_the_summarized_messages() -> None:
     with _filled(10) as store:
         store.checkpoint(_KEY, summary="so", upto=4)
-        store.hide(_KEY, 7, 8)
+        store.admin.hide(_KEY, 7, 8)
         info = store.info(_KEY)
         assert _told(newest_part(store, info, _VISIBLE)) == [(1, 4), 5, 6, (7, 8), 9, 10]
         assert _told(newest_part(store, info, _ALL)) == [1, 2, 3, 4, (1, 4), 5, 6, 7, 8, 9, 10]
@@ -114,7 +114,7 @@ def test_append_does_not_change_the_digest_of_the_visibility() -> None:
     [
         lambda store: store.pop(_KEY),
         lambda store: store.set_summary(_KEY, "another"),
-        lambda store: store.hide(_KEY, 30, 30),
+        lambda store: store.admin.hide(_KEY, 30, 30),
         lambda store: store.truncate_history(_KEY, 2),
     ],
 )
@@ -144,7 +144,7 @@ def test_only_the_shown_part_of_a_long_session_is_read(
     with open_store(where.format(tmp_path)) as store:
         store.add_messages(_KEY, [{"role": "user", "content": "x"}] * 4_000)
         store.checkpoint(_KEY, summary="so", upto=40)
-        store.hide(_KEY, 120, 130)
+        store.admin.hide(_KEY, 120, 130)
         info = store.info(_KEY)
         with monkeypatch.context() as patched:
             patched.setattr("stenolog.gateway.viewer.conversation_page._MAX_DISCARDED", 10**9)
@@ -173,9 +173,9 @@ def test_last_call_of_a_part_has_its_result() -> None:
 def test_seqs_missing_in_a_fork_are_no_gap() -> None:
     with _filled(12) as store:
         store.checkpoint(_KEY, summary="so", upto=4)
-        store.hide(_KEY, 7, 8)
+        store.admin.hide(_KEY, 7, 8)
         store.fork(_KEY, "fork")
-        store.hide("fork", 10, 10)
+        store.admin.hide("fork", 10, 10)
         info = store.info("fork")
         assert _told(newest_part(store, info, _VISIBLE)) == [(4, 4), 5, 6, 9, (10, 10), 11, 12]
         everything = part_around(store, info, 9, _ALL)
@@ -228,7 +228,7 @@ def test_damaged_message_is_marked_at_its_position_and_not_as_hidden(
 
 def test_damaged_message_at_the_end_is_marked(tmp_path: Path) -> None:
     with open_store(_damaged("{}/s", tmp_path)) as store:
-        store.hide(_KEY, 3, 5)
+        store.admin.hide(_KEY, 3, 5)
         part = newest_part(store, store.info(_KEY), _VISIBLE)
     assert _with_lost(part) == [1, "gap", "lost (2, 2)"]
 

@@ -40,7 +40,7 @@ def test_no_gap_without_hidden_messages() -> None:
         (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "summarized")),
         (lambda store: store.truncate_history(_KEY, 3), (1, 7, 7, "truncated")),
         (lambda store: store.clear(_KEY), (1, 10, 10, "cleared")),
-        (lambda store: store.hide(_KEY, 1, 2), (1, 2, 2, "hidden")),
+        (lambda store: store.admin.hide(_KEY, 1, 2), (1, 2, 2, "hidden")),
         (
             lambda store: store.set_history(_KEY, [{"role": "user", "content": "new"}]),
             (1, 10, 10, "replaced"),
@@ -94,10 +94,10 @@ def test_edit_next_to_summarized_messages_is_a_separate_gap() -> None:
 def test_messages_left_out_of_a_fork_are_not_a_gap() -> None:
     with InMemoryStore() as store:
         _filled(store)
-        store.hide(_KEY, 3, 4)
+        store.admin.hide(_KEY, 3, 4)
         store.fork(_KEY, "fork")
         assert _gaps(store, "fork") == []
-        store.hide("fork", 7, 8)
+        store.admin.hide("fork", 7, 8)
         assert _told(store, "fork") == [(7, 8, 2, "hidden")]
         store.checkpoint("fork", summary="so", upto=6)
         assert _told(store, "fork") == [(1, 6, 4, "summarized"), (7, 8, 2, "hidden")]
@@ -118,6 +118,6 @@ def test_gap_without_an_undo_step_is_only_marked_hidden() -> None:
         _filled(store, 30)
         store.set_history(_KEY, store.get_history(_KEY)[:-2])
         for seq in range(1, 18, 2):
-            store.hide(_KEY, seq, seq)
+            store.admin.hide(_KEY, seq, seq)
         assert _told(store)[-1] == (29, 30, 2, "hidden")
         assert read_visibility(store, store.info(_KEY)).reason_at(29) == "hidden"

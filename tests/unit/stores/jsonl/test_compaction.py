@@ -270,7 +270,7 @@ def test_compaction_archives_nothing_if_a_purge_removes_the_folder(
             if names[0] == "archive" and create:
                 monkeypatch.undo()
                 del folder
-                other.purge("a")
+                other.admin.purge("a")
                 return real(*names, create=False)
             return folder
 

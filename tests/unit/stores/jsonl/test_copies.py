@@ -81,12 +81,12 @@ def test_incomplete_record_is_void_in_a_snapshot_unless_a_writer_holds_the_log(
     log = fast_path / "sessions/a.jsonl"
     log.write_bytes(log.read_bytes()[:-9])
     with JSONLStore(fast_path) as store, log.open("rb") as writer:
-        [mark] = store.list_snapshots()
+        [mark] = store.admin.list_snapshots()
         fcntl.flock(writer, fcntl.LOCK_EX)
-        with store.read_snapshot(mark) as reading:
+        with store.admin.read_snapshot(mark) as reading:
             assert (reading.snapshot.last_seq, reading.snapshot.void) == (1, [])
         fcntl.flock(writer, fcntl.LOCK_UN)
-        with store.read_snapshot(mark) as reading:
+        with store.admin.read_snapshot(mark) as reading:
             last_seq = store.info("a").last_seq
             assert (reading.snapshot.last_seq, reading.snapshot.void) == (last_seq, [(2, last_seq)])
         assert [message.content for message in store.get_history("a")] == ["one"]
@@ -105,5 +105,5 @@ def test_session_that_is_deleted_during_the_listing_is_listed(
             return list_names(directory)
 
         monkeypatch.setattr(Directory, "list_names", list_after_delete)
-        [mark] = store.list_snapshots()
+        [mark] = store.admin.list_snapshots()
         assert (mark.key, mark.deleted is None) == ("a", False)

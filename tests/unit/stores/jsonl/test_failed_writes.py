@@ -81,9 +81,9 @@ def test_p8_repeated_sync_failure_raises_maybe_stored_and_blocks_the_session(
                 store.add_message(KEY, "user", "maybe", once="t")
             with pytest.raises(StoreUnavailable):
                 store.add_message(KEY, "user", "refused")
-            assert not store.health().ok
+            assert not store.admin.health().ok
         assert store.add_message(KEY, "user", "maybe", once="t") == 2
-        assert store.health().ok
+        assert store.admin.health().ok
     assert contents(tmp_path) == ["kept", "maybe"]
 
 

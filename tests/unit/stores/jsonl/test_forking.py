@@ -21,8 +21,8 @@ def talk(store: JSONLStore) -> None:
         store.add_message(KEY, "user", f"m{number}", once=f"t{number}")
     store.checkpoint(KEY, summary="two of them", upto=2)
     store.compact(KEY)
-    store.hide(KEY, 5, 5)
-    store.hide(KEY, 8, 8)
+    store.admin.hide(KEY, 5, 5)
+    store.admin.hide(KEY, 8, 8)
 
 
 def seqs(store: JSONLStore, key: str = "b", *, full: bool = False) -> list[int]:
@@ -148,7 +148,7 @@ def test_messages_of_an_unreadable_archive_are_left_out_of_a_fork(tmp_path: Path
 def test_p9_fork_is_opened_by_reading_its_end(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"role": "user", "content": "x" * 2000}] * 2000)
-        store.hide(KEY, 5, 5)
+        store.admin.hide(KEY, 5, 5)
         store.fork(KEY, "b")
     with JSONLStore(tmp_path) as store:
         assert seqs(store)[:6] == [1, 2, 3, 4, 6, 7]
@@ -165,7 +165,7 @@ def test_fork_does_not_copy_messages_purged_meanwhile(
 
     def purge_just_then(*args: Any) -> bytes:
         if not purged:
-            purged.append(other.purge("k", before=before))
+            purged.append(other.admin.purge("k", before=before))
         return composed(*args)
 
     monkeypatch.setattr(lifecycle, "compose_forked_log", purge_just_then)

@@ -90,7 +90,8 @@ def _interrupt(strike: Striking, call: Callable[[], object]) -> KeyboardInterrup
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    "call", [lambda store: store.purge(KEY, before=2), lambda store: store.restore("new")]
+    "call",
+    [lambda store: store.admin.purge(KEY, before=2), lambda store: store.admin.restore("new")],
 )
 def test_p7_a_kept_traceback_of_ctrl_c_does_not_lock_the_new_file_of_a_log(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[JSONLStore], None]
@@ -148,8 +149,8 @@ def test_p8_ctrl_c_at_any_step_leaks_no_folder_watch(fast_path: Path) -> None:
         strike.armed.set()
         with JSONLStore(fast_path) as store:
             with suppress(KeyboardInterrupt), strike.watching():
-                store.stamps()
-                store.stamps()  # the first call does not start a watch
+                store.admin.stamps()
+                store.admin.stamps()  # the first call does not start a watch
             where = strike.where
         assert _count_descriptors() == before, where
         number += 1

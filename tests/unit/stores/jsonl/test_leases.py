@@ -241,7 +241,7 @@ def test_p11_symlinked_locks_folder_is_rejected(
     with pytest.raises(StenologError):
         store.lease(KEY, ttl=60)
     with pytest.raises(StenologError):
-        store.purge(KEY)
+        store.admin.purge(KEY)
     assert list(outside.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_write_after_a_concurrent_purge_creates_no_file(
     def purge() -> None:
         if not purged:
             with JSONLStore(store.folder.parent) as other:
-                purged.append(other.purge(KEY).messages)
+                purged.append(other.admin.purge(KEY).messages)
 
     def purge_first(key: str, *, create: bool) -> Log | None:
         purge()
@@ -342,7 +342,7 @@ def test_group_append_after_a_purge_raises_lease_lost(store: JSONLStore) -> None
     with store.lease(KEY, ttl=60) as lease:
         behind = lease.store
         assert append_as_group(behind, KEY, [said, said]) == [2, 3]
-        store.purge(KEY)
+        store.admin.purge(KEY)
         errors = append_as_group(behind, KEY, [said, said])
         assert [type(error) for error in errors] == [LeaseLost, LeaseLost]
 
@@ -405,11 +405,11 @@ def test_p8_failed_purge_does_not_end_the_lease(
     [log] = store.folder.glob("*.jsonl")
     with JSONLStore(tmp_path, busy_timeout=0.05) as other, store.lease(KEY, ttl=60) as lease:
         with busy(log), pytest.raises(StoreBusy):
-            other.purge(KEY)
+            other.admin.purge(KEY)
         assert lease.store.add_message(KEY, "user", "2") == 2
         monkeypatch.setattr(Log, "check_record_kinds", refuse)
         with pytest.raises(NewerFormat):
-            other.purge(KEY)
+            other.admin.purge(KEY)
         assert not lease.lost
 
 
@@ -421,9 +421,9 @@ def test_p8_purge_that_fails_in_the_trash_does_not_end_the_lease(
     [deleted] = (store.folder / "trash").iterdir()
     with JSONLStore(tmp_path, busy_timeout=0.05) as other, store.lease(KEY, ttl=60) as lease:
         with busy(deleted), pytest.raises(StenologError):
-            other.purge(KEY)
+            other.admin.purge(KEY)
         assert not lease.lost
-        assert other.purge(KEY).messages == 2
+        assert other.admin.purge(KEY).messages == 2
         assert lease.lost
 
 
@@ -448,7 +448,7 @@ def test_lease_acquired_during_a_purge_is_lost(
     with JSONLStore(tmp_path) as other, store.lease(KEY, ttl=60):
         taking = Thread(target=take, args=[other])
         monkeypatch.setattr(trash, "move_to_trash", put_late)
-        assert store.purge(KEY).messages == 1
+        assert store.admin.purge(KEY).messages == 1
         taking.join(PATIENCE)
     assert [type(error) for error in told] == [NoSuchSession]
     assert [path.name for path in lock.parent.iterdir()] == [leases.HIGHEST_EPOCH_FILE]
@@ -475,9 +475,9 @@ def test_lease_of_a_new_session_survives_a_purge_of_the_trash(
     with JSONLStore(tmp_path, busy_timeout=0.05) as other:
         monkeypatch.setattr(leases, "delete_lock_file", begin_first)
         if how == "finish_purge":
-            store.finish_purge(gone.uid)
+            store.admin.finish_purge(gone.uid)
         else:
-            store.purge_trash(KEY, [(gone.uid, gone.deleted)])
+            store.admin.purge(KEY, trash=[(gone.uid, gone.deleted)])
         assert not any(lease.lost for lease in begun)
         monkeypatch.undo()
         assert not list(store.folder.glob("*.jsonl"))
@@ -513,7 +513,7 @@ def test_p7_epoch_increases_across_a_purge_and_a_clock_set_back(
             store.add_message(key, "user", "hello")
             with store.lease(key, ttl=60) as lease:
                 epochs.append(lease.epoch)
-            store.purge(key)
+            store.admin.purge(key)
             set_back = time.time_ns() - 3_600 * 10**9
             monkeypatch.setattr(time, "time_ns", lambda now=set_back: now)
         first, _, second, third = epochs
@@ -541,7 +541,7 @@ def test_p7_epoch_increases_if_a_lease_starts_while_a_purge_deletes_the_lock_fil
             begun.append(lease)
 
     monkeypatch.setattr(leases, "_record_deleted_epoch", begin_another)
-    store.purge(KEY)
+    store.admin.purge(KEY)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     store.add_message(KEY, "user", "a new session")
 

@@ -139,7 +139,7 @@ def test_p4_session_created_after_the_check_is_not_replaced(
     _write(fast_path)
     calls: dict[str, Callable[[JSONLStore], None]] = {
         "fork": lambda store: store.fork(KEY, "new"),
-        "restore": lambda store: store.restore("b", as_key="new"),
+        "restore": lambda store: store.admin.restore("b", as_key="new"),
     }
     with JSONLStore(fast_path) as other:
         other.delete("b")
@@ -247,14 +247,14 @@ def _use_everything(store: JSONLStore) -> None:
         list(store.follow(KEY, after=1, timeout=0))
         with store.lease(KEY, ttl=9) as lease:
             lease.store.add_message(KEY, "user", "leased")
-        store.purge(KEY, before=2)
+        store.admin.purge(KEY, before=2)
         store.fork(KEY, "fork")
         with pytest.raises(SessionExists):
             store.fork(KEY, "fork")
         store.delete("fork")
-        store.restore("fork")
-        store.restore(store.delete("fork").key, as_key="back")
-        store.purge("back")
+        store.admin.restore("fork")
+        store.admin.restore(store.delete("fork").key, as_key="back")
+        store.admin.purge("back")
         store.clear("none")
         store.delete(KEY)
 
@@ -262,6 +262,9 @@ def _use_everything(store: JSONLStore) -> None:
 def _copy(store: JSONLStore, place: Path) -> None:
     store.add_message("c", "user", "copied")
     with JSONLStore(place) as target:
-        for mark in store.list_snapshots():
-            with store.read_snapshot(mark) as reading, target.snapshot_writer() as writing:
+        for mark in store.admin.list_snapshots():
+            with (
+                store.admin.read_snapshot(mark) as reading,
+                target.admin.snapshot_writer() as writing,
+            ):
                 writing.write(reading.snapshot, reading.messages)

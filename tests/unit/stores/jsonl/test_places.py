@@ -48,8 +48,8 @@ def test_p11_folder_open_to_others_causes_a_warning(
     (tmp_path / "sessions").chmod(0o755)
     with JSONLStore(tmp_path) as store:
         assert "chmod 700" in caplog.text
-        assert any("chmod 700" in problem for problem in store.health().problems)
-        assert store.health().ok
+        assert any("chmod 700" in problem for problem in store.admin.health().problems)
+        assert store.admin.health().ok
 
 
 def test_p11_the_workspace_may_be_a_symlink(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_p8_removed_folder_raises_and_is_not_recreated(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "sessions")
         with pytest.raises(StoreUnavailable, match="gone"):
             store.add_message(KEY, "user", "again")
-        assert not store.health().ok
+        assert not store.admin.health().ok
         assert not (tmp_path / "sessions").exists()
 
 
@@ -147,7 +147,7 @@ def test_p8_read_only_store_writes_nothing(tmp_path: Path) -> None:
             lambda: store.truncate_history(KEY, 0),
             lambda: store.clear(KEY),
             lambda: store.set_history(KEY, []),
-            lambda: store.hide(KEY, 1, 1),
+            lambda: store.admin.hide(KEY, 1, 1),
             lambda: store.pop(KEY),
             lambda: store.checkpoint(KEY, summary="", upto=1),
             lambda: store.undo(KEY),
@@ -180,7 +180,7 @@ def test_p8_calls_after_close_raise_store_closed(tmp_path: Path) -> None:
         lambda: store.add_message(KEY, "user", "x"),
         lambda: store.get_history(KEY),
         lambda: store.list_sessions(),
-        lambda: store.health(),
+        lambda: store.admin.health(),
         lambda: store.follow(KEY),
         lambda: store.compact(KEY),
     ):
@@ -222,7 +222,7 @@ with JSONLStore(sys.argv[1]) as store:
     tried("read", lambda: store.get_history("a"))
     tried("append", lambda: store.add_message("a", "user", "x"))
     tried("create", lambda: store.add_message("b", "user", "x"))
-    said.append(["health", store.health().ok, store.health().problems[0]])
+    said.append(["health", store.admin.health().ok, store.admin.health().problems[0]])
 tried("open", lambda: JSONLStore(sys.argv[1] + "/closed"))
 print(json.dumps(said))
 """
@@ -285,7 +285,7 @@ def test_p8_health_reports_low_disk_space_before_writes_fail(tmp_path: Path) -> 
     try:
         with JSONLStore(place / "w") as store:
             store.add_message(KEY, "user", "hello")
-            health = store.health()
+            health = store.admin.health()
             assert not health.ok
             assert "free some space" in health.problems[0]
             filler = place / "filler"

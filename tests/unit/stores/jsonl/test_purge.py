@@ -94,7 +94,7 @@ def test_no_byte_of_a_purged_message_remains(tmp_path: Path, before: int) -> Non
     with JSONLStore(tmp_path) as store:
         whole = {m.seq: m.to_json() for m in store.get_history(KEY, full=True)}
         assert sorted(whole) == list(range(1, 13))
-        assert store.purge(KEY, before=before).messages == before - 1
+        assert store.admin.purge(KEY, before=before).messages == before - 1
         kept = list(range(before, 13))
         assert seqs(store) == kept
     text = everywhere(tmp_path)
@@ -145,11 +145,11 @@ def test_no_byte_of_a_purged_session_remains(tmp_path: Path) -> None:
         other.write_bytes(b"stays")
         for trashed in (sessions / "trash").iterdir():
             (trashed.parent / f".{trashed.name}.new").write_bytes(b"secret-1-")
-        purged = store.purge(KEY)
+        purged = store.admin.purge(KEY)
         assert (purged.messages, purged.first, purged.last) == (16, 1, 12)
         assert purged.not_reached == ()
         with pytest.raises(NoSuchSession):
-            store.purge(KEY)
+            store.admin.purge(KEY)
         assert store.get_history("other")
     text = everywhere(tmp_path)
     for word in (b"secret", b"token-", b"old-summary", b"torn-bytes", first.encode(), b"a.jsonl"):
@@ -164,7 +164,7 @@ def test_purge_deletes_the_catalog_files(tmp_path: Path) -> None:
         for before in (3, None):
             for name in ("catalog.db", "catalog.db-journal"):
                 (tmp_path / "sessions" / name).write_bytes(b"secret-1-")
-            store.purge(KEY, before=before)
+            store.admin.purge(KEY, before=before)
             assert not list(tmp_path.rglob("catalog.db*"))[1:]
             assert b"secret-1-" not in everywhere(tmp_path)
 
@@ -174,7 +174,7 @@ def test_purge_deletes_earlier_archives_and_rewrites_the_partial_one(tmp_path: P
     before = archives(tmp_path)
     assert [path.name for path in before] == ["1-2.jsonl.gz", "3-5.jsonl.gz", "6-8.jsonl.gz"]
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY, before=5)
+        store.admin.purge(KEY, before=5)
         generation = store.info(KEY).generation
         assert store.info(KEY).archived == 8
         assert seqs(store) == list(range(5, 13))
@@ -183,11 +183,11 @@ def test_purge_deletes_earlier_archives_and_rewrites_the_partial_one(tmp_path: P
         f"6-8.{generation}.jsonl.gz",
     ]
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY, before=7)
-        store.purge(KEY, before=7)
+        store.admin.purge(KEY, before=7)
+        store.admin.purge(KEY, before=7)
         assert [path.name for path in archives(tmp_path)] == [f"7-8.{generation + 2}.jsonl.gz"]
         assert seqs(store) == list(range(7, 13))
-        store.purge(KEY, before=9)
+        store.admin.purge(KEY, before=9)
         assert archives(tmp_path) == []
         assert store.info(KEY).archived == 0
         store.clear(KEY)
@@ -200,7 +200,7 @@ def test_repeated_purge_removes_leftovers_of_a_crash(tmp_path: Path) -> None:
     tell(tmp_path)
     old = {path: path.read_bytes() for path in archives(tmp_path)}
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY, before=8)
+        store.admin.purge(KEY, before=8)
         # As after a kill before the last step, and one in the middle of the first.
         for path, text in old.items():
             path.write_bytes(text)
@@ -211,7 +211,7 @@ def test_repeated_purge_removes_leftovers_of_a_crash(tmp_path: Path) -> None:
             Kind.UNREFERENCED_ARCHIVE,
             Kind.LEFTOVER,
         }
-        assert store.purge(KEY, before=8).messages == 0
+        assert store.admin.purge(KEY, before=8).messages == 0
         assert b"secret-1-" not in everywhere(tmp_path)
         assert seqs(store) == [8, 9, 10, 11, 12]
     assert examine(tmp_path).findings == ()
@@ -221,12 +221,12 @@ def test_summary_is_removed_by_a_second_purge(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1, 2, 3)
         store.checkpoint(KEY, summary="it told secret-1-", upto=1)
-        [told] = store.purge(KEY, before=2).not_reached
+        [told] = store.admin.purge(KEY, before=2).not_reached
         assert "summary" in told
         assert b"secret-1-" in everywhere(tmp_path)
         store.set_summary(KEY, "")
         assert b"secret-1-" in everywhere(tmp_path)
-        assert store.purge(KEY, before=2).not_reached == ()
+        assert store.admin.purge(KEY, before=2).not_reached == ()
         assert b"secret-1-" not in everywhere(tmp_path)
 
 
@@ -244,12 +244,12 @@ def test_interrupted_purge_is_listed_and_can_be_finished(tmp_path: Path) -> None
         of_gone = aside / f"{gone.uid}.{log.name.partition('.')[2]}"
         for copy in (of_live, of_gone):
             shutil.copy(live(tmp_path), copy)
-        assert store.unfinished_purges() == [gone]
-        assert store.list_trash() == []
-        assert store.finish_purge(gone.uid).messages == 2
-        assert store.unfinished_purges() == []
+        assert store.admin.list_trash(unfinished=True) == [gone]
+        assert store.admin.list_trash() == []
+        assert store.admin.finish_purge(gone.uid).messages == 2
+        assert store.admin.list_trash(unfinished=True) == []
         with pytest.raises(NoSuchSession):
-            store.finish_purge(gone.uid)
+            store.admin.finish_purge(gone.uid)
         # The lease and the files of the live session are not changed.
         assert not lease.lost
         assert list(aside.iterdir()) == [of_live]
@@ -265,10 +265,10 @@ def test_damaged_leftover_of_an_interrupted_purge_is_reported(tmp_path: Path) ->
         first, second, *rest = log.read_bytes().splitlines(keepends=True)
         log.write_bytes(b"".join([first, second.replace(b'"format":1', b'"format":9'), *rest]))
         log.rename(f"{log}.purged")
-        [left] = store.unfinished_purges()
+        [left] = store.admin.list_trash(unfinished=True)
         assert left.key == KEY
-        assert store.purge(KEY).messages >= 0
-        assert store.unfinished_purges() == []
+        assert store.admin.purge(KEY).messages >= 0
+        assert store.admin.list_trash(unfinished=True) == []
 
 
 def test_purge_report_names_copies_moved_aside_by_the_doctor(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_purge_report_names_copies_moved_aside_by_the_doctor(tmp_path: Path) -> 
         (tmp_path / "sessions" / "aside").mkdir(mode=0o700)
         copy = tmp_path / "sessions" / "aside" / "a.jsonl.2026-11-15T124523.725409Z"
         shutil.copy(live(tmp_path), copy)
-        [told] = store.purge(KEY, before=2).not_reached
+        [told] = store.admin.purge(KEY, before=2).not_reached
         assert copy.name in told
 
 
@@ -299,9 +299,9 @@ def test_p7_session_deleted_while_the_trash_is_scanned_is_purged(
         store.delete(KEY)
         say(store, 2)
         monkeypatch.setattr(trash, "entries_with_keys", delete_then)
-        assert store.purge(KEY).messages == 2
+        assert store.admin.purge(KEY).messages == 2
         assert moved
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
     assert b"secret" not in everywhere(tmp_path)
 
 
@@ -314,9 +314,9 @@ def test_key_with_a_foreign_log_can_be_purged(tmp_path: Path) -> None:
         foreign.write_bytes(b'{"role":"user","content":"theirs"}\n')
         with pytest.raises(ForeignLog):
             store.add_message("x:y", "user", "2")
-        assert store.purge("x:y").messages == 1
+        assert store.admin.purge("x:y").messages == 1
         with pytest.raises(NoSuchSession):
-            store.purge("x:y")
+            store.admin.purge("x:y")
         assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
         assert b"theirs" in foreign.read_bytes()
 
@@ -334,16 +334,16 @@ def test_p8_failed_purge_keeps_the_archives(
         with monkeypatch.context() as patch:
             patch.setattr(trash, "sync_renames", fail)
             with pytest.raises(MaybeStored):
-                store.purge(KEY)
+                store.admin.purge(KEY)
         assert archives(tmp_path) == before
-        assert store.purge(KEY).messages == 12
+        assert store.admin.purge(KEY).messages == 12
     assert archives(tmp_path) == []
 
 
 def test_purge_of_an_unknown_session_creates_no_file(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         with pytest.raises(NoSuchSession):
-            store.purge(KEY)
+            store.admin.purge(KEY)
         assert not list((tmp_path / "sessions").iterdir())
 
 
@@ -351,12 +351,12 @@ def test_purge_deletes_the_lock_file_of_a_held_lease(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1)
         with store.lease(KEY, ttl=60) as lease:
-            assert store.purge(KEY).not_reached == ()
+            assert store.admin.purge(KEY).not_reached == ()
             assert lease.lost
             assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
             say(store, 1)
             store.lease(KEY, ttl=60, wait=0).release()
-        assert store.purge(KEY).not_reached == ()
+        assert store.admin.purge(KEY).not_reached == ()
         assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
 
 
@@ -364,7 +364,7 @@ def test_p3_purge_keeps_damage_in_remaining_messages_visible(tmp_path: Path) -> 
     tell(tmp_path)
     live(tmp_path).write_bytes(live(tmp_path).read_bytes().replace(b"secret-11-", b"edited-11-"))
     with JSONLStore(tmp_path) as store:
-        assert store.purge(KEY, before=4).messages == 3
+        assert store.admin.purge(KEY, before=4).messages == 3
         assert seqs(store) == [4, 5, 6, 7, 8, 9, 10, 12]
         info = store.info(KEY)
         assert (info.lost, info.count) == (1, 8)
@@ -372,7 +372,7 @@ def test_p3_purge_keeps_damage_in_remaining_messages_visible(tmp_path: Path) -> 
     assert [finding.kind for finding in examine(tmp_path).findings] == [Kind.HAND_EDIT]
     with JSONLStore(tmp_path) as store:
         # Below the seq, damage is removed by the purge as well.
-        assert store.purge(KEY, before=12).messages == 7
+        assert store.admin.purge(KEY, before=12).messages == 7
         assert (store.info(KEY).lost, seqs(store)) == (0, [12])
     assert b"edited" not in everywhere(tmp_path)
     assert examine(tmp_path).findings == ()
@@ -385,7 +385,7 @@ def test_p3_purge_splits_lines_that_lost_their_newline(tmp_path: Path) -> None:
     lines[place : place + 2] = [lines[place] + b" " + lines[place + 1]]
     live(tmp_path).write_bytes(b"\n".join(lines))
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY, before=11)
+        store.admin.purge(KEY, before=11)
         assert seqs(store) == [11, 12]
     assert b"secret-10-" not in everywhere(tmp_path)
     assert examine(tmp_path).findings == ()
@@ -398,7 +398,7 @@ def test_p3_purge_removes_garbage_at_the_end(tmp_path: Path) -> None:
             say(store, 1, 2, 3)
             with live(place).open("ab") as log:
                 log.write(garbage)
-            store.purge(KEY, before=2)
+            store.admin.purge(KEY, before=2)
             assert seqs(store) == [2, 3]
         assert b"garbage" not in everywhere(place)
         with JSONLStore(place) as store:
@@ -411,7 +411,7 @@ def test_p2_first_half_of_a_batch_can_be_purged(tmp_path: Path) -> None:
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(1, 5)], once="one")
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(5, 8)], once="two")
         store.set_history(KEY, [*store.get_history(KEY)[:5], {"role": "user", "content": 8}])
-        store.purge(KEY, before=3)
+        store.admin.purge(KEY, before=3)
     lines = [json.loads(line) for line in live(tmp_path).read_bytes().splitlines()]
     assert [(line["seq"], line.get("part")) for line in lines if line["kind"] == "message"] == [
         (3, None),
@@ -436,9 +436,9 @@ def test_p4_undo_steps_too_long_for_a_state_work_after_a_purge(tmp_path: Path) -
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(1, 1201)])
         for seq in range(102, 1000, 2):
-            store.hide(KEY, seq, seq)
-        store.hide(KEY, 100, 1100)
-        store.purge(KEY, before=50)
+            store.admin.hide(KEY, seq, seq)
+        store.admin.hide(KEY, 100, 1100)
+        store.admin.purge(KEY, before=50)
     # More than fits into a state: the state refers to a change, which is kept for it.
     assert [entry.get("elsewhere", False) for entry in states(tmp_path)[-1]["undo"]] == [
         *[False] * 7,
@@ -448,7 +448,7 @@ def test_p4_undo_steps_too_long_for_a_state_work_after_a_purge(tmp_path: Path) -
     for _ in range(2):
         with JSONLStore(tmp_path) as store:
             assert store.info(KEY).undoable == 8
-            store.purge(KEY, before=60)
+            store.admin.purge(KEY, before=60)
     with JSONLStore(tmp_path) as store:
         assert store.undo(KEY).shown == 1001 - 449
         assert store.undo(KEY).shown == 1
@@ -460,9 +460,9 @@ def test_p4_undo_steps_too_long_for_a_state_work_after_a_purge(tmp_path: Path) -
 def test_p3_damaged_state_of_a_purged_log_loses_no_message(tmp_path: Path, line: int) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY, before=10)
-        store.hide(KEY, 11, 11)
-        store.purge(KEY, before=10)
+        store.admin.purge(KEY, before=10)
+        store.admin.hide(KEY, 11, 11)
+        store.admin.purge(KEY, before=10)
     lines = live(tmp_path).read_bytes().splitlines(keepends=True)
     lines[line] = lines[line].replace(b'"format"', b'"formed"')
     live(tmp_path).write_bytes(b"".join(lines))
@@ -484,17 +484,17 @@ def test_p8_purge_stops_if_a_needed_archive_is_missing(tmp_path: Path) -> None:
         with JSONLStore(place) as store:
             before = everywhere(place)
             with pytest.raises(DamagedStore, match="missing or damaged"):
-                store.purge(KEY, before=4)
+                store.admin.purge(KEY, before=4)
             assert seqs(store)
             assert everywhere(place).count(b"secret") >= before.count(b"secret")
             # With the archive restored, or if it is to be purged, the purge works.
             lost.write_bytes(text)
-            store.purge(KEY, before=4)
+            store.admin.purge(KEY, before=4)
             assert seqs(store) == list(range(4, 13))
     [lost] = (tmp_path / "sessions").rglob("3-5.jsonl.gz")
     lost.write_bytes(lost.read_bytes()[:-30])
     with JSONLStore(tmp_path) as store:
-        assert store.purge(KEY, before=6).messages == 5
+        assert store.admin.purge(KEY, before=6).messages == 5
         assert seqs(store) == list(range(6, 13))
     assert b"secret-1-" not in everywhere(tmp_path)
 
@@ -505,12 +505,12 @@ def test_p7_another_store_sees_the_purge(tmp_path: Path) -> None:
         assert len(two.get_history(KEY, full=True)) == 12
         following = two.follow(KEY, after=11)
         assert next(following).seq == 12
-        one.purge(KEY, before=9)
+        one.admin.purge(KEY, before=9)
         assert seqs(two) == [9, 10, 11, 12]
         assert two.add_message(KEY, "user", "13") == 13
         assert next(following).seq == 13
         assert seqs(one) == [9, 10, 11, 12, 13]
-        two.purge(KEY)
+        two.admin.purge(KEY)
         assert seqs(one) == []
         assert one.add_message(KEY, "user", "anew") == 1
 
@@ -524,7 +524,7 @@ def test_p7_compaction_does_nothing_if_the_session_was_replaced_meanwhile(
 
         def replaced_meanwhile(*arguments: Any) -> None:
             monkeypatch.undo()
-            two.purge(KEY)
+            two.admin.purge(KEY)
             say(two, 1, 2)
             two.clear(KEY)
             lock_until(*arguments)
@@ -546,7 +546,7 @@ def test_purge_removes_files_that_a_repair_moved_aside(tmp_path: Path) -> None:
     live(tmp_path).write_bytes(live(tmp_path).read_bytes() + b"secret-torn")
     assert all(one.done for one in repair(tmp_path))
     with JSONLStore(tmp_path) as store:
-        store.purge(KEY)
+        store.admin.purge(KEY)
     assert b"secret" not in everywhere(tmp_path)
 
 
@@ -554,7 +554,7 @@ def test_p8_purge_report_names_unreadable_logs_as_possible_forks(tmp_path: Path)
     with JSONLStore(tmp_path) as store:
         say(store, 1)
         (tmp_path / "sessions" / "b.jsonl").mkdir()
-        [told] = store.purge(KEY).not_reached
+        [told] = store.admin.purge(KEY).not_reached
         assert "b.jsonl may be a fork" in told
 
 
@@ -570,17 +570,17 @@ def test_p8_purge_report_names_deleted_logs_with_unreadable_keys(tmp_path: Path)
             if b'"key":"other"' not in log.read_bytes():
                 log.write_bytes(log.read_bytes().replace(b'"kind":"state"', b'"kind":"stat#"'))
                 damaged = log
-        [told] = store.purge(KEY, before=2).not_reached
+        [told] = store.admin.purge(KEY, before=2).not_reached
         assert f"trash/{damaged.name} may be a session of {KEY!r}" in told
-        assert store.purge(KEY).not_reached == (told,)
+        assert store.admin.purge(KEY).not_reached == (told,)
         assert b"secret-1-" in damaged.read_bytes()
         hidden = damaged.rename(damaged.with_name(f"{damaged.name}.purged"))
         say(store, 1)
-        [told] = store.purge(KEY).not_reached
+        [told] = store.admin.purge(KEY).not_reached
         assert hidden.name in told
         hidden.unlink()
         say(store, 1)
-        assert store.purge(KEY).not_reached == ()
+        assert store.admin.purge(KEY).not_reached == ()
 
 
 def _put_two_sessions_into_trash(place: Path) -> Path:
@@ -604,12 +604,12 @@ def test_p8_purge_of_a_key_with_a_damaged_older_session_in_the_trash_finishes(
     uid, _, rest = older_log.name.partition(".")
     older_log.rename(older_log.with_name(f"{'0' * 16}.{rest}"))
     with JSONLStore(tmp_path) as store:
-        [told] = store.purge(KEY).not_reached
+        [told] = store.admin.purge(KEY).not_reached
         assert f"archive/{uid}" in told
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
         with pytest.raises(NoSuchSession):
-            store.purge(KEY)
-        assert store.unfinished_purges() == []
+            store.admin.purge(KEY)
+        assert store.admin.list_trash(unfinished=True) == []
     assert [path.parent.name for path in archives(tmp_path)] == [uid]
     assert [finding.kind for finding in examine(tmp_path).findings] == [Kind.UNREFERENCED_ARCHIVE]
 
@@ -627,7 +627,7 @@ def test_p8_session_of_a_newer_format_in_the_trash_stops_a_purge_before_its_firs
     with JSONLStore(tmp_path) as store:
         for _ in range(2):
             with pytest.raises(NewerFormat):
-                store.purge(KEY)
+                store.admin.purge(KEY)
             assert everywhere(tmp_path) == before
 
 
@@ -641,10 +641,10 @@ def test_p8_unreadable_session_in_the_trash_can_be_purged_by_its_uid(
     )
     uid = older_log.name.partition(".")[0]
     with JSONLStore(tmp_path) as store:
-        [told] = store.purge(KEY).not_reached
+        [told] = store.admin.purge(KEY).not_reached
         assert f"purge {uid}" in told
         assert older_log.exists()
-        assert store.purge(uid).not_reached == ()
+        assert store.admin.purge(uid).not_reached == ()
     assert examine(tmp_path).findings == ()
     assert b"secret" not in everywhere(tmp_path)
 
@@ -662,7 +662,7 @@ def test_p8_failed_purge_raises_and_can_be_repeated(
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
             with pytest.raises(StoreUnavailable) as raised:
-                store.purge(KEY)
+                store.admin.purge(KEY)
         if call == "fsync":
             assert type(raised.value) is NotStored, "before anything had happened"
             assert len(seqs(store)) == 12
@@ -670,14 +670,14 @@ def test_p8_failed_purge_raises_and_can_be_repeated(
             assert type(raised.value) is MaybeStored
             # The session is not listed, and half of it cannot be restored.
             assert store.list_sessions() == ["other"]
-            assert store.list_trash() == []
+            assert store.admin.list_trash() == []
             with pytest.raises(NoSuchSession):
-                store.restore(KEY)
+                store.admin.restore(KEY)
             [finding] = examine(tmp_path).findings
             assert (finding.kind, finding.key) == (Kind.LEFTOVER, KEY)
             assert "Purge the session again" in finding.advice
             assert repair(tmp_path) == []
-        assert store.purge(KEY).messages == 12
+        assert store.admin.purge(KEY).messages == 12
         assert examine(tmp_path).findings == ()
     assert b"secret" not in everywhere(tmp_path)
 
@@ -696,9 +696,9 @@ def test_p8_failed_purge_before_a_seq_can_be_repeated(tmp_path: Path, after: int
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "unlink", fail)
             with contextlib.suppress(StoreUnavailable):
-                store.purge(KEY, before=5)
+                store.admin.purge(KEY, before=5)
         assert seqs(store) in (list(range(1, 13)), list(range(5, 13)))
-        store.purge(KEY, before=5)
+        store.admin.purge(KEY, before=5)
         assert seqs(store) == list(range(5, 13))
     text = everywhere(tmp_path)
     assert not any(f"secret-{number}-".encode() in text for number in range(1, 5))

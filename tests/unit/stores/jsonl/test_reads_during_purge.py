@@ -61,7 +61,7 @@ def test_p4_reader_gets_all_remaining_messages_during_a_purge(
     before: int,
 ) -> None:
     reader, purger = stores
-    just_then(lambda: purger.purge(KEY, before=before))
+    just_then(lambda: purger.admin.purge(KEY, before=before))
     assert seqs(reader) == list(range(before, 21))
     assert (reader.info(KEY).lost, reader.info(KEY).damaged) == (0, 0)
     assert caplog.text == ""
@@ -73,7 +73,7 @@ def test_p4_messages_shown_by_undo_are_read_during_a_purge(
     reader, purger = stores
     purger.undo(KEY)
     purger.undo(KEY)
-    just_then(lambda: purger.purge(KEY, before=6))
+    just_then(lambda: purger.admin.purge(KEY, before=6))
     assert [message.seq for message in reader.get_history(KEY, last=18)] == list(range(6, 21))
 
 
@@ -81,7 +81,7 @@ def test_p4_follow_skips_no_remaining_message_during_a_purge(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, purger = stores
-    just_then(lambda: purger.purge(KEY, before=6))
+    just_then(lambda: purger.admin.purge(KEY, before=6))
     followed = [message.seq for message in reader.follow(KEY, timeout=0)]
     assert followed == list(range(6, 21))
     assert caplog.text == ""
@@ -93,7 +93,7 @@ def test_p4_fork_during_a_purge_has_the_rest_and_reports_no_damage(
     reader, purger = stores
     purger.undo(KEY)
     purger.undo(KEY)
-    just_then(lambda: purger.purge(KEY, before=6))
+    just_then(lambda: purger.admin.purge(KEY, before=6))
     reader.fork(KEY, "b")
     assert seqs(reader, "b") == list(range(6, 21))
     assert caplog.text == ""
@@ -104,7 +104,7 @@ def test_p4_consolidation_skips_no_remaining_turn_during_a_purge(
 ) -> None:
     reader, purger = stores
     notes = Notes(InMemoryStore())
-    just_then(lambda: purger.purge(KEY, before=5))
+    just_then(lambda: purger.admin.purge(KEY, before=5))
     Consolidator(reader, notes, None).run(KEY)
     ends = [note.seqs[-1] for note in notes.list(Scope(who=KEY), kind="daily")]
     assert ends == [6, 8, 10, 12, 14, 16, 18, 20]
@@ -116,7 +116,7 @@ def test_reads_of_a_session_purged_meanwhile_find_no_session(
     reader, purger = stores
     following = reader.follow(KEY, after=19)
     assert next(following).seq == 20
-    just_then(lambda: purger.purge(KEY))
+    just_then(lambda: purger.admin.purge(KEY))
     assert seqs(reader) == []
     with pytest.raises(SessionDeleted):
         next(following)
@@ -130,7 +130,7 @@ def test_read_during_a_purge_raises_store_busy_after_the_timeout(
 ) -> None:
     _, purger = stores
     with JSONLStore(tmp_path, busy_timeout=0) as hasty:
-        just_then(lambda: purger.purge(KEY, before=4))
+        just_then(lambda: purger.admin.purge(KEY, before=4))
         with pytest.raises(StoreBusy):
             hasty.get_history(KEY, full=True)
         assert seqs(hasty) == list(range(4, 21))

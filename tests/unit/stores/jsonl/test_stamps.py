@@ -43,7 +43,7 @@ def test_sessions_with_hostile_keys_have_stamps(store: JSONLStore) -> None:
     for key in hostile_keys():
         store.add_message(key, "user", "x")
     for _ in range(3):
-        assert set(store.stamps()) == set(store.list_sessions())
+        assert set(store.admin.stamps()) == set(store.list_sessions())
 
 
 def test_other_files_have_no_stamp(store: JSONLStore) -> None:
@@ -54,7 +54,7 @@ def test_other_files_have_no_stamp(store: JSONLStore) -> None:
     (store.folder / "notes.txt").write_text("x")
     (store.folder / "folder.jsonl").mkdir()
     (store.folder / "link.jsonl").symlink_to("k.jsonl")
-    assert list(store.stamps()) == ["k"]
+    assert list(store.admin.stamps()) == ["k"]
 
 
 @pytest.mark.parametrize("known", [0, 1, 2, 3])
@@ -62,7 +62,7 @@ def test_stamp_changes_with_every_change(store: JSONLStore, known: int) -> None:
     store.add_message("k", "user", "x")
     store.add_message("other", "user", "x")
     for _ in range(known):
-        store.stamps()
+        store.admin.stamps()
     changes: list[Callable[[], object]] = [
         lambda: store.add_message("k", "user", "y"),
         lambda: store.set_meta("k", title="t"),
@@ -72,17 +72,17 @@ def test_stamp_changes_with_every_change(store: JSONLStore, known: int) -> None:
         lambda: store.set_summary("k", "s"),
     ]
     for change in changes:
-        before = store.stamps()
+        before = store.admin.stamps()
         change()
-        after = store.stamps()
+        after = store.admin.stamps()
         assert before["k"] != after["k"]
         assert before["other"] == after["other"]
     store.delete("k")
-    assert list(store.stamps()) == ["other"]
-    store.restore("k")
-    assert sorted(store.stamps()) == ["k", "other"]
-    store.purge("k")
-    assert list(store.stamps()) == ["other"]
+    assert list(store.admin.stamps()) == ["other"]
+    store.admin.restore("k")
+    assert sorted(store.admin.stamps()) == ["k", "other"]
+    store.admin.purge("k")
+    assert list(store.admin.stamps()) == ["other"]
 
 
 def test_stamps_reflect_changes_of_other_stores_immediately(
@@ -97,9 +97,9 @@ def test_stamps_reflect_changes_of_other_stores_immediately(
                     case 0:
                         other.delete(key)
                     case 1:
-                        other.restore(key)
+                        other.admin.restore(key)
                     case 2:
-                        other.purge(key)
+                        other.admin.purge(key)
                     case 3:
                         other.fork(key, f"fork:{chance.randrange(5)}")
                     case _:
@@ -107,19 +107,19 @@ def test_stamps_reflect_changes_of_other_stores_immediately(
             except stenolog.StenologError:
                 pass
             if chance.random() < 0.5:
-                assert store.stamps() == _look(store)
+                assert store.admin.stamps() == _look(store)
 
 
 def test_folder_watch_avoids_listing_the_folder(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
-    assert store.stamps() == store.stamps() == store.stamps()
+    assert store.admin.stamps() == store.admin.stamps() == store.admin.stamps()
     seen = store._stamp_cache
     if seen._watch is None:
         pytest.skip("NOT RUN (kernel): folders cannot be watched here")
     looks = seen._listing_count
     for number in range(20):
         store.add_message(f"k{number}", "user", "x")
-        assert store.stamps() == _look(store)
+        assert store.admin.stamps() == _look(store)
     assert seen._listing_count == looks
 
 
@@ -128,16 +128,16 @@ def test_folder_is_listed_after_dropped_events(
 ) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
-        store.stamps()
+        store.admin.stamps()
     monkeypatch.setattr(FolderWatch, "changed_names", lambda _: None)
     store.add_message("other", "user", "x")
-    assert store.stamps() == _look(store)
+    assert store.admin.stamps() == _look(store)
 
 
 def test_overflow_of_the_event_queue_is_harmless(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
-        store.stamps()
+        store.admin.stamps()
     limit = Path("/proc/sys/fs/inotify/max_queued_events")
     with (store.folder / "a.txt").open("wb") as one, (store.folder / "b.txt").open("wb") as two:
         for _ in range(int(limit.read_text()) if limit.exists() else 1):
@@ -145,34 +145,34 @@ def test_overflow_of_the_event_queue_is_harmless(store: JSONLStore) -> None:
             os.write(one.fileno(), b"x")
             os.write(two.fileno(), b"x")
     store.add_message("other", "user", "x")
-    assert store.stamps() == _look(store)
-    assert store.stamps() == _look(store)
+    assert store.admin.stamps() == _look(store)
+    assert store.admin.stamps() == _look(store)
 
 
 def test_moved_folder_is_still_watched(store: JSONLStore, tmp_path: Path) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
-        store.stamps()
+        store.admin.stamps()
     (tmp_path / WORKSPACE).rename(tmp_path / "elsewhere")
     with JSONLStore(tmp_path / "elsewhere") as moved:
         moved.add_message("k", "user", "y")
-        assert store.stamps() == moved.stamps()
+        assert store.admin.stamps() == moved.admin.stamps()
 
 
 def test_forked_child_does_not_consume_events_of_its_parent(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
-        store.stamps()
+        store.admin.stamps()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             store.add_message("child", "user", "x")
-            code = 0 if sorted(store.stamps()) == ["child", "k"] else 2
+            code = 0 if sorted(store.admin.stamps()) == ["child", "k"] else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert sorted(store.stamps()) == ["child", "k"]
+    assert sorted(store.admin.stamps()) == ["child", "k"]
 
 
 def test_stamps_can_be_read_by_concurrent_threads(store: JSONLStore) -> None:
@@ -182,7 +182,7 @@ def test_stamps_can_be_read_by_concurrent_threads(store: JSONLStore) -> None:
 
     def ask() -> None:
         for _ in range(20):
-            found = len(store.stamps())
+            found = len(store.admin.stamps())
             if found != 200:
                 wrong.append(found)
 
@@ -200,7 +200,7 @@ def test_garbage_collected_store_leaks_no_descriptors(tmp_path: Path) -> None:
         store = JSONLStore(tmp_path / WORKSPACE)
         store.add_message("k", "user", "x")
         for _ in range(3):
-            store.stamps()
+            store.admin.stamps()
         store.close()
         del store
     gc.collect()
@@ -222,7 +222,7 @@ def test_closed_store_ends_its_folder_watch(
     before = _watches()
     store = JSONLStore(tmp_path / WORKSPACE)
     store.add_message("k", "user", "x")
-    seen = [store.stamps() for _ in range(3)]
+    seen = [store.admin.stamps() for _ in range(3)]
     assert seen[0] == seen[2]
     held = store._stamp_cache
     store.close()
@@ -235,12 +235,12 @@ def test_useless_folder_watch_is_closed(tmp_path: Path) -> None:
     with JSONLStore(tmp_path / WORKSPACE) as store:
         store.add_message("k", "user", "x")
         for _ in range(2):
-            store.stamps()
+            store.admin.stamps()
         held = store._stamp_cache._watch
         if held is None:
             pytest.skip("this file system may not tell all")
         store.folder.rename(tmp_path / "moved")
-        store.stamps()
+        store.admin.stamps()
         assert held._events == -1
 
 

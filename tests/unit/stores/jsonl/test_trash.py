@@ -100,7 +100,7 @@ def test_p4_archives_of_a_deleted_session_stay_in_place(tmp_path: Path) -> None:
         archives = sorted(tmp_path.rglob("*.gz"))
         store.delete(KEY)
         assert sorted(tmp_path.rglob("*.gz")) == archives
-        store.restore(KEY, as_key="other")
+        store.admin.restore(KEY, as_key="other")
         assert [m.content for m in store.get_history("other", full=True)] == [*"12345"]
         store.undo("other")
         assert shown(store, "other") == [*"12345"]
@@ -111,13 +111,13 @@ def test_restored_log_exists_only_under_its_key(tmp_path: Path) -> None:
         fill(store, "1")
         before = store.info(KEY)
         store.delete(KEY)
-        store.restore(KEY)
+        store.admin.restore(KEY)
         assert (live(tmp_path), trashed(tmp_path)) == ([NAME], [])
         again = store.info(KEY)
         assert (again.uid, again.updated) == (before.uid, before.updated)
         assert again.generation == before.generation + 1
         store.delete(KEY)
-        store.restore(KEY, as_key="other")
+        store.admin.restore(KEY, as_key="other")
         assert (live(tmp_path), trashed(tmp_path)) == (["other.jsonl"], [])
     assert b"telegram" not in (tmp_path / "sessions" / "other.jsonl").read_bytes()
     with JSONLStore(tmp_path) as store:
@@ -134,8 +134,8 @@ def test_p7_another_store_sees_each_delete_and_restore(tmp_path: Path) -> None:
         assert two.add_message(KEY, "user", "new") == 1
         assert shown(one) == ["new"]
         two.delete(KEY)
-        assert one.list_trash() == two.list_trash()
-        one.restore(KEY, uid=one.list_trash()[1].uid)
+        assert one.admin.list_trash() == two.admin.list_trash()
+        one.admin.restore(KEY, uid=one.admin.list_trash()[1].uid)
         assert shown(two) == ["1"]
         assert two.add_message(KEY, "user", "2") == 2
         assert shown(one) == ["1", "2"]
@@ -148,7 +148,7 @@ def test_p1_store_with_the_log_open_syncs_the_folder_after_a_restore(
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
         fill(one, "1", "2")
         two.delete(KEY)
-        two.restore(KEY)
+        two.admin.restore(KEY)
         synced = syncs(monkeypatch)
         fill(one, "3")
         assert (tmp_path / "sessions").stat().st_ino in synced
@@ -179,7 +179,7 @@ def test_leftover_of_a_killed_creator_does_not_block_restore_or_fork(
         store.delete("a")
         (tmp_path / "sessions" / "a.jsonl").write_bytes(rest)
         (tmp_path / "sessions" / "b.jsonl").write_bytes(rest)
-        store.restore("a")
+        store.admin.restore("a")
         store.fork("a", "b")
         assert (shown(store, "a"), shown(store, "b")) == (["1"], ["1"])
         assert store.info("a").void_bytes == 0
@@ -196,9 +196,9 @@ def test_p4_a_damaged_session_is_not_replaced(tmp_path: Path) -> None:
     damaged = log.read_bytes()
     with JSONLStore(tmp_path) as store:
         with pytest.raises(SessionExists, match="damaged"):
-            store.restore("a", as_key="b")
+            store.admin.restore("a", as_key="b")
         assert log.read_bytes() == damaged
-        assert len(store.list_trash()) == 1
+        assert len(store.admin.list_trash()) == 1
 
 
 def test_p8_a_log_of_another_program_is_not_replaced(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_p8_a_log_of_another_program_is_not_replaced(tmp_path: Path) -> None:
         foreign = tmp_path / "sessions" / "b.jsonl"
         foreign.write_bytes(b'{"role":"user","content":"not ours"}\n')
         with pytest.raises(DamagedStore):
-            store.restore("a", as_key="b")
+            store.admin.restore("a", as_key="b")
         with pytest.raises(DamagedStore):
             store.delete("b")
         assert foreign.read_bytes() == b'{"role":"user","content":"not ours"}\n'
@@ -221,8 +221,8 @@ def test_interrupted_write_is_voided_after_a_restore(tmp_path: Path) -> None:
             log.write(b'{"kind":"message","seq":3')
         assert store.delete(KEY).count == 2
     with JSONLStore(tmp_path) as store:
-        assert [t.count for t in store.list_trash()] == [2]
-        store.restore(KEY)
+        assert [t.count for t in store.admin.list_trash()] == [2]
+        store.admin.restore(KEY)
         assert shown(store) == ["1", "2"]
         assert store.info(KEY).void_bytes == 26
         assert store.add_message(KEY, "user", "3") == 3
@@ -241,8 +241,8 @@ def test_other_files_in_the_trash_are_not_sessions(tmp_path: Path) -> None:
         renamed = place / ("4" * 16 + ".20260101T000000.000000Z.jsonl")
         [log] = place.glob(f"{kept.uid}.*")
         renamed.write_bytes(log.read_bytes())
-        assert store.list_trash() == [kept]
-        store.restore(KEY)
+        assert store.admin.list_trash() == [kept]
+        store.admin.restore(KEY)
         assert shown(store) == ["1"]
 
 
@@ -253,11 +253,15 @@ def test_p11_symlinked_trash_folder_is_rejected(tmp_path: Path, target: str) -> 
     with JSONLStore(tmp_path / "w") as store:
         fill(store, "1")
         (tmp_path / "w" / "sessions" / "trash").symlink_to(outside if target == "trash" else target)
-        for call in (lambda: store.delete(KEY), store.list_trash, lambda: store.restore(KEY)):
+        for call in (
+            lambda: store.delete(KEY),
+            store.admin.list_trash,
+            lambda: store.admin.restore(KEY),
+        ):
             with pytest.raises(StenologError):
                 call()
         with pytest.raises(StenologError):
-            store.purge(KEY)
+            store.admin.purge(KEY)
         assert shown(store) == ["1"]
     assert list(outside.iterdir()) == []
 
@@ -269,13 +273,13 @@ def test_p8_read_only_store_rejects_lifecycle_calls(tmp_path: Path) -> None:
         deleted = store.delete("b")
     before = sorted(tmp_path.rglob("*"))
     with JSONLStore(tmp_path, read_only=True) as store:
-        assert store.list_trash() == [deleted]
+        assert store.admin.list_trash() == [deleted]
         for call in (
             lambda: store.delete(KEY),
-            lambda: store.restore("b"),
+            lambda: store.admin.restore("b"),
             lambda: store.fork(KEY, "c"),
-            lambda: store.purge(KEY),
-            lambda: store.purge(KEY, before=2),
+            lambda: store.admin.purge(KEY),
+            lambda: store.admin.purge(KEY, before=2),
             lambda: store.lease(KEY, ttl=60),
             lambda: store.delete("nobody"),
         ):
@@ -291,7 +295,7 @@ def test_p8_delete_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path)
         with failing("fsync", errno.EIO, after=1), pytest.raises(MaybeStored):
             store.delete(KEY)
         assert store.list_sessions() == []
-        assert len(store.list_trash()) == 1
+        assert len(store.admin.list_trash()) == 1
 
 
 def test_p8_delete_with_a_failed_rename_changes_nothing(tmp_path: Path) -> None:
@@ -300,7 +304,7 @@ def test_p8_delete_with_a_failed_rename_changes_nothing(tmp_path: Path) -> None:
         with failing("rename", errno.EACCES), pytest.raises(NotStored):
             store.delete(KEY)
         assert shown(store) == ["1"]
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
 
 
 @pytest.mark.parametrize("call", ["write", "fdatasync", "rename"])
@@ -309,10 +313,10 @@ def test_p8_failed_restore_leaves_the_session_in_the_trash(tmp_path: Path, call:
         fill(store, "1")
         deleted = store.delete(KEY)
         with failing(call, errno.ENOSPC), pytest.raises(NotStored):
-            store.restore(KEY)
-        assert store.list_trash() == [deleted]
+            store.admin.restore(KEY)
+        assert store.admin.list_trash() == [deleted]
         assert live(tmp_path) == [], "not even an empty file"
-        store.restore(KEY)
+        store.admin.restore(KEY)
         assert shown(store) == ["1"]
         assert trashed(tmp_path) == []
 
@@ -323,13 +327,13 @@ def test_p8_failed_restore_under_another_key_can_be_repeated(tmp_path: Path, *, 
         fill(store, "1", key="a")
         deleted = store.delete("a")
         with failing("rename", errno.EIO, after=1), pytest.raises(NotStored):
-            store.restore("a", as_key="b")
-        assert store.list_trash() == [deleted]
+            store.admin.restore("a", as_key="b")
+        assert store.admin.list_trash() == [deleted]
         with pytest.raises(NoSuchSession):
-            store.restore("b")
-        store.restore("a", uid=deleted.uid if uid else None, as_key="b")
+            store.admin.restore("b")
+        store.admin.restore("a", uid=deleted.uid if uid else None, as_key="b")
         assert shown(store, "b") == ["1"]
-        assert store.list_trash() == []
+        assert store.admin.list_trash() == []
 
 
 CALLS = ("open", "write", "fdatasync", "fsync", "rename", "unlink", "mkdir")
@@ -363,7 +367,7 @@ def places(store: JSONLStore) -> list[tuple[str, str]]:
     """Return state and key of all sessions."""
     return [
         *(("alive", key) for key in store.list_sessions()),
-        *(("deleted", trashed.key) for trashed in store.list_trash()),
+        *(("deleted", trashed.key) for trashed in store.admin.list_trash()),
     ]
 
 
@@ -377,15 +381,15 @@ def test_p2_killed_restore_under_another_key_is_complete_or_absent(
             fill(store, *"123", key="a")
             store.truncate_history("a", 1)
             store.delete("a")
-        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        cut = killed(place, number, lambda store: store.admin.restore("a", as_key="b"))
         with JSONLStore(place) as store:
             [where] = places(store)
             found.append(where)
             if where == ("deleted", "a"):
                 # Works as if nothing had happened, under any key.
                 with pytest.raises(NoSuchSession):
-                    store.restore("b")
-                store.restore("a", as_key=("a", "b", "c")[number % 3])
+                    store.admin.restore("b")
+                store.admin.restore("a", as_key=("a", "b", "c")[number % 3])
             [(_, key)] = places(store)
             assert [m.content for m in store.get_history(key, full=True)] == [*"123"]
             assert shown(store, key) == ["3"]
@@ -393,7 +397,7 @@ def test_p2_killed_restore_under_another_key_is_complete_or_absent(
             # The intermediate file names of the restore no longer matter.
             assert store.delete(key).key == key
             assert places(store) == [("deleted", key)]
-            store.restore(key)
+            store.admin.restore(key)
             repair(place)
             assert [f for f in examine(place).findings if f.kind is not Kind.WIDE_PERMISSIONS] == []
         if not cut:
@@ -409,7 +413,7 @@ def test_key_before_the_restore_is_removed_by_the_next_rewrite(tmp_path: Path) -
         with JSONLStore(place) as store:
             fill(store, *"123", key="a")
             store.delete("a")
-        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        cut = killed(place, number, lambda store: store.admin.restore("a", as_key="b"))
         log = place / "sessions" / "b.jsonl"
         if log.exists() and b"deleted_as" in log.read_bytes():
             left += 1
@@ -436,10 +440,10 @@ def test_p4_purge_finds_a_session_after_a_killed_restore_under_another_key(
         with JSONLStore(place) as store:
             fill(store, "secret", key="a")
             store.delete("a")
-        cut = killed(place, number, lambda store: store.restore("a", as_key="b"))
+        cut = killed(place, number, lambda store: store.admin.restore("a", as_key="b"))
         with JSONLStore(place) as store:
             [(_, key)] = places(store)
-            store.purge(key)
+            store.admin.purge(key)
             assert places(store) == []
         assert not [path for path in place.rglob("*") if _contains(path, b"secret")]
         if not cut:
@@ -476,10 +480,14 @@ def test_p8_unreadable_trash_raises(tmp_path: Path) -> None:
         fill(store, "1")
         deleted = store.delete(KEY)
         with failing("pread", errno.EIO):
-            for call in (store.list_trash, lambda: store.restore(KEY), lambda: store.purge(KEY)):
+            for call in (
+                store.admin.list_trash,
+                lambda: store.admin.restore(KEY),
+                lambda: store.admin.purge(KEY),
+            ):
                 with pytest.raises(StoreUnavailable, match="Input/output error"):
                     call()
-        assert store.list_trash() == [deleted]
+        assert store.admin.list_trash() == [deleted]
 
 
 def test_session_with_a_long_key_can_be_deleted_and_restored(tmp_path: Path) -> None:
@@ -487,8 +495,8 @@ def test_session_with_a_long_key_can_be_deleted_and_restored(tmp_path: Path) -> 
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key=key)
         store.delete(key)
-        assert [t.key for t in store.list_trash()] == [key]
-        store.restore(key)
+        assert [t.key for t in store.admin.list_trash()] == [key]
+        store.admin.restore(key)
         assert store.list_sessions() == [key]
         assert live(tmp_path) == [file_names.log_name(key)]
 
@@ -497,8 +505,8 @@ def test_p8_session_restored_by_another_store_is_not_restored_twice(tmp_path: Pa
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
         fill(one, "1")
         uid = one.delete(KEY).uid
-        two.restore(KEY, as_key="b")
+        two.admin.restore(KEY, as_key="b")
         with pytest.raises(NoSuchSession):
-            one.restore(KEY, uid=uid)
+            one.admin.restore(KEY, uid=uid)
         assert one.list_sessions() == ["b"]
         assert live(tmp_path) == ["b.jsonl"]

@@ -36,6 +36,6 @@ def test_view_read_during_a_write_is_refreshed_after_it(name: str, tmp_path: Pat
             assert [message.content for message in view.messages] == ["1", "2"]
             with log.open("ab") as file:
                 file.write(b"".join(lines[count:]))
-            newer = view.merged(reader.refresh(view))
+            newer = view.merged(reader.view(view.key, since=view))
             assert newer.messages == expected.messages, f"{count} lines were there"
             assert (newer.change, newer.upto) == (expected.change, expected.upto)

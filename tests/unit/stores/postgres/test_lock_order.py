@@ -69,7 +69,7 @@ def test_p7_purge_during_a_writing_turn_causes_no_deadlock(postgres_url: str, na
             written: list[object] = []
             holder.execute("SELECT FROM stenolog.session WHERE key = 'a' FOR UPDATE")
             # The purge is first in the queue for the session, and a writer waits after it.
-            purge = _start(lambda: store.purge("a"), purged)
+            purge = _start(lambda: store.admin.purge("a"), purged)
             _wait_until_blocked(watcher, 1)
             write = _start(lambda: WRITES[name](lease.store), written)  # noqa: B023
             _wait_until_blocked(watcher, 2)

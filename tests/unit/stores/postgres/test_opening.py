@@ -110,7 +110,7 @@ def test_p13_running_process_rejects_other_tables_with_their_fingerprint(
         lambda: store.clear("a"),
         lambda: store.set_summary("new", "y"),
         lambda: store.set_history("new", [{"role": "user"}]),
-        lambda: store.restore("gone"),
+        lambda: store.admin.restore("gone"),
         lambda: store.lease("a", ttl=5),
         lambda: store.get_history("a"),
         lambda: PostgresStore(postgres_url, connections=2),
@@ -228,7 +228,7 @@ def test_health_reports_a_server_that_accepts_no_writes(
     PostgresStore(postgres_url).close()
     server.execute(f"ALTER DATABASE {server.info.dbname} SET default_transaction_read_only = on")
     with PostgresStore(postgres_url) as store:
-        health = store.health()
+        health = store.admin.health()
         assert not health.ok
         assert "accepts no writes" in health.problems[0]
 

@@ -70,7 +70,7 @@ def test_p4_no_table_has_rows_of_a_purged_session(
         store.set_meta(key, title="x")
         store.lease(key, ttl=60)
     before = {table: rows(server, table) for table in TABLES}
-    store.purge("gone")
+    store.admin.purge("gone")
     assert {table: rows(server, table) for table in TABLES} == {
         table: count // 2 for table, count in before.items()
     }
@@ -104,11 +104,11 @@ def test_p3_a_damaged_key_hides_only_its_own_session(
     store.delete("c")
     server.execute("UPDATE stenolog.session SET key = '\\xff' WHERE key IN ('b', 'c')")
     assert store.list_sessions() == ["a"]
-    assert list(store.stamps()) == ["a"]
-    assert store.list_trash() == []
-    assert [mark.key for mark in store.list_snapshots()] == ["\\xff", "a", "\\xff"]
-    damaged = store.list_snapshots()[2]
-    with pytest.raises(DamagedStore), store.read_snapshot(damaged):
+    assert list(store.admin.stamps()) == ["a"]
+    assert store.admin.list_trash() == []
+    assert [mark.key for mark in store.admin.list_snapshots()] == ["\\xff", "a", "\\xff"]
+    damaged = store.admin.list_snapshots()[2]
+    with pytest.raises(DamagedStore), store.admin.read_snapshot(damaged):
         pass
     assert "the session with the key b'\\xff' cannot be read" in caplog.text
 
@@ -228,7 +228,9 @@ def test_p9_view_is_two_round_trips_and_an_empty_refresh_is_one(
             def exchanges(call: Callable[[], SessionView]) -> tuple[SessionView, int]:
                 before = len(proxy.seen)
                 found = call()
-                store.read_marker("end")  # on the same connection, after everything of the call
+                store.admin.read_marker(
+                    "end"
+                )  # on the same connection, after everything of the call
                 assert proxy.wait_until(lambda seen: any(".mark" in x.text for x in seen[before:]))
                 texts = [one.text for one in proxy.seen[before:]]
                 assert not any("BEGIN" in text for text in texts)
@@ -237,12 +239,12 @@ def test_p9_view_is_two_round_trips_and_an_empty_refresh_is_one(
 
             view, count = exchanges(lambda: store.view("a"))
             assert (view.summary, len(view.messages), count) == ("text", 1, 2)
-            tail, count = exchanges(lambda: store.refresh(view))
+            tail, count = exchanges(lambda: store.view(view.key, since=view))
             assert (tail.is_tail, tail.messages, count) == (True, (), 1)
             before = len(proxy.seen)
             store.add_message("a", "user", "y")
             assert proxy.wait_until(partial(told_of, after=before))
-            tail, count = exchanges(lambda: store.refresh(view))
+            tail, count = exchanges(lambda: store.view(view.key, since=view))
             assert ([message.content for message in tail.messages], count) == (["y"], 2)
 
 
@@ -302,7 +304,7 @@ def test_p8_transaction_with_an_ignored_error_raises_not_stored(
 
     with pytest.raises(NotStored):
         fail()
-    assert store.read_marker("m") == ""
+    assert store.admin.read_marker("m") == ""
 
 
 def test_p8_errors_after_the_commit_do_not_fail_an_append(
@@ -344,7 +346,7 @@ def test_p4_purge_reports_remaining_bytes_without_vacuum_permission(
         with PostgresStore(urlunsplit(there)) as store:
             store.add_message("a", "user", "secret")
             store.lease("a", ttl=60).release()
-            [left] = store.purge("a").not_reached
+            [left] = store.admin.purge("a").not_reached
         assert "until their owner vacuums them" in left
     finally:
         server.execute(f"DROP OWNED BY {role}")
@@ -353,8 +355,8 @@ def test_p4_purge_reports_remaining_bytes_without_vacuum_permission(
 
 def test_session_deleted_after_listing_can_be_read(store: PostgresStore) -> None:
     store.add_message("a", "user", "x")
-    [mark] = store.list_snapshots()
+    [mark] = store.admin.list_snapshots()
     store.delete("a")
-    with store.read_snapshot(mark) as found:
+    with store.admin.read_snapshot(mark) as found:
         assert found.snapshot.deleted is not None
         assert [message.content for message in found.messages] == ["x"]

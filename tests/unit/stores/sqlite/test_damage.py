@@ -160,7 +160,7 @@ def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
         store.set_history("a", [_said("1"), _said("7")])
         store.fork("a", "b")
         store.delete("b")
-        store.restore("b", as_key="c")
+        store.admin.restore("b", as_key="c")
         with store.database.read_transaction() as transaction:
             rows = list(transaction.execute("SELECT seq, body, crc FROM message"))
     assert len(rows) == 10

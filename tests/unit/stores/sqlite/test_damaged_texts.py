@@ -82,7 +82,7 @@ def test_p8_every_call_names_a_session_with_damaged_text(
     for ask in (store.get_history, store.get_summary, store.info, store.clear, store.undo):
         with pytest.raises(DamagedStore, match="'a'"):
             ask("a")
-    assert set(store.stamps()) == {"a", "b"}
+    assert set(store.admin.stamps()) == {"a", "b"}
     assert store.add_message("b", "user", "more") == 2
     assert _found(file) == [("damaged session", "a")]
 
@@ -96,7 +96,7 @@ def test_p3_damaged_key_hides_only_its_own_session(
         assert store.list_sessions() == ["a", "e"]
         assert store.list_sessions(limit=1) == ["a"]
         assert store.list_sessions(after="a") == store.list_sessions(prefix="e") == ["e"]
-        assert set(store.stamps()) == {"a", "e"}
+        assert set(store.admin.stamps()) == {"a", "e"}
     assert caplog.text.count(r"the session with the key b'b\xff' cannot be read") == 1
     with open_catalog(store) as catalog:
         assert {one.key for one in catalog.list().entries} == {"a", "e"}
@@ -120,16 +120,16 @@ def test_p3_trash_omits_only_damaged_sessions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _spoil_row(store, "c", column, value)
-    assert [one.key for one in store.list_trash() + store.list_trash()] == ["d", "d"]
+    assert [one.key for one in store.admin.list_trash() + store.admin.list_trash()] == ["d", "d"]
     assert caplog.text.count("the deleted session with the key b") == 1
     assert _found(file) == [finding]
-    store.restore("d")
+    store.admin.restore("d")
     assert len(store.get_history("d")) == 1
 
 
 def test_p8_deleted_session_with_damaged_state_is_listed(store: SQLiteStore) -> None:
     _spoil(store, "UPDATE state SET body = ? WHERE session = 3", b"{}")
-    assert [(one.key, one.count) for one in store.list_trash()] == [("d", 1), ("c", 1)]
+    assert [(one.key, one.count) for one in store.admin.list_trash()] == [("d", 1), ("c", 1)]
 
 
 def test_p8_source_of_a_fork_with_damaged_key_can_be_purged(
@@ -137,4 +137,4 @@ def test_p8_source_of_a_fork_with_damaged_key_can_be_purged(
 ) -> None:
     store.fork("a", "fork")
     _spoil_row(store, "fork", "key", b"fork\xff")
-    assert store.purge("a").messages == 5
+    assert store.admin.purge("a").messages == 5

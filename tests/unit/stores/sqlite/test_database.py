@@ -210,7 +210,7 @@ def test_p9_read_fetches_only_visible_rows(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_messages("a", [{"content": number} for number in range(5_000)])
-    store.hide("a", 10, 4_990)
+    store.admin.hide("a", 10, 4_990)
     found: list[object] = []
 
     class Counting(Transaction):
@@ -238,7 +238,7 @@ def test_p8_arguments_beyond_64_bits_are_accepted(store: SQLiteStore) -> None:
     assert list(store.follow("a", after=huge, timeout=0)) == []
     assert store.list_sessions(limit=huge) == ["a"]
     store.truncate_history("a", huge)
-    assert store.purge("a", before=-huge).messages == 0
-    store.hide("a", -huge, huge)
+    assert store.admin.purge("a", before=-huge).messages == 0
+    store.admin.hide("a", -huge, huge)
     assert store.get_history("a") == []
-    assert store.purge("a", before=huge).messages == 3
+    assert store.admin.purge("a", before=huge).messages == 3

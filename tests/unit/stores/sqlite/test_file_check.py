@@ -22,7 +22,7 @@ def used(file: Path) -> Path:
         store.checkpoint("a", summary="so far", upto=5)
         store.compact("a")
         store.fork("a", "fork", at=12)
-        store.purge("a", before=4)
+        store.admin.purge("a", before=4)
         store.add_message("gone", "user", "x")
         store.delete("gone")
         store.set_summary("without messages", "text")
@@ -108,8 +108,8 @@ def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> Non
 
 def test_repair_of_a_purged_session_keeps_hidden_messages_hidden(used: Path) -> None:
     with SQLiteStore(used) as store:
-        store.hide("a", 20, 21)
-        store.purge("a", before=5)
+        store.admin.hide("a", 20, 21)
+        store.admin.purge("a", before=5)
         before = [message.seq for message in store.get_history("a")]
     _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
     [result] = file_check.repair(used)

@@ -38,7 +38,7 @@ def test_p7_epochs_are_never_reused(file: Path) -> None:
                 with store.lease(key, ttl=60) as lease:
                     epochs.append(lease.epoch)
             if turn:
-                store.purge("a")
+                store.admin.purge("a")
     assert epochs == sorted(set(epochs))
 
 
@@ -56,7 +56,7 @@ def test_lease_survives_deletion_and_new_session_of_the_key(store: SQLiteStore) 
 def test_p8_purge_by_another_process_ends_the_lease(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with store.lease("a", ttl=60) as lease:
-        store.purge("a")
+        store.admin.purge("a")
         assert lease.lost
         with pytest.raises(LeaseLost):
             lease.store.add_message("a", "user", "late")
@@ -72,7 +72,7 @@ def test_p8_write_through_a_lost_lease_stores_nothing(store: SQLiteStore) -> Non
     with pytest.raises(LeaseLost):
         lease.store.add_messages("a", [{"role": "user", "content": "late"}] * 2)
     with pytest.raises(LeaseLost):
-        lease.store.restore("a")
+        lease.store.admin.restore("a")
     with pytest.raises(LeaseLost):
         lease.store.compact("a")
     assert store.info("a").count == 1

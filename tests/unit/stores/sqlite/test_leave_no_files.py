@@ -68,7 +68,7 @@ def test_closed_database_is_read_without_a_log(file: Path) -> None:
     before = state_of(file.parent)
     with SQLiteStore(file, read_only=True, leave_no_files=True) as store:
         assert texts(store) == ["one"]
-        assert list(store.stamps()) == ["s"]
+        assert list(store.admin.stamps()) == ["s"]
         with pytest.raises(ReadOnly):
             store.add_message("s", "user", "two")
         assert state_of(file.parent) == before

@@ -90,7 +90,7 @@ def test_p4_finished_purge_keeps_the_record_of_another(
             transaction.execute("INSERT INTO purge (begun) VALUES ('2026-01-01T00:00:00.000000Z')")
 
     monkeypatch.setattr(store.database, "rewrite", rewrite_while_another_begins)
-    store.purge("mine")
+    store.admin.purge("mine")
     with store.database.read_transaction() as transaction:
         assert transaction.unfinished_purges()
 

@@ -134,6 +134,6 @@ def test_namespaces_in_one_file_are_independent(file: Path) -> None:
         assert sessions.get_summary("a") == ""
         notes.delete("a")
         assert sessions.list_sessions() == ["a"]
-        assert sessions.list_trash() == []
-        assert notes.purge("a").messages == 1
+        assert sessions.admin.list_trash() == []
+        assert notes.admin.purge("a").messages == 1
         assert sessions.info("a").count == 1

@@ -76,14 +76,14 @@ def test_p11_wide_permissions_cause_a_warning(
 ) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
-        assert store.health().problems == ()
+        assert store.admin.health().problems == ()
         wide = file.parent / name
         wide.chmod(0o644)
         with SQLiteStore(file) as again:
             advice = f"chmod 600 {wide}"
             assert advice in caplog.text
             for opened in (store, again):
-                health = opened.health()
+                health = opened.admin.health()
                 assert health.ok
                 assert any(advice in problem for problem in health.problems)
 
@@ -92,7 +92,7 @@ def test_p11_shared_folder_is_accepted_if_files_are_private(file: Path) -> None:
     file.parent.chmod(0o755)
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
-        assert store.health().problems == ()
+        assert store.admin.health().problems == ()
 
 
 def test_p11_the_folder_may_be_behind_a_symlink(tmp_path: Path) -> None:
@@ -265,13 +265,13 @@ def test_read_only_store_rejects_writes(file: Path) -> None:
     with SQLiteStore(file, read_only=True) as store:
         assert [message.content for message in store.get_history(KEY)] == ["hello"]
         assert store.info(KEY).count == 1
-        assert store.health().ok
+        assert store.admin.health().ok
         for call in (
             lambda: store.add_message(KEY, "user", "x"),
             lambda: store.add_messages(KEY, []),
             lambda: store.set_summary(KEY, "x"),
             lambda: store.delete(KEY),
-            lambda: store.purge(KEY),
+            lambda: store.admin.purge(KEY),
             lambda: store.lease(KEY, ttl=1),
         ):
             with pytest.raises(ReadOnly):
@@ -340,7 +340,7 @@ def test_p8_reader_on_a_read_only_disk_sees_writes_of_others(file: Path) -> None
             for number in range(2, 400):
                 writing.add_message(KEY, "user", number)
             assert _texts(reading) == list(range(400))
-            writing.purge(KEY, before=301)
+            writing.admin.purge(KEY, before=301)
             assert _texts(reading) == list(range(300, 400))
         assert _texts(reading) == list(range(300, 400))
 
@@ -393,7 +393,7 @@ with stenolog.SQLiteStore(sys.argv[2]) as store:
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
     while True:
-        print(len(store.get_history("a")), store.health().ok, flush=True)
+        print(len(store.get_history("a")), store.admin.health().ok, flush=True)
         if not sys.stdin.readline():
             break
 print(file_check.examine(sys.argv[1]).sessions)
@@ -444,7 +444,7 @@ def test_p8_full_disk_stores_nothing_and_recovers_when_space_is_free(tmp_path: P
     with tiny_tmpfs(tmp_path, "2m") as mounted:
         with SQLiteStore(mounted / "sessions.db") as store:
             stored = _fill(store)
-            assert not store.health().ok
+            assert not store.admin.health().ok
             with pytest.raises(NotStored, match="disk is full"):
                 store.add_message(KEY, "user", "x" * 100_000)
             subprocess.run(["mount", "-o", "remount,size=8m", mounted], check=True)

@@ -35,10 +35,10 @@ def test_no_bytes_of_a_purged_session_remain(file: Path) -> None:
         store.delete("secret-key")
         _talk(store, "keep", "innocent")
         _talk(store, "secret-key", "restricted")
-        found = store.purge("secret-key")
+        found = store.admin.purge("secret-key")
         assert (found.messages, found.first, found.last, found.not_reached) == (80, 1, 40, ())
         with pytest.raises(NoSuchSession):
-            store.purge("secret-key")
+            store.admin.purge("secret-key")
         # A kill now would leave the same files; closing removes nothing more.
         alive = _beside(file)
         assert len(store.get_history("keep")) == 80
@@ -70,7 +70,7 @@ def test_no_bytes_of_purged_messages_remain_and_the_session_stays_usable(file: P
         store.set_summary("a", "harmless")
         store.compact("a")
         _talk(store, "a", "innocent")
-        found = store.purge("a", before=41)
+        found = store.admin.purge("a", before=41)
         assert (found.messages, found.first, found.last) == (40, 1, 40)
         assert any("summary" in left for left in found.not_reached)
         assert [message.seq for message in store.get_history("a", full=True)] == list(range(41, 81))
@@ -79,7 +79,7 @@ def test_no_bytes_of_purged_messages_remain_and_the_session_stays_usable(file: P
         assert store.add_message("a", "user", "x", once="confidential-token-3") == 81
         info = store.info("a")
         assert (info.floor, info.count, info.visible, info.archived) == (40, 41, 41, 0)
-        assert store.purge("a", before=41).messages == 0
+        assert store.admin.purge("a", before=41).messages == 0
     left = _bytes(file)
     assert b"innocent" in left
     assert b"confidential 1" not in left
@@ -93,7 +93,7 @@ def test_long_undo_step_works_after_a_purge(file: Path) -> None:
         messages = [{"role": "user", "content": n} for n in range(1200) if n < 600 or n % 2]
         store.set_history("a", messages)
         hidden = sum(message.hidden for message in store.get_history("a", full=True))
-        store.purge("a", before=10)
+        store.admin.purge("a", before=10)
         assert store.info("a").undoable == 2
         undone = store.undo("a")
         assert (undone.op, undone.shown) == ("replace", hidden)
@@ -120,7 +120,7 @@ def test_deleted_rows_are_overwritten_even_if_the_purge_stops(
             # Beyond the first page of its row, in overflow pages.
             store.add_message("a", "user", f"{'x' * 6000} confidential {number} {'x' * 6000}")
         with pytest.raises(KeyboardInterrupt):
-            store.purge("a")
+            store.admin.purge("a")
     assert b"confidential" not in _bytes(file)
     cut_short()
 
@@ -129,15 +129,15 @@ def test_next_purge_finishes_an_interrupted_one(file: Path, cut_short: Callable[
     with SQLiteStore(file) as store:
         _talk(store, "a", "confidential")
         with pytest.raises(KeyboardInterrupt):
-            store.purge("a")
+            store.admin.purge("a")
     cut_short()
     with SQLiteStore(file) as store:
         assert store.list_sessions() == []
-        assert any("purge" in problem for problem in store.health().problems)
-        assert store.purge("a").messages == 0
-        assert store.health().problems == ()
+        assert any("purge" in problem for problem in store.admin.health().problems)
+        assert store.admin.purge("a").messages == 0
+        assert store.admin.health().problems == ()
         with pytest.raises(NoSuchSession):
-            store.purge("a")
+            store.admin.purge("a")
     assert b"confidential" not in _bytes(file)
 
 
@@ -146,9 +146,9 @@ def test_purge_reports_that_the_log_remains_while_a_reader_uses_it(file: Path) -
         _talk(store, "a", "confidential")
         with store.database.read_transaction() as transaction:
             list(transaction.execute("SELECT * FROM session"))
-            [left] = store.purge("a").not_reached
+            [left] = store.admin.purge("a").not_reached
             assert "purge again" in left
-        assert store.purge("a").not_reached == ()
+        assert store.admin.purge("a").not_reached == ()
     assert b"confidential" not in _bytes(file)
 
 
@@ -168,7 +168,7 @@ def test_p8_purge_reports_rows_that_a_damaged_session_id_hides(
     ).fetchall()
     connection.close()
     with SQLiteStore(file) as store:
-        [told] = store.purge("a").not_reached
+        [told] = store.admin.purge("a").not_reached
         assert "steno doctor" in told
         assert "rows of" in told
         assert "belong to no session" in told

@@ -34,8 +34,8 @@ def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
     file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SQLiteStore(file) as store:
-        assert store.health().problems == ()
+        assert store.admin.health().problems == ()
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
     with caplog.at_level(logging.WARNING, "stenolog"), SQLiteStore(file) as store:
         assert "WAL-reset" in caplog.text
-        assert any("3.40.1" in problem for problem in store.health().problems)
+        assert any("3.40.1" in problem for problem in store.admin.health().problems)

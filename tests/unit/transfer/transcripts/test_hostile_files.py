@@ -198,7 +198,7 @@ def test_session_that_cannot_be_read_is_a_problem_and_others_are_listed(
                 store.info(bad_key)
         [(name, reason)] = store.problems.items()
         assert (name, reason.partition(":")[0]) == (str(bad), "the compressed file is damaged")
-        assert store.health().problems == (f"{name}: {reason}",)
+        assert store.admin.health().problems == (f"{name}: {reason}",)
         [warning] = caplog.messages
         assert warning == f"{name} cannot be read: {reason}"
         # The unchanged file is not read again; a changed file is.

@@ -373,7 +373,7 @@ def test_a_branch_is_shown_again_and_no_message_is_added(
     [
         lambda store: store.truncate_history(KEY, 1),
         lambda store: store.clear(KEY),
-        lambda store: store.hide(KEY, 1, 2),
+        lambda store: store.admin.hide(KEY, 1, 2),
         lambda store: store.checkpoint(KEY, summary="mine", upto=3),
     ],
     ids=["truncate", "clear", "hide", "checkpoint"],

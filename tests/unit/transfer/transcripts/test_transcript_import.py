@@ -287,7 +287,7 @@ def test_an_import_that_was_killed_before_it_hid_an_older_version(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(store), "hide", killed)
+        patched.setattr(type(store.admin), "hide", killed)
         with pytest.raises(KeyboardInterrupt):
             run(ClaudeAI(), path, store)
     run(ClaudeAI(), path, store)
