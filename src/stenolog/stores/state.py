@@ -5,6 +5,7 @@ None if the call changes nothing. This module reads and writes no files.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ from stenolog.records import (
     Change,
     ChangeRecord,
     Message,
+    SessionInfo,
     Span,
     State,
     StateRecord,
@@ -26,7 +28,7 @@ from stenolog.records import (
     VoidRecord,
 )
 from stenolog.stores import spans
-from stenolog.stores.base import forked_meta
+from stenolog.stores.base import conversation_times, forked_meta
 
 UNDO_DEPTH: Final = 8
 """Number of operations that can be undone; older undo steps are dropped."""
@@ -422,6 +424,49 @@ def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
         f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files
         if isinstance(file, str)
+    )
+
+
+def session_info(
+    state: State,
+    last_seq: int,
+    *,
+    times: tuple[datetime, datetime],
+    lost: Iterable[Span],
+    count: int,
+    size: int,
+    damaged: int = 0,
+    void_bytes: int = 0,
+) -> SessionInfo:
+    """Return the info of a session. `times`: when it was created and last changed in the store.
+
+    `lost`, `count`, `size`, `damaged` and `void_bytes` are the facts that an engine knows besides
+    the state.
+    """
+    meta = {} if state.forked_from is not None else state.meta
+    created, updated = conversation_times(*times, meta=meta, last_seq=last_seq)
+    visible_spans = visible_seqs(state, last_seq)
+    return SessionInfo(
+        key=state.key,
+        uid=state.uid,
+        created=created,
+        updated=updated,
+        last_seq=last_seq,
+        floor=state.floor,
+        visible=spans.size(visible_spans),
+        count=count,
+        lost_spans=tuple(lost),
+        damaged=damaged,
+        void_bytes=void_bytes,
+        archived=archived_upto(state),
+        generation=state.generation,
+        bytes=size,
+        undoable=len(state.undo),
+        summary=state.summary,
+        meta=state.meta,
+        forked_from=state.forked_from,
+        visible_spans=tuple(visible_spans),
+        change=state.number,
     )
 
 

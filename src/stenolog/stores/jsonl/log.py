@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.codec import payload_digest
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, ReadOnly
@@ -48,7 +49,6 @@ from stenolog.records import (
 )
 from stenolog.stores import log_reports, spans
 from stenolog.stores import state as states
-from stenolog.stores.base import conversation_times
 from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
@@ -776,36 +776,19 @@ class Log:
     def info(self) -> SessionInfo:
         """Return the info of the session as of the last refresh."""
         state, end = self.settled_state()
-        created, updated = conversation_times(
-            datetime.fromisoformat(state.created),
-            datetime.fromisoformat(max(self.updated, state.created)),
-            meta={} if state.forked_from is not None else state.meta,
-            last_seq=end,
-        )
-        visible_spans = states.visible_seqs(state, end)
-        return SessionInfo(
-            key=self.key,
-            uid=state.uid,
-            created=created,
-            updated=updated,
-            last_seq=end,
-            floor=state.floor,
-            visible=spans.size(visible_spans),
+        updated = datetime.fromisoformat(max(self.updated, state.created))
+        info = states.session_info(
+            state,
+            end,
+            times=(datetime.fromisoformat(state.created), updated),
+            lost=spans.union(state.lost, self._archive_gaps),
             count=end - spans.size(spans.union(states.missing_seqs(state), self._archive_gaps)),
-            lost_spans=tuple(spans.union(state.lost, self._archive_gaps)),
+            size=self.size,
             damaged=len(self._reported_damage),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
-            archived=states.archived_upto(state),
-            generation=state.generation,
-            bytes=self.size,
-            undoable=len(state.undo),
-            summary=state.summary,
-            meta=deepcopy(state.meta),
-            forked_from=state.forked_from,
-            visible_spans=tuple(visible_spans),
-            # An unfinished write at the end of the log does not count yet.
-            change=self.known_state().number,
         )
+        # An unfinished write at the end of the log does not count yet.
+        return replace(info, meta=deepcopy(info.meta), change=self.known_state().number)
 
 
 def chunk_starts(end: int) -> Iterator[int]:

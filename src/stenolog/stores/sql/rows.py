@@ -14,7 +14,6 @@ from stenolog.errors import DamagedStore
 from stenolog.records import Change, SessionInfo, Span, State, Undo, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.base import conversation_times
 from stenolog.stores.log_reports import DamageReports
 
 MAX_SEQ: Final = (1 << 63) - 1
@@ -279,29 +278,12 @@ def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
         stored_times = parse_time(state.created), parse_time(session.updated)
     except ValueError as error:
         raise damage_error(state.key, error) from error
-    created, updated = conversation_times(
-        *stored_times, meta={} if state.forked_from is not None else state.meta, last_seq=last_seq
-    )
-    visible_spans = states.visible_seqs(state, last_seq)
-    return SessionInfo(
-        key=state.key,
-        uid=state.uid,
-        created=created,
-        updated=updated,
-        last_seq=last_seq,
-        floor=state.floor,
-        visible=spans.size(visible_spans),
+    return states.session_info(
+        state,
+        last_seq,
+        times=stored_times,
+        lost=lost,
         count=message_count(state, last_seq),
-        lost_spans=tuple(lost),
+        size=session.bytes,
         damaged=spans.size(damaged_seqs),
-        void_bytes=0,
-        archived=states.archived_upto(state),
-        generation=state.generation,
-        bytes=session.bytes,
-        undoable=len(state.undo),
-        summary=state.summary,
-        meta=state.meta,
-        forked_from=state.forked_from,
-        visible_spans=tuple(visible_spans),
-        change=state.number,
     )
