@@ -15,10 +15,8 @@ LONG = "what was said \ud800 \x00 " * 1_000
 """A summary that is too long for an engine to repeat in each state."""
 LONG_KEY = "K" * 900
 
-_SAME = (
-    *("key", "uid", "created", "updated", "last_seq", "floor", "visible", "count", "lost"),
-    *("archived", "undoable", "summary", "meta", "forked_from", "visible_spans"),
-)
+_NOT_COPIED = {"damaged", "void_bytes", "generation", "bytes", "change"}
+"""Fields of SessionInfo whose values a copy does not keep."""
 
 
 def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Store:
@@ -90,7 +88,11 @@ def everything(store: Store) -> dict[str, Any]:
     for key in store.list_sessions():
         info = store.info(key)
         found[key] = (
-            {name: getattr(info, name) for name in _SAME},
+            {
+                name: getattr(info, name)
+                for name in info.__struct_fields__
+                if name not in _NOT_COPIED
+            },
             store.get_summary(key),
             [(m.seq, m.at, m.to_json()) for m in store.get_history(key)],
             [(m.seq, m.at, m.hidden, m.to_json()) for m in store.get_history(key, full=True)],

@@ -8,6 +8,9 @@ from stenolog.records import CompactionResult, Message, PurgeResult, SessionInfo
 from stenolog.stores.base import SessionView, Store
 from support.store_calls import find_method
 
+_ENGINE_FIELDS = {"uid", "created", "updated", "archived", "generation", "bytes"}
+"""Fields of SessionInfo whose values may differ between engines."""
+
 
 class PairedStores:
     """Two stores of different engines that must return the same results."""
@@ -88,10 +91,8 @@ def _same(result: Any) -> Any:
         case Message():
             return result.seq, result.to_json(), result.hidden
         case SessionInfo():
-            own = ("uid", "created", "updated", "archived", "generation", "bytes")
-            return {
-                name: getattr(result, name) for name in result.__struct_fields__ if name not in own
-            }
+            names = set(result.__struct_fields__) - _ENGINE_FIELDS
+            return {name: getattr(result, name) for name in names}
         case SessionView():
             return _same(result.info), _same(list(result.messages)), result.upto, result.last
         case TrashedSession():

@@ -18,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from stenolog.errors import NoSuchSession
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
+from support.contract.call_table import CHANGING_CALLS
 from support.store_calls import Call, session_content, trash_content
 from support.strategies import calls, once_values, small_messages, summaries, texts
 
@@ -246,6 +247,11 @@ class StoreMachine(RuleBasedStateMachine):
     def purge(self, key: str) -> None:
         """Purge all sessions of a key, but rarely, so that sessions can grow."""
         self._call_both_stores(key, Call("purge"))
+
+    @rule(key=keys, call=st.sampled_from(CHANGING_CALLS))
+    def change(self, key: str, call: Call) -> None:
+        """Make a call of the contract's table."""
+        self._call_both_stores(key, call)
 
     # --- everything else ---------------------------------------------------------------------
 

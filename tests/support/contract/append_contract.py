@@ -4,6 +4,7 @@ Further tests check that messages are returned unchanged, and that errors name t
 (P10).
 """
 
+import inspect
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from msgspec import Raw
 
-from stenolog.errors import NoSuchSession, NothingToUndo, OnceConflict, RefusedMessage, UsageError
+from stenolog.errors import NoSuchSession, OnceConflict, RefusedMessage, UsageError
+from stenolog.stores.admin import StoreAdmin
 from stenolog.stores.base import Store
+from support.contract.call_table import CALL_TABLE, CREATES, CallRow
 from support.contract.open_store_base import (
     ContractPart,
     all_messages,
@@ -133,68 +136,43 @@ class Appends(ContractPart):
 
 
 _CALLS_WITHOUT_EFFECT = [
-    (Call("get_history"), []),
-    (Call("get_history", full=True), []),
-    (Call("get_history", full=True, last=3, after=1), []),
-    (Call("get_summary"), ""),
-    (Call("truncate_history", 3), None),
-    (Call("truncate_history", 0), None),
-    (Call("clear"), None),
-    (Call("hide", 1, 3), None),
-    (Call("show", 1, 3), None),
-    (Call("pop"), None),
-    (Call("compact"), None),
-    (Call("add_messages", []), []),
+    *(row for row in CALL_TABLE if row.unknown_key is None or row.unknown_key in ([], "")),
+    CallRow(Call("get_history", full=True), []),
+    CallRow(Call("get_history", full=True, last=3, after=1), []),
+    CallRow(Call("truncate_history", 0), None),
+    CallRow(Call("add_messages", []), []),
 ]
-
-_CREATING_CALLS = [
-    Call("add_message", "user", "x"),
-    Call("add_full_message", user_message("x")),
-    Call("add_messages", user_messages("x", "y")),
-    Call("set_summary", "text"),
-    Call("set_history", user_messages("x")),
-    Call("set_meta", title="x"),
-    Call("checkpoint", summary="text", upto=0),
-]
+_CREATING_CALLS = [row.call for row in CALL_TABLE if row.unknown_key is CREATES]
+_REJECTED_CALLS = [row for row in CALL_TABLE if isinstance(row.unknown_key, type)]
 
 
 class UnknownKeys(ContractPart):
     """Tests of calls on a key that was never used."""
 
-    @pytest.mark.parametrize(
-        "call",
-        [
-            Call("delete"),
-            Call("restore"),
-            Call("fork", "new"),
-            Call("purge"),
-            Call("purge", before=2),
-            Call("lease", ttl=60),
-        ],
-        ids=str,
-    )
-    def test_p8_lifecycle_calls_on_an_unknown_key_raise_no_such_session(
-        self, store: Store, call: Call
+    def test_every_call_on_a_session_is_in_the_table(self) -> None:
+        calls = {
+            name
+            for interface in (Store, StoreAdmin)
+            for name, method in inspect.getmembers(interface, inspect.isfunction)
+            if [*inspect.signature(method).parameters][1:2] == ["key"]
+        }
+        assert calls - {"follow"} == {row.call.name for row in CALL_TABLE}
+
+    @pytest.mark.parametrize("row", _REJECTED_CALLS, ids=lambda row: str(row.call))
+    def test_p8_calls_that_need_a_session_raise_for_an_unknown_key(
+        self, store: Store, row: CallRow
     ) -> None:
-        error = assert_raises(NoSuchSession, call.make, store, "nobody")
-        assert error.key == "nobody"
+        error = assert_raises(row.unknown_key, row.call.make, store, "nobody")
+        assert row.unknown_key is not NoSuchSession or error.key == "nobody"
         assert (store.list_sessions(), store.admin.list_trash(), store.admin.stamps()) == (
             [],
             [],
             {},
         )
 
-    def test_p8_info_and_undo_of_an_unknown_key_raise(self, store: Store) -> None:
-        error = assert_raises(NoSuchSession, store.info, "nobody")
-        assert error.key == "nobody"
-        assert_raises(NothingToUndo, store.undo, "nobody")
-        assert store.list_sessions() == []
-
-    @pytest.mark.parametrize(("call", "result"), _CALLS_WITHOUT_EFFECT, ids=str)
-    def test_calls_without_effect_create_no_session(
-        self, store: Store, call: Call, result: object
-    ) -> None:
-        assert call.outcome(store, "nobody") == result
+    @pytest.mark.parametrize("row", _CALLS_WITHOUT_EFFECT, ids=lambda row: str(row.call))
+    def test_calls_without_effect_create_no_session(self, store: Store, row: CallRow) -> None:
+        assert row.call.outcome(store, "nobody") == row.unknown_key
         assert store.compact("nobody").archived == 0
         assert list(store.follow("nobody", timeout=0)) == []
         assert store.list_sessions() == []

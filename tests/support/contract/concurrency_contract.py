@@ -25,8 +25,8 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.stores.base import Lease, Store
+from support.contract.call_table import WRITE_CALLS
 from support.contract.open_store_base import (
-    WRITE_CALLS,
     ContractPart,
     append,
     assert_raises,

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
+from support.contract.call_table import WRITE_CALLS
 from support.contract.open_store_base import (
     append,
     assert_raises,
@@ -42,7 +43,7 @@ from support.strategies import operations
 
 KEY = "telegram:123"
 
-SCRIPT = (
+_SCRIPT = (
     Call("add_message", "user", "1"),
     Call("add_messages", user_messages(*"234"), once="t1"),
     Call("set_meta", title="A talk"),
@@ -79,7 +80,11 @@ SCRIPT = (
     Call("add_message", "user", "8"),
     Call("set_meta", title="A talk"),
 )
-"""Calls of every operation, in an order in which each call has an effect."""
+"""Calls in an order in which each call has an effect."""
+
+_SCRIPTED = {call.name for call in _SCRIPT}
+SCRIPT = (*_SCRIPT, *(call for call in WRITE_CALLS if call.name not in _SCRIPTED))
+"""Every call that writes."""
 
 
 class CrashContract:

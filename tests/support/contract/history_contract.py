@@ -11,6 +11,7 @@ import pytest
 from stenolog.errors import NothingToUndo, StaleCheckpoint, StaleHistory, UsageError
 from stenolog.records import UndoResult
 from stenolog.stores.base import Store
+from support.contract.call_table import UNDOABLE_CALLS, append_sample
 from support.contract.open_store_base import (
     ContractPart,
     append,
@@ -467,6 +468,15 @@ class Undoing(ContractPart):
         assert store.info("a").undoable == 2
         assert store.undo("a") == expected
         assert_session(store, "a", visible=["1", "2", "3"], summary="so far", floor=0, undoable=1)
+
+    @pytest.mark.parametrize("call", UNDOABLE_CALLS, ids=str)
+    def test_p4_undo_restores_visible_messages_and_summary(self, store: Store, call: Call) -> None:
+        append_sample(store, "a")
+        before = visible_texts(store, "a"), store.get_summary("a")
+        call.make(store, "a")
+        assert (visible_texts(store, "a"), store.get_summary("a")) != before
+        store.undo("a")
+        assert (visible_texts(store, "a"), store.get_summary("a")) == before
 
     @pytest.mark.parametrize("operation", _CALLS_WITHOUT_EFFECT, ids=str)
     def test_operation_without_effect_adds_no_undo_step(

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import pytest
 
 from stenolog.stores.base import Store
-from support.store_calls import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -114,30 +113,6 @@ def user_message(text: str) -> dict[str, Any]:
 def user_messages(*texts: str) -> list[dict[str, Any]]:
     """Return one user message per text."""
     return [user_message(text) for text in texts]
-
-
-WRITE_CALLS = [
-    Call("add_message", "user", "late"),
-    Call("add_full_message", user_message("late")),
-    Call("add_messages", user_messages("late", "later")),
-    Call("set_summary", "late"),
-    Call("truncate_history", 1),
-    Call("clear"),
-    Call("set_history", user_messages("late")),
-    Call("hide", 1, 1),
-    Call("show", 1, 1),
-    Call("pop"),
-    Call("checkpoint", summary="late", upto=1),
-    Call("undo"),
-    Call("set_meta", title="late"),
-    Call("delete"),
-    Call("purge"),
-    Call("purge", before=2),
-    Call("fork", "late"),
-    Call("restore"),
-    Call("compact"),
-]
-"""Calls that write, each with arguments for a session that has one message."""
 
 
 def append(store: Store, key: str, *texts: str) -> list[int]:
