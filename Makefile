@@ -46,14 +46,14 @@ demo: python
 	@$(VENV_DEMO)/bin/steno --version
 	@$(VENV_DEMO)/bin/python scripts/demo.py
 
-# Three processes for two CPUs, since many tests wait; ARGS="-n0" runs the tests in one.
-PYTEST = $(VENV)/bin/python -m pytest -n 3 --dist worksteal
+# More processes than two CPUs, since many tests wait; ARGS="-n0" runs the tests in one.
+PYTEST = $(VENV)/bin/python -m pytest --dist worksteal
 test: dev
-	@$(PYTEST) -m "not slow and not full and not replay and not llm and not install" $(ARGS) \
+	@$(PYTEST) -n 4 -m "not slow and not full and not replay and not llm and not install" $(ARGS) \
 		$(if $(PKG),$$($(VENV)/bin/python scripts/tests_of.py $(PKG)))
 
 test-all: dev
-	@$(PYTEST) -m "(slow or hypothesis) and not full" --hypothesis-profile=random --timeout=600 \
+	@$(PYTEST) -n 3 -m "(slow or hypothesis) and not full" --hypothesis-profile=random --timeout=600 \
 		$(if $(PART),--part=$(PART)) $(ARGS)
 
 test-install: dev
