@@ -101,7 +101,7 @@ def test_killed_gateway_loses_no_message_in_twenty_rounds(
 def test_openai_client_recovers_after_a_killed_gateway(tmp_path: Path, stream: bool) -> None:
     workspace = str(tmp_path / "workspace")
     # Killed before the first word: clients do not retry a stream that has started.
-    with ModelServer(_echo, plays=[ScriptedResponse(first_byte=3.0)]) as model:
+    with ModelServer(_echo, responses=[ScriptedResponse(first_byte=3.0)]) as model:
         gateway = Process(tmp_path / "gateway", sessions=workspace, model=model.url).start()
         try:
             client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN, max_retries=10)

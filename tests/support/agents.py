@@ -50,7 +50,7 @@ def open_agent(
 ) -> AgentInstance:
     """Open an agent on a store of this kind; `legacy` is a SessionManager."""
     if store == "legacy":
-        manager = SessionManager(folder / "sessions", because="a test wants it")
+        manager = SessionManager(folder / "sessions", reason="a test wants it")
         return AgentInstance(
             spec, model=model, sessions=manager, tools=tools, open_model=open_model
         )
@@ -120,7 +120,7 @@ def roles(loop: AgentLoop, key: str = KEY) -> list[str]:
 def reopened(store: str, folder: Path) -> list[dict[str, Any]]:
     """Return the messages that a new process reads."""
     if store == "legacy":
-        with_manager = SessionManager(folder / "sessions", because="a test wants it")
+        with_manager = SessionManager(folder / "sessions", reason="a test wants it")
         return [message.to_dict() for message in with_manager.get_history(KEY)]
     where = f"sqlite:{folder / 'steno.db'}" if store == "sqlite" else str(folder)
     sessions = open_sessions(where)

@@ -47,9 +47,9 @@ from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.stores.base import SessionView
 
 INTERRUPTED_MARK: Final = "[interrupted]"
-CUT_OFF_TEXT: Final = "[interrupted: the program ended while this ran; what it did is not known]"
-ABANDONED_TEXT: Final = "[no result: the user went on without it]"
-SAME_CALLS_TEXT: Final = "I stopped here: the same tools were called again and again, to no effect."
+CUT_OFF_TEXT: Final = "[interrupted: the program stopped during this call; its effect is unknown]"
+ABANDONED_TEXT: Final = "[no result: the user continued without waiting for it]"
+SAME_CALLS_TEXT: Final = "I stopped here: the last rounds repeated the same tool calls."
 STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no answer."
 
 _MAX_SAME_ROUNDS: Final = 3

@@ -86,7 +86,7 @@ def doctor_command(
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
-    fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(repairs)}
+    fields = {**msgspec.to_builtins(report), "repairs": msgspec.to_builtins(repairs)}
     if not print_json(fields, indent=2):
         for result in repairs:
             _print_repair(result)
@@ -101,7 +101,7 @@ def _print_repair(result: RepairResult) -> None:
     name, path = result.finding.key or result.finding.path, result.finding.path
     # Other agents may have a session with the same key, so their path is printed too.
     path_text = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
-    print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.words}"))
+    print_notice(one_line(f"{name}{path_text}: {result.finding.kind} {outcome}: {result.message}"))
 
 
 def _print_finding(finding: Finding, place: str) -> None:

@@ -117,7 +117,7 @@ def _run_remarks(
     for result in results:
         if result.outcome in ("skipped", "failed"):
             prefix = "skipped, " if result.outcome == "skipped" else ""
-            yield f"{one_line(result.key)}: {sentence(f'{prefix}{result.words}')}"
+            yield f"{one_line(result.key)}: {sentence(f'{prefix}{result.message}')}"
     applied_results = [result for result in results if result.outcome in ("due", "done")]
     totals_text = _totals_text(applied_results, "would be " if dry_run else "")
     yield totals_text if applied_results else "There is nothing to do."

@@ -243,7 +243,7 @@ class SummaryResponse(Struct, frozen=True, kw_only=True):
     last: int | None = None
     tokens_before: int | None = None
     tokens_after: int | None = None
-    words: str
+    message: str
 
 
 class TrashResponse(Struct, frozen=True, kw_only=True):
@@ -505,14 +505,14 @@ async def summarize_session(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResp
 
     report = await call.gateway.loop.change(key, change, agent=call.agent.id)
     if report is None:
-        return SummaryResponse(compacted=0, words="there is nothing to summarize")
+        return SummaryResponse(compacted=0, message="there is nothing to summarize")
     return SummaryResponse(
         compacted=report.count,
         first=report.first,
         last=report.last,
         tokens_before=report.tokens_before,
         tokens_after=report.tokens_after,
-        words=str(report),
+        message=str(report),
     )
 
 

@@ -122,9 +122,9 @@ def _try_repair(
 ) -> RepairResult:
     try:
         with system_errors(f"repairing {finding.path}"):
-            return RepairResult(finding=finding, done=True, words=repair_finding(folder, finding))
+            return RepairResult(finding=finding, done=True, message=repair_finding(folder, finding))
     except StenologError as error:
-        return RepairResult(finding=finding, done=False, words=str(error))
+        return RepairResult(finding=finding, done=False, message=str(error))
 
 
 # --- repairing -------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
     updated: datetime
     """Time of the last change; for a purge, time of the deletion."""
     outcome: Outcome
-    words: str = ""
+    message: str = ""
     """What was done, or the reason why the session was skipped or the action failed."""
 
 
@@ -207,9 +207,9 @@ class _Run(Struct, frozen=True):
     ) -> RetentionResult:
         """Execute an action, log it, and return what happened. A dry run does neither."""
         outcome: Outcome = "due"
-        words = ""
+        message = ""
         if not self.dry_run:
-            outcome, words = _execute(action)
+            outcome, message = _execute(action)
         result = RetentionResult(
             action=rule.action,
             rule=rule.name,
@@ -220,7 +220,7 @@ class _Run(Struct, frozen=True):
             messages=session.count,
             updated=updated,
             outcome=outcome,
-            words=words,
+            message=message,
         )
         # A skipped session is not logged: each run would log it again.
         if outcome in ("done", "failed"):
@@ -269,6 +269,6 @@ def _format_line(result: RetentionResult) -> str:
         result.key,
         result.uid,
         f"last changed {timestamp(result.updated)}",
-        result.words,
+        result.message,
     )
     return "\t".join(text if text.isprintable() else ascii(text)[1:-1] for text in columns)

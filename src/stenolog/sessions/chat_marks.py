@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 DELIVERY_FIELD: Final = "delivery"
 """Meta field of a session that contains its delivery mark."""
-MOVE_FIELD: Final = "goes_on_in"
+MOVE_FIELD: Final = "continued_in"
 """Meta field of a chat's first session that records the chat's last move to another session."""
 MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest owed answers are kept."""

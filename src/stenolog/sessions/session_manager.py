@@ -64,12 +64,12 @@ class SessionManager(JSONLBackend):
         self,
         directory: str | os.PathLike[str],
         *,
-        because: str | None = None,
+        reason: str | None = None,
         old: str | os.PathLike[str] | None = None,
     ) -> None:
         self.directory = Path(directory)
         old_folder = None if old is None else Path(old)
-        self._files = SessionManagerStore(self.directory, because=because, old=old_folder)
+        self._files = SessionManagerStore(self.directory, reason=reason, old=old_folder)
         super().__init__(self._files)
 
     def __repr__(self) -> str:
@@ -92,10 +92,10 @@ class SessionManagerStore(InMemoryStore):
     Reads of one session wait while another thread writes a file.
     """
 
-    def __init__(self, directory: Path, *, because: str | None, old: Path | None) -> None:
+    def __init__(self, directory: Path, *, reason: str | None, old: Path | None) -> None:
         super().__init__()
         self.directory = directory
-        self.because = because
+        self.reason = reason
         self._known_files: dict[str, _KnownFile] = {}
         """The files of the folders, by path."""
         self._file_sessions: dict[str, JSONSession] = {}
@@ -256,16 +256,16 @@ class SessionManagerAdmin(InMemoryAdmin):
             files = sorted(store._known_files.items())
         problems = [f"{path}: {file.problem}" for path, file in files if file.problem]
         errors = []
-        write_obstacle = why_not_writable(store.directory) if store.because is not None else None
+        write_obstacle = why_not_writable(store.directory) if store.reason is not None else None
         if write_obstacle is not None:
             errors.append(
-                f"nothing can be stored: the store is unusable ({store.because}), and so are "
+                f"nothing can be stored: the store is unusable ({store.reason}), and so are "
                 f"{write_obstacle}"
             )
-        elif store.because is not None:
+        elif store.reason is not None:
             errors.append(
                 f"sessions are kept as JSON files in {store.directory} for this run, and merged "
-                f"when the store can be used again: {store.because}"
+                f"when the store can be used again: {store.reason}"
             )
         free_space: int | None = None
         try:

@@ -153,7 +153,7 @@ def check_sessions(sessions: object) -> None:
 
 def fallback_reason(store: Store) -> str | None:
     """Return why sessions are not in the requested store; None if they are in that store."""
-    reason = getattr(store, "because", None)
+    reason = getattr(store, "reason", None)
     return reason if isinstance(reason, str) else None
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 FORKED_AT: Final = "forked_at"
 """Field of a fork's meta: the last seq that was copied from the source session."""
-# These fields record deliveries, answered requests and resumes, and `goes_on_in` names the session
-# in which a chat continues. A seq in such a field refers to a message of the source: in the fork,
-# the same seq may belong to another message.
-NOT_FORKED: Final = frozenset({"delivery", "goes_on_in", "last_response", "requests", "tries"})
+# These fields record deliveries, answered requests and resumes, and `continued_in` names the
+# session in which a chat continues. A seq in such a field refers to a message of the source: in
+# the fork, the same seq may belong to another message.
+NOT_FORKED: Final = frozenset({"delivery", "continued_in", "last_response", "requests", "tries"})
 """Fields of a session's meta that `fork` does not copy, because they describe only the source."""
 
 

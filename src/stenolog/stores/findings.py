@@ -33,7 +33,7 @@ class RepairResult(Struct, frozen=True, kw_only=True):
 
     finding: Finding
     done: bool
-    words: str
+    message: str
     """Text that says what was repaired, or why nothing was repaired."""
 
 

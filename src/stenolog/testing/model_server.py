@@ -108,18 +108,18 @@ _NORMAL_RESPONSE: Final = ScriptedResponse()
 class ModelServer:
     """A model server on this machine, which runs until it is closed.
 
-    `answer`: a function that returns the answer to a request. `plays`: behaviour for the first
+    `answer`: a function that returns the answer to a request. `responses`: behaviour for the first
     requests, one value per request. Later requests are answered normally. `pause`: seconds between
-    two pieces of an answer, unless its play sets a pause. `context`: maximum estimated tokens of a
-    request. `dialect`: the format of the error for a longer request. `key`: the required API key.
-    `rejected_fields`: request fields that the server rejects as unknown. Thread-safe.
+    two pieces of an answer, unless its response sets a pause. `context`: maximum estimated tokens
+    of a request. `dialect`: the format of the error for a longer request. `key`: the required API
+    key. `rejected_fields`: request fields that the server rejects as unknown. Thread-safe.
     """
 
     def __init__(
         self,
         answer: Callable[[Mapping[str, Any]], ScriptedMessage] = answer_by_rule,
         *,
-        plays: Iterable[ScriptedResponse] = (),
+        responses: Iterable[ScriptedResponse] = (),
         context: int | None = None,
         dialect: str = "openai",
         pause: float = 0.0,
@@ -132,7 +132,7 @@ class ModelServer:
         if dialect not in OVERFLOW_ERRORS:
             raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOW_ERRORS)}")
         self._answer = answer
-        self._plays = deque(plays)
+        self._responses = deque(responses)
         self._context = context
         self._dialect = dialect
         self._pause = pause
@@ -191,10 +191,10 @@ class ModelServer:
         """Number of clients that disconnected during a request or an answer."""
         return self._counts["left"]
 
-    def play(self, *plays: ScriptedResponse) -> None:
+    def respond(self, *responses: ScriptedResponse) -> None:
         """Add scripted behaviour for the next requests, one value per request."""
         with self._lock:
-            self._plays.extend(plays)
+            self._responses.extend(responses)
 
     def wait_until(self, condition: Callable[[], bool], *, timeout: float = 10.0) -> bool:
         """Wait until `condition()` is true; return False on timeout.
@@ -232,11 +232,11 @@ class ModelServer:
         """Record a request, and return the scripted behaviour for the request."""
         with self._lock:
             self._requests.append(request)
-            play = self._plays.popleft() if self._plays else _NORMAL_RESPONSE
+            response = self._responses.popleft() if self._responses else _NORMAL_RESPONSE
         self.count("asked")
-        if self._pause and not play.pause:
-            return msgspec.structs.replace(play, pause=self._pause)
-        return play
+        if self._pause and not response.pause:
+            return msgspec.structs.replace(response, pause=self._pause)
+        return response
 
     def find_fault(self, request: Any) -> str | None:
         """Return the fault that a strict provider would report for a request, or None."""
@@ -246,22 +246,22 @@ class ModelServer:
         return find_fault(request)
 
     def overflow_error(
-        self, request: Mapping[str, Any], play: ScriptedResponse
+        self, request: Mapping[str, Any], response: ScriptedResponse
     ) -> tuple[int, str] | None:
-        """Return the error (status and body) if a request is too long or `play.overflow` is set."""
+        """Return status and body of the error for a request that is too long, or for `overflow`."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
-        if play.overflow:
+        if response.overflow:
             limit = self._context or _DEFAULT_CONTEXT_TOKENS
             return overflow_error(
-                play.overflow, limit=limit, request_tokens=max(prompt_tokens, limit + 1)
+                response.overflow, limit=limit, request_tokens=max(prompt_tokens, limit + 1)
             )
         if self._context is not None and prompt_tokens > self._context:
             return overflow_error(self._dialect, limit=self._context, request_tokens=prompt_tokens)
         return None
 
-    def make_answer(self, request: Mapping[str, Any], play: ScriptedResponse) -> dict[str, Any]:
+    def make_answer(self, request: Mapping[str, Any], response: ScriptedResponse) -> dict[str, Any]:
         """Return the answer as an assistant message."""
-        return as_message(self._answer(request) if play.answer is None else play.answer)
+        return as_message(self._answer(request) if response.answer is None else response.answer)
 
     def is_allowed(self, authorization: str) -> bool:
         """Return whether an `Authorization` header has the API key, if a key is required."""
@@ -375,9 +375,9 @@ class _Connection(BaseHTTPRequestHandler):
             request = json.loads(body)
         except (ValueError, RecursionError):
             request = None
-        play = model.record_request(request)
-        self._wait(play.first_byte)
-        if play.reset:
+        response = model.record_request(request)
+        self._wait(response.first_byte)
+        if response.reset:
             self._reset_connection()
         if not model.is_allowed(self.headers.get("Authorization", "")):
             self._send(401, _error_body("Incorrect API key provided.", code="invalid_api_key"))
@@ -386,32 +386,35 @@ class _Connection(BaseHTTPRequestHandler):
         if (fault := model.find_fault(request)) is not None:
             model.record_fault(fault)
             self._send(400, _error_body(fault))
-        elif (error := model.overflow_error(request, play)) is not None:
+        elif (error := model.overflow_error(request, response)) is not None:
             self._send(*error)
-        elif play.status != 200 or play.body is not None:
-            default_body = _error_body(_DEFAULT_ERRORS.get(play.status, "Error"))
-            body_text = default_body if play.body is None else play.body
+        elif response.status != 200 or response.body is not None:
+            default_body = _error_body(_DEFAULT_ERRORS.get(response.status, "Error"))
+            body_text = default_body if response.body is None else response.body
             self._send(
-                play.status, body_text, content_type=play.content_type, retry_after=play.retry_after
+                response.status,
+                body_text,
+                content_type=response.content_type,
+                retry_after=response.retry_after,
             )
         else:
-            self._send_answer(request, play)
+            self._send_answer(request, response)
 
-    def _send_answer(self, request: Mapping[str, Any], play: ScriptedResponse) -> None:
-        message = self.server.model.make_answer(request, play)
+    def _send_answer(self, request: Mapping[str, Any], response: ScriptedResponse) -> None:
+        message = self.server.model.make_answer(request, response)
         usage = estimated_usage(request["messages"], request.get("tools") or (), message)
-        if not request.get("stream") or play.whole:
-            answer = _completion(request, message, usage if play.usage else None)
+        if not request.get("stream") or response.whole:
+            answer = _completion(request, message, usage if response.usage else None)
             self._send(200, json.dumps(answer))
             return
         stream_options = request.get("stream_options") or {}
-        sent_usage = usage if play.usage and stream_options.get("include_usage") else None
-        self._stream_answer(request, play, message, sent_usage)
+        sent_usage = usage if response.usage and stream_options.get("include_usage") else None
+        self._stream_answer(request, response, message, sent_usage)
 
     def _stream_answer(
         self,
         request: Mapping[str, Any],
-        play: ScriptedResponse,
+        response: ScriptedResponse,
         message: Mapping[str, Any],
         usage: Usage | None,
     ) -> None:
@@ -419,25 +422,25 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self._wait(play.first_piece)
-        choices = list(_streamed_choices(message, play))
+        self._wait(response.first_piece)
+        choices = list(_streamed_choices(message, response))
         for sent_count, choice in enumerate(choices):
-            self._simulate_failures(play, sent_count, sent_count)
-            if sent_count == play.end_after:
+            self._simulate_failures(response, sent_count, sent_count)
+            if sent_count == response.end_after:
                 self._write(b"0\r\n\r\n")
                 return
-            self._wait(play.pause if sent_count else 0.0)
+            self._wait(response.pause if sent_count else 0.0)
             self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
         # Failures that are due later than the last piece are simulated at the end.
-        self._simulate_failures(play, len(choices), sys.maxsize)
+        self._simulate_failures(response, len(choices), sys.maxsize)
         if usage is not None:
             self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
-        if play.done:
+        if response.done:
             self._send_event("[DONE]")
         self._write(b"0\r\n\r\n")
 
-    def _simulate_failures(self, play: ScriptedResponse, min_sent: int, max_sent: int) -> None:
-        """Simulate the failures of `play` that are due after `min_sent` to `max_sent` pieces.
+    def _simulate_failures(self, response: ScriptedResponse, min_sent: int, max_sent: int) -> None:
+        """Simulate the failures of `response` that are due after `min_sent` to `max_sent` pieces.
 
         Raises _Disconnected if a failure ends the response.
         """
@@ -445,17 +448,17 @@ class _Connection(BaseHTTPRequestHandler):
         def is_due(piece_count: int | None) -> bool:
             return piece_count is not None and min_sent <= piece_count <= max_sent
 
-        if is_due(play.error_after):
-            self._send_event(f'{{"error":{play.error}}}')
+        if is_due(response.error_after):
+            self._send_event(f'{{"error":{response.error}}}')
             self._write(b"0\r\n\r\n")
             raise _Disconnected
-        if is_due(play.malformed_after):
-            self._send_event(play.malformed)
-        if is_due(play.stall_after):
+        if is_due(response.malformed_after):
+            self._send_event(response.malformed)
+        if is_due(response.stall_after):
             self._wait(_STALL_SECONDS)
-        if is_due(play.cut_after):
+        if is_due(response.cut_after):
             raise _Disconnected
-        if is_due(play.reset_after):
+        if is_due(response.reset_after):
             self._reset_connection()
 
     # --- bytes -------------------------------------------------------------------------------
@@ -554,23 +557,23 @@ def _usage_body(usage: Usage) -> dict[str, int]:
 
 
 def _streamed_choices(
-    message: Mapping[str, Any], play: ScriptedResponse
+    message: Mapping[str, Any], response: ScriptedResponse
 ) -> Iterator[dict[str, Any]]:
     """Yield the pieces of a message, each as an element of `choices` in one chunk."""
     calls = message.get("tool_calls") or []
-    streamed_message = message if play.calls == "parts" else {**message, "tool_calls": []}
+    streamed_message = message if response.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
     for delta in split_message(streamed_message):
         if not delta.finish:
-            yield _choice(_delta_body(delta, play))
-    for index, call in enumerate(calls if play.calls != "parts" else ()):
-        call_body = {"index": 0 if play.calls == "zero_index" else index, **call}
-        if play.calls in ("no_index", "no_id"):
+            yield _choice(_delta_body(delta, response))
+    for index, call in enumerate(calls if response.calls != "parts" else ()):
+        call_body = {"index": 0 if response.calls == "zero_index" else index, **call}
+        if response.calls in ("no_index", "no_id"):
             del call_body["index"]
-        if play.calls == "no_id":
+        if response.calls == "no_id":
             del call_body["id"]
         yield _choice({"tool_calls": [call_body]})
-    if play.finish:
+    if response.finish:
         yield _choice({}, finish="tool_calls" if calls else "stop")
 
 
@@ -578,9 +581,9 @@ def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str,
     return {"index": 0, "delta": delta, "finish_reason": finish}
 
 
-def _delta_body(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
+def _delta_body(delta: Delta, response: ScriptedResponse) -> dict[str, Any]:
     if delta.reasoning:
-        return {play.reasoning_field: delta.reasoning}
+        return {response.reasoning_field: delta.reasoning}
     if delta.details:
         return {"reasoning_details": list(delta.details)}
     if not delta.calls:
@@ -594,11 +597,11 @@ def _delta_body(delta: Delta, play: ScriptedResponse) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a server until SIGTERM or Ctrl-C. The first printed line is the server's address."""
-    play_fields = ", ".join(ScriptedResponse.__struct_fields__)
+    response_fields = ", ".join(ScriptedResponse.__struct_fields__)
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"Fields of --play: {play_fields}. Dialects: {', '.join(OVERFLOW_ERRORS)}.",
+        epilog=f"Fields of --response: {response_fields}. Dialects: {', '.join(OVERFLOW_ERRORS)}.",
     )
     add_option = parser.add_argument
     add_option("--port", type=int, default=0, help="port to listen on [default: any free port]")
@@ -614,17 +617,20 @@ def main(arguments: list[str] | None = None) -> None:
     add_option("--pause", type=float, default=0.0, help="seconds between two pieces of an answer")
     add_option("--key", default="", help="API key that requests must have")
     add_option(
-        "--play", action="append", default=[], help="behaviour for the next request, as JSON"
+        "--response", action="append", default=[], help="behaviour for the next request, as JSON"
     )
     options = vars(parser.parse_args(arguments))
     try:
-        plays = [msgspec.json.decode(play, type=ScriptedResponse) for play in options.pop("play")]
+        responses = [
+            msgspec.json.decode(response, type=ScriptedResponse)
+            for response in options.pop("response")
+        ]
     except msgspec.DecodeError as error:
-        parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
+        parser.error(f"--response takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
     # Block the signals before the server's threads start, so that only `sigwait` receives them.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    with ModelServer(plays=plays, **options) as server:
+    with ModelServer(responses=responses, **options) as server:
         print(server.url, flush=True)
         signal.sigwait(signals)
 

@@ -101,9 +101,9 @@ class _CannotMerge(StenologError):
 class FallbackStore(JSONLStore):
     """The open fallback store. `health` is never ok, and says why this store is used."""
 
-    def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
+    def __init__(self, workspace: Path, lock: disk.Descriptor, *, reason: str) -> None:
         super().__init__(workspace, namespace=NAMESPACE)
-        self.because = because
+        self.reason = reason
         self._fallback_lock = lock
 
     def delete(self, key: str) -> TrashedSession:
@@ -153,7 +153,7 @@ class FallbackAdmin(JSONLAdmin):
         health = super().health()
         reason = (
             f"sessions are kept in {self._store.folder} for this run, and merged when the store "
-            f"can be used again: {self._store.because}"
+            f"can be used again: {self._store.reason}"
         )
         return Health(ok=False, free_bytes=health.free_bytes, problems=(reason, *health.problems))
 
@@ -168,7 +168,7 @@ def _refuse(action: str, name: str) -> Never:
     raise StoreUnavailable(reason)
 
 
-def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
+def open_fallback(place: SessionsLocation, *, reason: str) -> FallbackStore:
     """Open the fallback store. If no process uses it, first copy the legacy sessions into it.
 
     Raises StenologError or OSError if the fallback store cannot be written.
@@ -181,7 +181,7 @@ def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
         if _try_lock(lock, fcntl.LOCK_EX):
             _import_legacy_sessions(place, workspace)
         _wait_for_merge(workspace, lock)
-        return FallbackStore(workspace, lock, because=because)
+        return FallbackStore(workspace, lock, reason=reason)
     except BaseException:
         lock.close()
         raise

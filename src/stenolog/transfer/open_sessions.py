@@ -72,7 +72,7 @@ def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionSt
         raise error
     reason = f"{type(error).__name__}: {error}"
     try:
-        store = open_fallback(place, because=reason)
+        store = open_fallback(place, reason=reason)
     except (StenologError, OSError) as fallback_error:
         _logger.debug("the fallback cannot be used", exc_info=fallback_error)
         return _open_session_manager(place.json_fallback, place.old, reason)
@@ -85,7 +85,7 @@ def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionSt
 def _open_session_manager(folder: Path, old_folder: Path | None, reason: str) -> SessionStore:
     """Return a SessionManager. If JSON files cannot be written either, each write fails."""
     old = None if old_folder == folder else old_folder
-    manager = SessionManager(folder, because=reason, old=old)
+    manager = SessionManager(folder, reason=reason, old=old)
     write_error = why_not_writable(folder)
     text = "the store cannot be used (%s); for this run sessions are kept as JSON files in %s"
     if write_error is not None:

@@ -74,7 +74,7 @@ class Forks(ContractPart):
         copied_meta = {"title": "A talk", "tags": ["x"], "chat_model": "m", "own": {"delivery": 1}}
         delivery_meta = {
             "delivery": {"seq": 2, "mark": "sent", "origin": {"channel": "telegram", "chat": 7}},
-            "goes_on_in": {"key": "c", "before": "a", "chat": "", "number": 1},
+            "continued_in": {"key": "c", "before": "a", "chat": "", "number": 1},
             "last_response": 2,
             "requests": [["job-1", 1]],
             "tries": [1, 1],

@@ -114,7 +114,7 @@ def write_json(where: str) -> None:
     place = locate_sessions(where, None)
     assert place.json_fallback is not None
     old = None if place.old == place.json_fallback else place.old
-    _talk(SessionManager(place.json_fallback, because="a test wants it", old=old))
+    _talk(SessionManager(place.json_fallback, reason="a test wants it", old=old))
 
 
 def _talk(sessions: SessionStore) -> None:

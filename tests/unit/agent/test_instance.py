@@ -97,14 +97,14 @@ def test_requests_respect_the_context_size_of_the_model(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("because", [None, "the disk is full"])
-def test_problems_of_a_session_manager_have_reasons(tmp_path: Path, because: str | None) -> None:
-    sessions = SessionManager(tmp_path, because=because)
+@pytest.mark.parametrize("reason", [None, "the disk is full"])
+def test_problems_of_a_session_manager_have_reasons(tmp_path: Path, reason: str | None) -> None:
+    sessions = SessionManager(tmp_path, reason=reason)
     instance = AgentInstance(SPEC, sessions=sessions, model=ScriptedModel([]))
     problems = [*instance.problems, *sessions.health().problems]
     assert problems
     assert not [words for words in problems if words.rstrip().endswith(":")]
-    assert any(because in words for words in problems) if because else True
+    assert any(reason in problem for problem in problems) if reason else True
     asyncio.run(instance.close())
 
 

@@ -161,7 +161,7 @@ def test_a_damaged_list_of_owed_answers_does_not_lose_the_mark(owed: object) -> 
 @pytest.mark.parametrize("damage", [{"chat": 7}, {"number": "x"}, {"earlier": [1]}])
 def test_a_damaged_move_still_names_the_session_that_a_chat_continues_in(damage: object) -> None:
     assert isinstance(damage, dict)
-    found = read_move({"goes_on_in": {"key": "a", "before": "b", **damage}})
+    found = read_move({"continued_in": {"key": "a", "before": "b", **damage}})
     assert found == ChatMove(key="a", before="b")
 
 

@@ -440,7 +440,7 @@ def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Pat
                 await draining
             found = loop.registry.agent().store
             assert found is not None
-            assert "goes_on_in" in found.info(KEY).meta
+            assert "continued_in" in found.info(KEY).meta
         await claims.close()
         assert "Started a new session" in server.texts(ALICE)[0]
 

@@ -134,7 +134,7 @@ def test_json_is_one_object_with_everything(log: Path, steno: Steno) -> None:
     assert (report["workspace"], report["sessions"]) == ("workspace", 3)
     (left,) = report["findings"]
     assert (left["kind"], left["key"], left["lost"]) == ("damaged line", "telegram:123", [[3, 3]])
-    (settled,) = report["settled"]
+    (settled,) = report["repairs"]
     assert settled["done"]
     assert settled["finding"]["kind"] == "torn tail"
 
@@ -146,7 +146,7 @@ def test_json_of_a_healthy_workspace(steno: Steno) -> None:
         "workspace": "workspace",
         "sessions": 3,
         "findings": [],
-        "settled": [],
+        "repairs": [],
     }
 
 

@@ -291,7 +291,7 @@ class Report(Struct):
     """Of the doctor."""
 
     findings: list[dict[str, Any]]
-    settled: list[dict[str, Any]]
+    repairs: list[dict[str, Any]]
 
 
 CASES: list[tuple[str, type[Struct]]] = [

@@ -50,7 +50,7 @@ class DoneShape(_Exact):
     messages: int
     updated: str
     outcome: str
-    words: str
+    message: str
 
 
 @pytest.fixture

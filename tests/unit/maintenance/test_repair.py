@@ -107,7 +107,7 @@ def test_p11_files_moved_aside_are_private(workspace: Path, log: Path) -> None:
     (moved,) = folder.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(moved.stat().st_mode) == 0o600
-    assert one.words == f"moved to sessions/aside/{moved.name}"
+    assert one.message == f"moved to sessions/aside/{moved.name}"
     assert moved.name.startswith("empty.jsonl.")
 
 
@@ -184,7 +184,7 @@ def test_failed_repair_reports_reason(workspace: Path, log: Path) -> None:
     (one,) = repair(workspace)
 
     assert not one.done
-    assert "something else is at this path" in one.words
+    assert "something else is at this path" in one.message
     assert (workspace / "sessions" / "empty.jsonl").exists()
 
 
@@ -206,7 +206,7 @@ def test_accept_accepts_edit_and_keeps_previous_log(workspace: Path, log: Path) 
     assert examine(workspace).findings == ()
     (kept,) = (workspace / "sessions" / "aside").iterdir()
     assert kept.read_bytes() == edited
-    assert one.words.endswith(f"sessions/aside/{kept.name}")
+    assert one.message.endswith(f"sessions/aside/{kept.name}")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 

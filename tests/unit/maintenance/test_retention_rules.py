@@ -330,7 +330,7 @@ def test_p1_session_that_changes_during_a_deletion_is_never_in_the_trash(
         # A deletion that is taken back would fail if the key is in use again at that moment.
         monkeypatch.setattr(type(store.admin), "restore", None)
         results = apply_rules(where, [Rule(name="r", older_than=EVERY)])
-        outcomes = {result.key: (result.outcome, result.words) for result in results}
+        outcomes = {result.key: (result.outcome, result.message) for result in results}
         assert outcomes["a"] == ("skipped", "the session has just changed")
         assert [session.key for session in store.admin.list_trash()] == ["b"]
         assert other_store.info("a").uid == info.uid
@@ -412,7 +412,7 @@ def test_session_that_is_restored_meanwhile_is_not_purged(
 
         monkeypatch.setattr(type(store.admin), "purge", restore_first)
         [result] = apply_rules(where, [PURGE])
-        assert (result.outcome, result.words) == ("skipped", "the session is not there any more")
+        assert (result.outcome, result.message) == ("skipped", "the session is not there any more")
         assert len(store.admin.list_trash()) == is_deleted_again
         assert ("a" in store.list_sessions()) != is_deleted_again
 
@@ -573,7 +573,7 @@ def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
     assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
     assert [one.outcome for one in apply_rules(where, [old], dry_run=True)] == ["due"]
     [done] = apply_rules(where, [old])
-    assert (done.outcome, done.words) == ("done", "completed an interrupted purge")
+    assert (done.outcome, done.message) == ("done", "completed an interrupted purge")
     assert apply_rules(where, [old]) == []
     with _open(where) as store:
         assert store.admin.list_trash(unfinished=True) == []

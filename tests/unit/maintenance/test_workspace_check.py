@@ -585,7 +585,7 @@ def test_files_are_moved_aside_in_folder_of_their_agent(workspace: Path) -> None
     ada = workspace / "agents" / "ada" / "sessions"
     (ada / "empty.jsonl").touch(mode=0o600)
     (settled,) = repair(workspace)
-    assert settled.words.startswith("moved to agents/ada/sessions/aside/empty.jsonl.")
+    assert settled.message.startswith("moved to agents/ada/sessions/aside/empty.jsonl.")
     assert len(list((ada / "aside").iterdir())) == 1
 
 
@@ -595,7 +595,7 @@ def test_hand_edit_in_log_of_an_agent_is_accepted(workspace: Path) -> None:
     log = workspace / "agents" / "ada" / "sessions" / NAME
     log.write_bytes(log.read_bytes().replace(b'"one"', b'"uno"'))
     (settled,) = accept(workspace)
-    assert settled.words.startswith("accepted; the previous log is agents/ada/sessions/aside/")
+    assert settled.message.startswith("accepted; the previous log is agents/ada/sessions/aside/")
     assert examine(workspace).findings == ()
 
 

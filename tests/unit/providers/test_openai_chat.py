@@ -120,7 +120,7 @@ def test_client_works_in_another_event_loop(server: ModelServer) -> None:
 
 @pytest.mark.parametrize("way", ["parts", "whole", "no_index", "no_id", "zero_index"])
 def test_parallel_tool_calls_are_separated_in_every_format(server: ModelServer, way: Any) -> None:
-    server.play(ScriptedResponse(calls=way))
+    server.respond(ScriptedResponse(calls=way))
     text = 'call look {"at": "the longest of all mountains", "n": 1} and now and look {"at": "x"}'
     reply, error = asked_once(model_of(server), text)
     assert error is None
@@ -135,7 +135,7 @@ def test_parallel_tool_calls_are_separated_in_every_format(server: ModelServer, 
 
 
 def test_calls_without_an_id_get_a_unique_one(server: ModelServer) -> None:
-    server.play(ScriptedResponse(calls="no_id"), ScriptedResponse(calls="no_id"))
+    server.respond(ScriptedResponse(calls="no_id"), ScriptedResponse(calls="no_id"))
     first, _ = asked_once(model_of(server), "call look")
     second, _ = asked_once(model_of(server), "call look")
     assert first.calls[0]["id"] != second.calls[0]["id"]
@@ -144,7 +144,7 @@ def test_calls_without_an_id_get_a_unique_one(server: ModelServer) -> None:
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_reasoning_is_separate_from_the_answer(server: ModelServer, field: str) -> None:
     said = {"reasoning_content": "It is Everest they mean.", "content": "8,849 m."}
-    server.play(ScriptedResponse(answer=said, reasoning_field=field))
+    server.respond(ScriptedResponse(answer=said, reasoning_field=field))
     reply, _ = asked_once(model_of(server), ASKED)
     assert (reply.reasoning, reply.text) == ("It is Everest they mean.", "8,849 m.")
 
@@ -152,7 +152,7 @@ def test_reasoning_is_separate_from_the_answer(server: ModelServer, field: str) 
 def test_extra_fields_of_calls_are_sent_back(server: ModelServer) -> None:
     signed = {"google": {"thought_signature": "c2lnbmVk"}}
     first = {**tool_call("look", id="a"), "extra_content": signed}
-    server.play(ScriptedResponse(answer={"tool_calls": [first, tool_call("now", id="b")]}))
+    server.respond(ScriptedResponse(answer={"tool_calls": [first, tool_call("now", id="b")]}))
     model = model_of(server)
     reply, _ = asked_once(model, ASKED)
     assert [call.get("extra_content") for call in reply.calls] == [signed, None]
@@ -177,7 +177,7 @@ def test_signed_reasoning_is_sent_back_complete(server: ModelServer) -> None:
         {"type": "reasoning.encrypted", "data": "c2Vh", "index": 1},
         {"type": "reasoning.encrypted", "data": "bGVk", "index": 1},
     ]
-    server.play(ScriptedResponse(answer={"content": "8,849 m.", "reasoning_details": pieces}))
+    server.respond(ScriptedResponse(answer={"content": "8,849 m.", "reasoning_details": pieces}))
     reply, _ = asked_once(model_of(server), ASKED)
     whole = {"type": "reasoning.text", "text": "It is Everest.", "index": 0, "signature": "c2ln"}
     assert reply.message()["reasoning_details"] == [whole, *pieces[3:]]
@@ -199,7 +199,7 @@ def test_signed_reasoning_is_sent_back_complete(server: ModelServer) -> None:
 def test_broken_stream_raises_after_the_received_text(
     server: ModelServer, play: ScriptedResponse
 ) -> None:
-    server.play(play)
+    server.respond(play)
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "broke off" in str(error)
@@ -212,7 +212,7 @@ def test_broken_stream_raises_after_the_received_text(
 
 
 def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> None:
-    server.play(
+    server.respond(
         ScriptedResponse(cut_after=0), ScriptedResponse(reset=True), ScriptedResponse(end_after=0)
     )
     reply, error = asked_once(model_of(server), ASKED)
@@ -221,7 +221,7 @@ def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> 
 
 
 def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> None:
-    server.play(
+    server.respond(
         ScriptedResponse(cut_after=100),
         ScriptedResponse(done=False),
         ScriptedResponse(finish=False),
@@ -234,7 +234,7 @@ def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> N
 
 def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
     soon = format_datetime(datetime.now(UTC) - timedelta(seconds=5), usegmt=True)
-    server.play(
+    server.respond(
         ScriptedResponse(status=429, retry_after="0.01"),
         ScriptedResponse(status=429, retry_after=soon),
     )
@@ -247,7 +247,7 @@ def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptur
 
 
 def test_too_long_retry_after_raises(server: ModelServer) -> None:
-    server.play(ScriptedResponse(status=429, retry_after="86400"))
+    server.respond(ScriptedResponse(status=429, retry_after="86400"))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "Retry-After: 86400" in str(error)
@@ -255,13 +255,13 @@ def test_too_long_retry_after_raises(server: ModelServer) -> None:
 
 
 def test_500_is_retried_and_finally_raised(server: ModelServer) -> None:
-    server.play(
+    server.respond(
         ScriptedResponse(status=500), ScriptedResponse(status=503), ScriptedResponse(status=502)
     )
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
 
-    server.play(*[ScriptedResponse(status=500)] * 3)
+    server.respond(*[ScriptedResponse(status=500)] * 3)
     _, error = asked_once(model_of(server, retries=2), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "answered 500: The server had an error" in str(error)
@@ -290,7 +290,7 @@ def test_unreachable_server_raises(server: ModelServer) -> None:
     ids=range(7),
 )
 def test_malformed_chunk_raises_with_its_start(server: ModelServer, malformed: str) -> None:
-    server.play(ScriptedResponse(malformed_after=2, malformed=malformed))
+    server.respond(ScriptedResponse(malformed_after=2, malformed=malformed))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert f"malformed chunk of {len(malformed):,} characters" in str(error)
@@ -306,7 +306,7 @@ def test_conversation_text_is_not_mistaken_for_a_server_message(
     words = "maximum context length is 8192 tokens"
     wrong = {"loc": ["body", "x"], "msg": "Extra inputs are not permitted", "input": {"x": words}}
     told = f"[{{'msg': 'Extra inputs are not permitted', 'input': '{words}'}}]"
-    server.play(
+    server.respond(
         {
             "chunk": ScriptedResponse(malformed_after=0, malformed=f'{words}"}}]}}'),
             "field": ScriptedResponse(status=422, body=json.dumps({"detail": [wrong]})),
@@ -320,20 +320,20 @@ def test_conversation_text_is_not_mistaken_for_a_server_message(
 
 
 def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer) -> None:
-    server.play(ScriptedResponse(error_after=3))
+    server.respond(ScriptedResponse(error_after=3))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "The server had an error" in str(error)
     assert reply.text == SAID[:24]
 
     too_long = '{"message":"Context size has been exceeded.","type":"server_error","code":500}'
-    server.play(ScriptedResponse(error_after=0, error=too_long))
+    server.respond(ScriptedResponse(error_after=0, error=too_long))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     assert read_overflow(error)
     assert server.request_count == 2
 
-    server.play(ScriptedResponse(error_after=0, error='"overloaded"'))
+    server.respond(ScriptedResponse(error_after=0, error='"overloaded"'))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
 
@@ -341,7 +341,7 @@ def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("dialect", OVERFLOW_ERRORS)
 def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: str) -> None:
-    server.play(ScriptedResponse(overflow=dialect))
+    server.respond(ScriptedResponse(overflow=dialect))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     found = read_overflow(error)
@@ -352,7 +352,7 @@ def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: s
 
 
 def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> None:
-    server.play(ScriptedResponse(first_byte=0.1), ScriptedResponse(first_piece=1.5))
+    server.respond(ScriptedResponse(first_byte=0.1), ScriptedResponse(first_piece=1.5))
     # The timeout between two chunks does not apply yet.
     for timeout in (120.0, 1.0):
         reply, error = asked_once(model_of(server, timeout=timeout), ASKED)
@@ -360,7 +360,7 @@ def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> 
     assert server.request_count == 2
 
     for slow in (ScriptedResponse(first_byte=30), ScriptedResponse(first_piece=30)):
-        server.play(slow)
+        server.respond(slow)
         _, error = asked_once(model_of(server, first_byte_timeout=0.1, retries=0), ASKED)
         assert isinstance(error, ModelUnavailable)
         assert "silent for 0.1 s" in str(error)
@@ -370,7 +370,7 @@ def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> 
 def test_silence_is_retried_at_most_once(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.play(ScriptedResponse(first_byte=30))
+    server.respond(ScriptedResponse(first_byte=30))
     _, error = asked_once(model_of(server, first_byte_timeout=0.1), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "tries" not in str(error)
@@ -381,7 +381,7 @@ def test_silence_is_retried_at_most_once(
     far = server.url.replace("127.0.0.1", "127.1")
     for slow in (ScriptedResponse(first_byte=30), ScriptedResponse(first_piece=30)):
         asked = server.request_count
-        server.play(slow, slow)
+        server.respond(slow, slow)
         model = OpenAIChat("scripted", base_url=far, backoff=0.001, first_byte_timeout=0.5)
         _, error = asked_once(model, ASKED)
         assert "silent for 0.5 s" in str(error)
@@ -398,7 +398,7 @@ def _wait_for_requests(server: ModelServer, count: int) -> None:
 
 
 def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
-    server.play(ScriptedResponse(stall_after=3))
+    server.respond(ScriptedResponse(stall_after=3))
     # Long enough for a busy machine to pass the first words on.
     reply, error = asked_once(model_of(server, timeout=1.0), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -408,7 +408,7 @@ def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
 
 
 def test_missing_usage_is_accepted(server: ModelServer) -> None:
-    server.play(ScriptedResponse(usage=False))
+    server.respond(ScriptedResponse(usage=False))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, reply.finish, error) == (SAID, "stop", None)
     assert reply.usage is None
@@ -423,13 +423,13 @@ def test_implausibly_low_prompt_count_is_ignored(
 ) -> None:
     usage = {"prompt_tokens": told, "completion_tokens": 7}
     choice = {"index": 0, "message": {"content": "Yes."}, "finish_reason": "stop"}
-    server.play(ScriptedResponse(body=json.dumps({"choices": [choice], "usage": usage})))
+    server.respond(ScriptedResponse(body=json.dumps({"choices": [choice], "usage": usage})))
     reply, _ = asked_once(model_of(server), "word " * words)
     assert reply.usage == Usage(prompt=believed, answer=7)
 
 
 def test_answer_without_streaming_is_accepted(server: ModelServer) -> None:
-    server.play(ScriptedResponse(whole=True), ScriptedResponse(whole=True))
+    server.respond(ScriptedResponse(whole=True), ScriptedResponse(whole=True))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, reply.finish, error) == (SAID, "stop", None)
     assert isinstance(reply.usage, Usage)
@@ -453,7 +453,7 @@ def test_rejected_request_error_has_the_server_message_and_advice(
     server: ModelServer, status: int, advice: str
 ) -> None:
     body = '{"error":{"message":"These are its words.","code":"some_code"}}'
-    server.play(ScriptedResponse(status=status, body=body))
+    server.respond(ScriptedResponse(status=status, body=body))
     _, error = asked_once(model_of(server, key_name="SOME_KEY"), ASKED)
     assert isinstance(error, ModelRefused)
     assert f"answered {status}: These are its words. (code: some_code)" in str(error)
@@ -463,7 +463,7 @@ def test_rejected_request_error_has_the_server_message_and_advice(
 
 def test_empty_account_is_not_retried(server: ModelServer) -> None:
     body = '{"error":{"message":"You have none left.","code":"insufficient_quota"}}'
-    server.play(ScriptedResponse(status=429, body=body))
+    server.respond(ScriptedResponse(status=429, body=body))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     assert server.request_count == 1
@@ -475,7 +475,7 @@ def test_request_above_the_account_limit_is_not_retried(server: ModelServer) -> 
         "Requested 45000. The input or output tokens must be reduced in order to run successfully."
     )
     error_body = {"message": words, "type": "tokens", "code": "rate_limit_exceeded"}
-    server.play(ScriptedResponse(status=429, body=json.dumps({"error": error_body})))
+    server.respond(ScriptedResponse(status=429, body=json.dumps({"error": error_body})))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     assert "Set agent.max_context_tokens below" in str(error)
@@ -484,7 +484,7 @@ def test_request_above_the_account_limit_is_not_retried(server: ModelServer) -> 
 
 
 def test_web_page_and_redirect_raise(server: ModelServer) -> None:
-    server.play(
+    server.respond(
         ScriptedResponse(body="<html>Welcome</html>", content_type="text/html"),
         ScriptedResponse(status=308),
     )
@@ -492,7 +492,7 @@ def test_web_page_and_redirect_raise(server: ModelServer) -> None:
         _, error = asked_once(model_of(server), ASKED)
         assert isinstance(error, ModelRefused)
         assert word in str(error)
-    server.play(ScriptedResponse(body='{"hello": "there"}'))
+    server.respond(ScriptedResponse(body='{"hello": "there"}'))
     _, error = asked_once(model_of(server, retries=0), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "malformed answer" in str(error)
@@ -523,7 +523,7 @@ def test_rejected_field_is_omitted_afterwards(field: str) -> None:
 def test_model_without_tools_answers_without_them_with_one_notice(
     server: ModelServer, status: int, words: str
 ) -> None:
-    server.play(ScriptedResponse(status=status, body=json.dumps({"error": {"message": words}})))
+    server.respond(ScriptedResponse(status=status, body=json.dumps({"error": {"message": words}})))
     model = model_of(server, retries=0, extra={"tool_choice": "auto"})
 
     async def notices() -> list[str]:
@@ -539,7 +539,7 @@ def test_model_without_tools_answers_without_them_with_one_notice(
 
 def test_invalid_tool_does_not_disable_tools(server: ModelServer) -> None:
     words = "Invalid schema for function 'look': In context=(), tools[0] is not valid"
-    server.play(ScriptedResponse(status=400, body=json.dumps({"error": {"message": words}})))
+    server.respond(ScriptedResponse(status=400, body=json.dumps({"error": {"message": words}})))
     _, error = asked_once(model_of(server), ASKED, tools=[tool("look")])
     assert isinstance(error, ModelRefused)
     assert server.request_count == 1
@@ -547,7 +547,7 @@ def test_invalid_tool_does_not_disable_tools(server: ModelServer) -> None:
 
 def test_max_completion_tokens_is_learned(server: ModelServer) -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported with this model."
-    server.play(ScriptedResponse(status=400, body=json.dumps({"error": {"message": words}})))
+    server.respond(ScriptedResponse(status=400, body=json.dumps({"error": {"message": words}})))
     _, error = asked_once(model_of(server, retries=0), ASKED, max_tokens=70)
     assert error is None
     assert "max_tokens" not in server.requests[1]
@@ -556,7 +556,7 @@ def test_max_completion_tokens_is_learned(server: ModelServer) -> None:
 
 def test_permanent_rejection_is_not_retried(server: ModelServer) -> None:
     words = "stream_options and response_format and all else"
-    server.play(*[ScriptedResponse(status=400, body=words)] * 10)
+    server.respond(*[ScriptedResponse(status=400, body=words)] * 10)
     _, error = asked_once(model_of(server), ASKED, schema=SCHEMA)
     assert isinstance(error, ModelRefused)
     assert server.request_count == 3
@@ -571,7 +571,7 @@ def test_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> Non
         model = model_of(server, key=f" {key}\n", headers={"X-Key": other}, retries=1)
         assert asked_once(model, ASKED)[1] is None
         told = f"Incorrect API key provided: {key}, {other}"
-        server.play(
+        server.respond(
             ScriptedResponse(status=500, body=told), ScriptedResponse(status=401, body=told)
         )
         _, error = asked_once(model, ASKED)
@@ -587,7 +587,7 @@ def test_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_short_header_does_not_redact_other_text(server: ModelServer) -> None:
     headers = {"X-Version": "1", "X-Auth": "2", "Cookie": "s=4", "Authorization": "Bearer abc1"}
-    server.play(
+    server.respond(
         ScriptedResponse(overflow="openai"),
         ScriptedResponse(status=400, body="bad: abc1, s=4, but 1 and abc12"),
     )
@@ -624,7 +624,7 @@ def test_invalid_base_url_is_rejected(address: str) -> None:
 def test_cancelled_reader_closes_the_connection(
     server: ModelServer, play: ScriptedResponse
 ) -> None:
-    server.play(play)
+    server.respond(play)
     reply = StreamedAnswer()
 
     async def cancelled() -> None:
@@ -654,7 +654,7 @@ def test_cancelled_reader_closes_the_connection(
 
 
 def test_closing_the_iterator_ends_the_request(server: ModelServer) -> None:
-    server.play(ScriptedResponse(pause=0.2))
+    server.respond(ScriptedResponse(pause=0.2))
 
     async def stopped() -> None:
         model = model_of(server)
@@ -669,7 +669,7 @@ def test_closing_the_iterator_ends_the_request(server: ModelServer) -> None:
 
 
 def test_wait_before_a_retry_can_be_cancelled(server: ModelServer) -> None:
-    server.play(ScriptedResponse(status=503, retry_after="50"))
+    server.respond(ScriptedResponse(status=503, retry_after="50"))
 
     async def cancelled() -> None:
         model = model_of(server)

@@ -435,7 +435,7 @@ def test_health_of_fallback_gives_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    sessions = SessionManager(tmp_path, because="StoreUnavailable: no disk")
+    sessions = SessionManager(tmp_path, reason="StoreUnavailable: no disk")
     sessions.add_message("k", "user", "a")
     health = sessions.health()
     assert not health.ok

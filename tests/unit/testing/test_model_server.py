@@ -62,7 +62,7 @@ def test_invalid_request_is_rejected_counted_and_recorded() -> None:
 
 
 def test_scripted_fault_does_not_hide_an_invalid_request() -> None:
-    with ModelServer(plays=[ScriptedResponse(status=500)]) as server:
+    with ModelServer(responses=[ScriptedResponse(status=500)]) as server:
         assert post(server, {"messages": []})[0] == 400
         assert server.rejected_count == 1
 
@@ -135,7 +135,9 @@ def test_request_above_the_context_is_rejected_as_overflow() -> None:
 
 def test_close_ends_answers_and_threads() -> None:
     before = threading.active_count()
-    server = ModelServer(plays=[ScriptedResponse(stall_after=2), ScriptedResponse(first_byte=60)])
+    server = ModelServer(
+        responses=[ScriptedResponse(stall_after=2), ScriptedResponse(first_byte=60)]
+    )
     errors = []
 
     def talk() -> None:
@@ -155,15 +157,15 @@ def test_close_ends_answers_and_threads() -> None:
 
 
 def test_server_runs_as_a_child_process_until_sigterm() -> None:
-    play = '{"answer": "as played"}'
-    command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", play]
+    response = '{"answer": "as scripted"}'
+    command = [sys.executable, "-m", "stenolog.testing.model_server", "--response", response]
     with subprocess.Popen(
         [*command, "--context", "50"], stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         url = child.stdout.readline().strip()
         model = OpenAIChat("scripted", base_url=url)
-        assert asked_once(model, "hello")[0].text == "as played"
+        assert asked_once(model, "hello")[0].text == "as scripted"
         assert asked_once(model, "hello")[0].text == "You said: hello"
         assert read_overflow(asked_once(model, "long " * 200)[1] or ValueError())
         child.send_signal(signal.SIGTERM)
@@ -177,8 +179,8 @@ def test_model_server_does_not_import_pytest() -> None:
 
 
 def test_invalid_play_is_reported_in_one_line() -> None:
-    command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", "nonsense"]
+    command = [sys.executable, "-m", "stenolog.testing.model_server", "--response", "nonsense"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
-    assert "--play takes a JSON object" in ended.stderr
+    assert "--response takes a JSON object" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -146,7 +146,7 @@ def test_imported_question_is_neither_answered_nor_shown_the_memory_of_a_user(
 
 def test_fallback_store_of_the_workspace_keeps_its_marks_at_the_next_start(place: Path) -> None:
     said = mark_received({"role": "user", "content": "Are you there?"}, sender="telegram:123")
-    SessionManager(place / "sessions", because="a test wants it").add_full_message("k", said)
+    SessionManager(place / "sessions", reason="a test wants it").add_full_message("k", said)
     sessions = open_sessions(str(place))
     try:
         assert [message.to_dict() for message in sessions.get_history("k")] == [said]

@@ -88,7 +88,7 @@ class Place:
             with broken(monkeypatch):
                 sessions = self._sessions()
         else:
-            sessions = SessionManager(self.workspace / "json", because="the disk is away")
+            sessions = SessionManager(self.workspace / "json", reason="the disk is away")
         asyncio.run(self.talk(messages, sessions))
         self.asked.clear()
 
@@ -186,7 +186,7 @@ def test_message_that_waits_in_the_outage_is_answered_after_the_merge(
         with broken(monkeypatch):
             add(open_sessions(place.where))
     else:
-        add(SessionManager(place.workspace / "json", because="the disk is away"))
+        add(SessionManager(place.workspace / "json", reason="the disk is away"))
     place.merge()
     assert place.run() == {"0": ("answered", "to Waiting?")}
     _check_answered(place)

@@ -126,9 +126,9 @@ def repair_sessions(
         if finding.repairable:
             try:
                 repair_text = run_write(partial(_repair_session, finding=finding))
-                results.append(RepairResult(finding=finding, done=True, words=repair_text))
+                results.append(RepairResult(finding=finding, done=True, message=repair_text))
             except StenologError as error:
-                results.append(RepairResult(finding=finding, done=False, words=str(error)))
+                results.append(RepairResult(finding=finding, done=False, message=str(error)))
     return results
 
 
