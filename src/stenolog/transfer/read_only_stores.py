@@ -6,7 +6,7 @@ or in a file outside of the workspaces and transcripts.
 
 import os
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -33,6 +33,7 @@ from stenolog.stores.base import SessionView, Store, find_info
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
+from stenolog.stores.operations import AdminOperations, Decide, SessionOperations, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.transcripts.claude_code import prompt_of_record
 from stenolog.transfer.transcripts.transcript import (
@@ -62,7 +63,7 @@ _HEAD_BYTES: Final = 64 * 1024
 _MAX_PROMPT_CHARS: Final = 1_000
 
 
-class ReadOnlyStore(ABC):
+class ReadOnlyStore(SessionOperations):
     """A store that cannot be written."""
 
     refusal = "the sessions are shown read-only"
@@ -129,8 +130,10 @@ class ReadOnlyStore(ABC):
         raise ReadOnly(self.refusal)
 
     add_message = add_full_message = add_messages = _refuse
-    set_summary = truncate_history = clear = set_history = pop = checkpoint = _refuse
-    undo = compact = fork = delete = lease = set_meta = _refuse
+    compact = fork = delete = lease = _refuse
+
+    def _change(self, _key: str, _decide: Decide[T]) -> NoReturn:
+        self._refuse()
 
     def __enter__(self) -> Self:
         return self
@@ -139,16 +142,17 @@ class ReadOnlyStore(ABC):
         self.close()
 
 
-class ReadOnlyAdmin:
+class ReadOnlyAdmin(AdminOperations):
     """Administration of a store that cannot be written."""
 
     def __init__(self, store: ReadOnlyStore) -> None:
+        super().__init__(store)
         self._store = store
 
     def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
         raise ReadOnly(self._store.refusal)
 
-    hide = show = restore = delete_unchanged = purge = finish_purge = _refuse
+    restore = delete_unchanged = purge = finish_purge = _refuse
     update_marker = snapshot_writer = _refuse
 
     def list_trash(self, *, unfinished: bool = False) -> list[TrashedSession]:
