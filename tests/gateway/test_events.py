@@ -137,7 +137,7 @@ def test_session_changes_are_streamed_on_request(tmp_path: Path) -> None:
                         found.append(event)
                         if len(found) == 4:
                             begun.set()
-                        if len(found) == 7:
+                        if len(found) == 9:
                             return
 
             listening = threading.Thread(target=listen)
@@ -146,18 +146,22 @@ def test_session_changes_are_streamed_on_request(tmp_path: Path) -> None:
             steps: list[Callable[[], object]] = [
                 lambda: store.checkpoint("s", summary="before", upto=2),
                 lambda: store.undo("s"),
+                lambda: store.admin.hide("s", 3, 3),
+                lambda: store.set_summary("s", "another"),
                 lambda: store.set_meta("s", title="A name"),
             ]
             for expected, change in enumerate(steps, start=5):
                 change()
                 _until(partial(_have, found, expected))
             listening.join(30)
-    assert [kind for _, kind, _ in found] == ["message"] * 4 + ["change"] * 3
+    assert [kind for _, kind, _ in found] == ["message"] * 4 + ["change"] * 5
     told = [data for _, kind, data in found if kind == "change"]
     assert [(one["kind"], one["visible"]) for one in told] == [
         ("checkpoint", 2),
         ("undo", 4),
-        ("meta", 4),
+        ("hide", 3),
+        ("summary", 3),
+        ("meta", 3),
     ]
     assert told[0]["summary"] == "before"
 

@@ -34,7 +34,6 @@ from stenolog.stores.async_store import (
     AsyncStoreAdmin,
 )
 from stenolog.stores.base import Lease, Store
-from stenolog.stores.following import follow_changes
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.transfer import migrate_from_json
 from support.contract.crash_contract import KEY, SCRIPT
@@ -910,7 +909,6 @@ CONSUMERS: dict[str, Callable[[Any, Path], object]] = {
     "JSONLBackend": lambda store, _: stenolog.JSONLBackend(store),
     "AsyncStore": lambda store, _: AsyncStore(store),
     "migrate_from_json": lambda store, folder: migrate_from_json(folder, store),
-    "follow_changes": lambda store, _: next(follow_changes(store, "a")),
 }
 
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,9 +25,9 @@ from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.responses import encode_json, message_item, sse_data
 from stenolog.gateway.shared_state import Gateway
-from stenolog.records import Message
+from stenolog.records import Message, SessionInfo
+from stenolog.stores import spans
 from stenolog.stores.base import Store, find_info
-from stenolog.stores.following import CHECK_SECONDS, SessionChange, changes_between
 
 # --- streaming ------------------------------------------------------------------------------------
 # Responses with server-sent events have keep-alive comments and a time limit for slow clients.
@@ -104,6 +104,25 @@ def _parse_event_id(event_id: str) -> tuple[str, int]:
     return match[1] or "", int(match[2])
 
 
+_CHECK_SECONDS: Final = 0.5
+"""Seconds between two checks for changes other than new messages."""
+
+# The kind `checkpoint` means that the oldest messages were hidden.
+# The kind `hide` means that other messages were hidden.
+# The kind `undo` means that hidden messages are visible again.
+# The kind `summary` means that the summary changed, but no message was hidden or shown.
+# The kind `meta` means that the meta of the session changed.
+_ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
+
+
+class _SessionChange(Struct, frozen=True, kw_only=True):
+    """A change of a session other than a new message."""
+
+    kind: _ChangeKind
+    info: SessionInfo
+    """Info of the session after the change."""
+
+
 async def _stream_events(
     gateway: Gateway, store: Store, key: str, position: tuple[str, int], *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
@@ -125,7 +144,7 @@ async def _stream_events(
                 async for item in received_items:
                     if not uid:
                         break  # The session exists now. Its uid must be read before its messages.
-                    if isinstance(item, SessionChange):
+                    if isinstance(item, _SessionChange):
                         yield _change_event(item)
                         continue
                     yield _message_event(uid, item)
@@ -139,7 +158,7 @@ async def _stream_events(
 
 async def _follow_messages_and_changes(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
-) -> AsyncGenerator[Message | SessionChange, None]:
+) -> AsyncGenerator[Message | _SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raises SessionDeleted."""
     read_info = partial(gateway.loop.run, find_info, store, key)
     known_info = await read_info() if changes else None
@@ -149,7 +168,7 @@ async def _follow_messages_and_changes(
         try:
             while True:
                 tasks: set[asyncio.Task[Any]] = {message_task, closing_task}
-                timeout = CHECK_SECONDS if changes else None
+                timeout = _CHECK_SECONDS if changes else None
                 done, _ = await asyncio.wait(
                     tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -172,12 +191,40 @@ async def _follow_messages_and_changes(
                 raise asyncio.CancelledError
 
 
+def changes_between(
+    old_info: SessionInfo | None, new_info: SessionInfo | None
+) -> list[_SessionChange]:
+    """Return the changes between two infos, except new messages.
+
+    An info of None means that the session does not exist.
+    """
+    if old_info is None or new_info is None or old_info.uid != new_info.uid:
+        return []
+    # Compare only the old messages: new messages are reported separately.
+    old_visible, new_visible = (
+        old_info.visible_spans,
+        spans.clipped(new_info.visible_spans, 1, old_info.last_seq),
+    )
+    kinds: list[_ChangeKind] = []
+    if spans.minus(new_visible, old_visible):
+        kinds.append("undo")
+    elif new_info.floor > old_info.floor:
+        kinds.append("checkpoint")
+    elif spans.minus(old_visible, new_visible):
+        kinds.append("hide")
+    elif new_info.summary != old_info.summary:
+        kinds.append("summary")
+    if new_info.meta != old_info.meta:
+        kinds.append("meta")
+    return [_SessionChange(kind=kind, info=new_info) for kind in kinds]
+
+
 def _message_event(uid: str, message: Message) -> StreamEvent:
     data = sse_data(encode_json(message_item(message)))
     return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=data)
 
 
-def _change_event(change: SessionChange) -> StreamEvent:
+def _change_event(change: _SessionChange) -> StreamEvent:
     """Create a change event.
 
     The event has no id, because a client that reconnects reads the current state of the session.

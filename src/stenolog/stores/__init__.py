@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from stenolog.stores.base import Lease as Lease
     from stenolog.stores.base import SessionView as SessionView
     from stenolog.stores.base import Store as Store
-    from stenolog.stores.following import SessionChange as SessionChange
-    from stenolog.stores.following import follow_changes as follow_changes
     from stenolog.stores.in_memory import InMemoryStore as InMemoryStore
     from stenolog.stores.jsonl import JSONLStore as JSONLStore
     from stenolog.stores.postgres import PostgresStore as PostgresStore
@@ -21,7 +19,6 @@ else:
         {
             "stenolog.stores.async_store": "AsyncStore",
             "stenolog.stores.base": "Lease SessionView Store",
-            "stenolog.stores.following": "SessionChange follow_changes",
             "stenolog.stores.in_memory": "InMemoryStore",
             "stenolog.stores.jsonl": "JSONLStore",
             "stenolog.stores.postgres": "PostgresStore",

@@ -1,7 +1,7 @@
 """Tests a session that is deleted, and maybe created again, at any call of a follower."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,9 +13,8 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
 from stenolog.gateway.shared_state import SessionFollower
 from stenolog.records import Message, SessionInfo
-from stenolog.stores import async_store, following
+from stenolog.stores import async_store
 from stenolog.stores.async_store import AsyncStore
-from stenolog.stores.following import follow_changes
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.scripted_model import ScriptedModel
 
@@ -63,20 +62,6 @@ class Striking(InMemoryStore):
             yield message
 
 
-Listen = Callable[[InMemoryStore], list[Any]]
-
-
-def _changes(store: InMemoryStore) -> list[Any]:
-    heard: list[Any] = []
-    try:
-        for one in follow_changes(store, "a", timeout=0.03):
-            if isinstance(one, Message):
-                heard.append(one.content)
-    except SessionDeleted:
-        heard.append("deleted")
-    return heard
-
-
 def _asynchronously(store: InMemoryStore) -> list[Any]:
     heard: list[Any] = []
 
@@ -92,18 +77,16 @@ def _asynchronously(store: InMemoryStore) -> list[Any]:
     return heard
 
 
-@pytest.mark.parametrize("listen", [_changes, _asynchronously])
 @pytest.mark.parametrize("created_again", [False, True])
 def test_follow_never_mixes_two_sessions_of_a_key(
-    monkeypatch: pytest.MonkeyPatch, listen: Listen, created_again: bool
+    monkeypatch: pytest.MonkeyPatch, created_again: bool
 ) -> None:
     """Short intervals of 10 ms, so that each step between two rounds is tested."""
     monkeypatch.setattr(async_store, "READER_CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(following, "CHECK_SECONDS", 0.01)
     first_session_seen = 0
     for number in range(1, 40):
         store = Striking(number, created_again=created_again)
-        heard = listen(store)
+        heard = _asynchronously(store)
         if not store.struck:
             break
         ended = heard[-1:] == ["deleted"]
