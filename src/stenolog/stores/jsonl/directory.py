@@ -171,6 +171,11 @@ class Directory:
         # Without write permission, open the file only for reading; an append reports the error.
         return open_descriptor(name, _BASE_FLAGS | os.O_RDONLY, dir_fd=self.descriptor)
 
+    def check_writable(self, name: str) -> None:
+        """Raise OSError if the file `name` exists and cannot be opened for writing."""
+        with suppress(FileNotFoundError):
+            open_descriptor(name, os.O_RDWR | _BASE_FLAGS, dir_fd=self.descriptor).close()
+
     def file_status(self, name: str) -> os.stat_result | None:
         """Return the status of the file `name`; None if the file does not exist."""
         try:

@@ -239,9 +239,8 @@ class OpenLogCache:
                 return None
             if not log.is_writable:
                 self.drop_log(log)
-                file_system = os.fstatvfs(self.directory.descriptor)
-                error_code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.EACCES
-                raise OSError(error_code, "may only be read", log.name)
+                self.directory.check_writable(log.name)
+                continue  # the permissions have changed since
             self._locked_logs[key] = log
             lock_until(log.descriptor, deadline, f"the log of {key!r}")
             status = self.directory.file_status(log.name)
