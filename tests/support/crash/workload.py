@@ -203,13 +203,23 @@ def labels(store: Store, key: str) -> list[str]:
 
 
 def _add_group(store: Store, key: str, messages: list[dict[str, Any]]) -> list[Any]:
-    if not isinstance(store, JSONLStore):
-        return [store.add_messages(key, [fields]) for fields in messages]
-    batches = [make_batch([fields], None, None) for fields in messages]
+    answers: list[int | StenologError]
+    if isinstance(store, JSONLStore):
+        batches = [make_batch([fields], None, None) for fields in messages]
+        answers = append_as_group(store, key, batches)
+    else:
+        answers = [_try_append(store, key, fields) for fields in messages]
     return [
         type(answer).__name__ if isinstance(answer, StenologError) else [answer]
-        for answer in append_as_group(store, key, batches)
+        for answer in answers
     ]
+
+
+def _try_append(store: Store, key: str, fields: dict[str, Any]) -> int | StenologError:
+    try:
+        return store.add_full_message(key, fields)
+    except StenologError as error:
+        return error
 
 
 def _seqs(store: Store, step: Step) -> list[int]:
