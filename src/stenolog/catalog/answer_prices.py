@@ -3,12 +3,10 @@
 Each answer is priced separately, because many models charge more per token for a long prompt.
 """
 
-import os
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
@@ -22,40 +20,23 @@ Arguments: the model name, and the token counts by name.
 _MAX_MODEL_NAMES: Final = 10_000
 """Maximum number of cached model names: messages may contain any number of invented names."""
 _MAX_NAME_LENGTH: Final = 300
-_fork_lock: Final = threading.Lock()
-# A fork waits for this lock: a module that is imported during a fork stays locked in the child.
-os.register_at_fork(
-    before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_fork_lock.release
-)
 
 
+@cache
 def load_prices() -> Price | None:
     """Return the function that prices an answer; None if genai-prices is not installed."""
-    with _fork_lock:
-        try:
-            # This package is an optional dependency, needed only for costs.
-            import genai_prices  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            return None
-        return _PriceList(genai_prices).price
+    try:
+        # This package is an optional dependency, needed only for costs, and slow to import.
+        import genai_prices  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    return _PriceList(genai_prices).price
 
 
-class LazyPrices:
-    """A callable that loads the prices at its first call, because importing genai-prices is slow.
-
-    This class does not use `cached_property`: its lock in Python 3.11 would stay locked in a forked
-    child.
-    """
-
-    def __init__(self) -> None:
-        self._price: Price | None = None
-        self._is_loaded = False
-
-    def __call__(self, name: str, usage: Mapping[str, int]) -> float | None:
-        """Return the price of an answer; None if the price is unknown."""
-        if not self._is_loaded:
-            self._price, self._is_loaded = load_prices(), True
-        return None if self._price is None else self._price(name, usage)
+def price_answer(name: str, usage: Mapping[str, int]) -> float | None:
+    """Return the price of an answer; None if the price is unknown."""
+    price = load_prices()
+    return None if price is None else price(name, usage)
 
 
 class _Rates(Struct, frozen=True):
@@ -82,9 +63,6 @@ class _PriceList:
 
     def __init__(self, package: Any) -> None:
         self._package = package
-        # This first use imports modules of the package while the caller's lock prevents a fork.
-        with suppress(LookupError, ValueError):
-            self._look_up_price(_Model("gpt-4o", None), 1)
         self._models: dict[str, _Model | None] = {}
 
     def price(self, name: str, usage: Mapping[str, int]) -> float | None:

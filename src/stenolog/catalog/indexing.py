@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from stenolog.catalog import searchable_text, steps, tokenizer
-from stenolog.catalog.answer_prices import LazyPrices
+from stenolog.catalog.answer_prices import price_answer
 from stenolog.catalog.catalog_database import BLOCK_SIZE, Database, Transaction, to_microseconds
 from stenolog.catalog.entries import State
 from stenolog.catalog.query import DIALECTS, MessageTokens, owner_mark, role_mark, session_mark
@@ -150,7 +150,6 @@ class SessionReader:
         self._store = store
         self.has_log_stamps = isinstance(store, JSONLStore)
         """Whether stamps show that a log has only grown. Stamps of other stores show any change."""
-        self._price = LazyPrices()
 
     def steps_to_current(self, key: str, stamp: str, row: CatalogRow | None) -> Iterator[Step]:
         """Yield the steps that bring `row` up to date with the store.
@@ -160,7 +159,7 @@ class SessionReader:
         """
         try:
             yield from steps.update_steps(
-                key, stamp, row, self._read_content(key, stamp, row), self._price
+                key, stamp, row, self._read_content(key, stamp, row), price_answer
             )
         except StenologError:
             raise

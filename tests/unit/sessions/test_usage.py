@@ -53,7 +53,9 @@ def test_models_without_price_are_listed_and_cost_nothing() -> None:
 
 def test_prices_are_unavailable_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
+    load_prices.cache_clear()
     assert load_prices() is None
+    load_prices.cache_clear()
 
 
 @pytest.mark.parametrize("model", [TIERED, "gpt-4o", "claude-sonnet-4-5"])
