@@ -7,8 +7,6 @@ never apply the journal to another database. Processes without the flock therefo
 database read-only.
 """
 
-import fcntl
-import math
 import os
 import sqlite3
 import stat
@@ -16,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,13 +24,13 @@ from stenolog.catalog.catalog_database import (
     CatalogDamaged,
     CatalogUnusable,
     FullTextIndex,
-    Row,
     load_schema,
     load_statements,
 )
+from stenolog.errors import StoreBusy
 from stenolog.stores.catalog_file import journal_name, lock_name
-from stenolog.stores.disk import Descriptor, open_descriptor
-from stenolog.stores.locks import ThreadLock, keep_forever
+from stenolog.stores.disk import open_descriptor, wait_for_lock
+from stenolog.stores.locks import ThreadLock
 
 _TIMEOUT_SECONDS: Final = 10.0
 """Maximum number of seconds to wait for other processes or threads."""
@@ -42,28 +39,6 @@ _MAX_RECOVERIES: Final = 10
 
 Identity = tuple[int, int]
 """Device and inode, which identify a file regardless of its name."""
-
-
-class Connection(sqlite3.Connection):
-    """A connection to SQLite with the statements of a catalog."""
-
-    fulltext: FullTextIndex = "fts5"
-    identity: Identity | None = None
-    """Identity of the connected file; None for a database in memory."""
-    process: int = 0
-    """Id of the process that opened the connection."""
-    is_configured: bool = False
-
-    def run(self, name: str, values: Sequence[Any] = (), /, *, column: str = "") -> sqlite3.Cursor:
-        """Execute a statement of queries.sql and return its rows."""
-        return self.execute(load_statements()[name].replace("{column}", column), values)
-
-    def run_many(self, name: str, rows: Iterable[Sequence[Any]], /) -> None:
-        """Execute a statement of queries.sql once per row of values."""
-        self.executemany(load_statements()[name], rows)
-
-
-_Stamp = tuple[int, ...]
 
 
 class _Content(NamedTuple):
@@ -84,18 +59,31 @@ class _Content(NamedTuple):
         return (self.catalog_id ^ self.write_count * 0x9E3779B1) % 2**30 * 2 * 10**9
 
 
-class _Seen(NamedTuple):
-    """The file and the content that this process has seen last."""
+class Connection(sqlite3.Connection):
+    """A connection to SQLite with the statements of a catalog."""
 
-    identity: Identity
+    fulltext: FullTextIndex = "fts5"
+    identity: Identity | None = None
+    """Identity of the connected file; None for a database in memory."""
     content: _Content
+    """Content of the file when the transaction started."""
+    process: int = 0
+    """Id of the process that opened the connection."""
+    is_configured: bool = False
+
+    def run(self, name: str, values: Sequence[Any] = (), /, *, column: str = "") -> sqlite3.Cursor:
+        """Execute a statement of queries.sql and return its rows."""
+        return self.execute(load_statements()[name].replace("{column}", column), values)
+
+    def run_many(self, name: str, rows: Iterable[Sequence[Any]], /) -> None:
+        """Execute a statement of queries.sql once per row of values."""
+        self.executemany(load_statements()[name], rows)
 
 
 class FileDatabase:
     """The catalog in a separate file.
 
-    Every transaction has a connection of its own, so threads do not wait for each other. A thread
-    has one transaction at a time.
+    Every transaction has a connection of its own, so threads do not wait for each other.
     """
 
     def __init__(self, path: Path, *, writable: bool = True) -> None:
@@ -107,9 +95,8 @@ class FileDatabase:
         """Maximum number of seconds to wait for other writers."""
         self._idle_connections: list[Connection] = []
         """Connections for reading that no thread uses. A list is safe without a lock."""
-        self._in_use: dict[int, list[Connection | Descriptor]] = {}
-        """What the open transaction of each thread uses, by id of the thread."""
-        self._last_seen: _Seen | None = None
+        self._last_seen: tuple[Identity | None, _Content] | None = None
+        """The file and the content that this process has seen last."""
         self._doubtful_file: Identity | None = None
         """Identity of the file that must be built again."""
         self._closed = False
@@ -117,54 +104,42 @@ class FileDatabase:
     @contextmanager
     def read_transaction(self) -> Iterator[Connection]:
         """Start a read transaction, which sees a consistent snapshot of the tables."""
-        self._end_interrupted_transaction()
-        connection, stamp = self._begin_read()
-        is_reusable = False
+        connection = self._begin_read()
         try:
-            with self._convert_errors(connection):
+            with self._convert_errors(connection.identity):
                 yield connection
-            # SQLite's lock keeps other writers out, so only a program that ignores the lock can
-            # have changed the file.
-            if self._read_stamp() != stamp:
-                raise self._doubt(connection.identity, "was changed during a read")
-            roll_back(connection)
-            is_reusable = not self._closed
-        finally:
-            self._in_use.pop(get_ident(), None)
-            if is_reusable:
-                self._idle_connections.append(connection)
-            else:
-                discard(connection)
+                # SQLite's lock keeps other writers out, so only a program that ignores the lock
+                # can have changed the file.
+                self._check_intact(connection)
+                connection.rollback()
+        except BaseException:
+            connection.close()
+            raise
+        if self._closed:
+            connection.close()
+        else:
+            self._idle_connections.append(connection)
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        self._end_interrupted_transaction()
-        with self._hold_lock():
-            connection, content = self._open_for_writing()
-            self._in_use[get_ident()].append(connection)
-            try:
-                with self._convert_errors(connection):
-                    connection.execute("BEGIN IMMEDIATE")
-                    yield connection
-                    # SQLite changes the file only in the commit.
-                    if not self._is_intact(connection, content):
-                        raise self._doubt(connection.identity, "was changed during a write")
-                    connection.execute("COMMIT")
-                    self._set_time(connection)
-            finally:
-                discard(connection)
+        with self._hold_lock(), self._open_for_writing() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            # SQLite changes the file only in the commit.
+            self._check_intact(connection)
+            connection.execute("COMMIT")
+            self._set_time(connection)
 
     def rebuild(self) -> None:
         """Replace the file by a file with empty tables, unless another process has done so."""
         with self._hold_lock():
-            if self._doubtful_file is None or file_identity(self._path) != self._doubtful_file:
+            if file_identity(self._path) != self._doubtful_file:
                 # Another process may have created the tables already.
-                with suppress(CatalogDamaged):
-                    self._open_for_writing()[0].close()
+                with suppress(CatalogDamaged), self._open_for_writing():
                     return
             try:
-                new_file = self._create_new_file(self._read_calibrations())
+                new_file = self._create_new_file()
                 # Remove the old files before the rename: a kill must not leave the new database
                 # with the old journal.
                 for path in (self._path, self._journal):
@@ -175,27 +150,8 @@ class FileDatabase:
                 raise CatalogUnusable(f"{self._path} cannot be rebuilt: {reason}") from error
             self._doubtful_file = None
 
-    def _read_calibrations(self) -> list[Row]:
-        """Return the token calibrations of the old file; empty if the file is unreadable.
-
-        No other file has the calibrations, so they are copied to the new file.
-        """
-        if file_identity(self._path) is None:
-            return []
-        # In a damaged file, even error messages of SQLite may not be decodable.
-        with (
-            suppress(sqlite3.Error, UnicodeDecodeError),
-            closing(connect_file(self._path, "ro", timeout=0)) as old_connection,
-        ):
-            return [
-                (model, ratio, weight)
-                for model, ratio, weight in old_connection.run("calibrations")
-                if isinstance(model, str) and is_valid_calibration(ratio, weight)
-            ]
-        return []
-
-    def _create_new_file(self, calibration_rows: Sequence[Row]) -> Path:
-        """Create a database with empty tables and these calibrations, under a temporary name."""
+    def _create_new_file(self) -> Path:
+        """Create a database with empty tables under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
         for leftover in (path, path.with_name(journal_name(path.name))):
             leftover.unlink(missing_ok=True)
@@ -203,36 +159,32 @@ class FileDatabase:
         # Close the file before SQLite opens it: closing it later would release SQLite's locks.
         open_descriptor(path, flags).close()
         with closing(connect_file(path, "rw", timeout=self.timeout)) as connection:
-            create_tables(connection, calibration_rows)
-            content = read_content(connection)
-        assert content is not None, "the tables were just created"
-        os.utime(path, ns=(content.expected_time, content.expected_time))
+            create_tables(connection)
+            expected_time = self._read_content(connection).expected_time
+        os.utime(path, ns=(expected_time, expected_time))
         return path
 
     def close(self) -> None:
-        """Close the connections. Later transactions raise CatalogUnusable."""
+        """Close the connections; a connection in use is closed after its transaction."""
         self._closed = True
-        self._end_interrupted_transaction()
-        while self._idle_connections:
-            discard(self._idle_connections.pop())
+        with suppress(IndexError):  # no connection is left
+            while True:
+                self._idle_connections.pop().close()
 
     # --- reading and writing -----------------------------------------------------------------
 
-    def _begin_read(self) -> tuple[Connection, _Stamp]:
-        """Start a read-only transaction, and return the stamp of the file.
+    def _begin_read(self) -> Connection:
+        """Return a connection with a read-only transaction.
 
         Raises CatalogDamaged, CatalogUnusable.
         """
         for _ in range(_MAX_RECOVERIES):
             connection = self._connect()
-            self._in_use[get_ident()] = [connection]
             try:
-                with self._convert_errors(connection):
-                    content = self._try_begin(connection)
-                stamp = self._read_stamp()
-                if content is not None and self._is_intact(connection, content):
-                    self._check_not_replaced(connection, content)
-                    return connection, stamp
+                with self._convert_errors(connection.identity):
+                    if self._try_begin(connection):
+                        self._check_not_replaced(connection)
+                        return connection
             except BaseException:
                 connection.close()
                 raise
@@ -240,122 +192,110 @@ class FileDatabase:
             # A writer is about to set the time, or died, or another program changed the file. Only
             # the holder of the lock can tell, and can recover the database.
             if self._writable:
-                with self._hold_lock():
-                    self._open_for_writing()[0].close()
+                with self._hold_lock(), self._open_for_writing():
+                    pass
             else:
                 time.sleep(_POLL_SECONDS)
         raise CatalogUnusable(
             f"{self._path} was changed by another program, or its writers keep dying"
         )
 
-    def _try_begin(self, connection: Connection) -> _Content | None:
-        """Start a transaction; return None if a writer left changes that must be rolled back."""
+    def _try_begin(self, connection: Connection) -> bool:
+        """Start a transaction; return False if the file may have to be recovered."""
         try:
             configure(connection)
             connection.execute("BEGIN")
             # The first read takes SQLite's lock and checks for a journal.
-            return self._check_content(connection)
+            connection.content = self._read_content(connection)
         except sqlite3.Error as error:
             if error_code(error) & 0xFF == sqlite3.SQLITE_READONLY:
-                return None
+                return False  # a writer left changes that must be rolled back
             raise
+        return self._is_intact(connection)
 
-    def _check_not_replaced(self, connection: Connection, content: _Content) -> None:
-        """Raise CatalogDamaged if the file is an older copy of a file that was seen before.
-
-        The caller has a transaction or the lock, so the content cannot get newer during the check.
-        """
-        assert connection.identity is not None, "the connection is to a file"
-        last = self._last_seen
-        if last is not None and last.content.catalog_id == content.catalog_id:
-            is_copy = last.identity != connection.identity
-            if is_copy or content.write_count < last.content.write_count:
-                raise self._doubt(connection.identity, "was replaced by an older copy")
-        self._last_seen = _Seen(connection.identity, content)
-
-    def _open_for_writing(self) -> tuple[Connection, _Content]:
-        """Return a writable connection, and the content. The caller must hold the lock.
+    @contextmanager
+    def _open_for_writing(self) -> Iterator[Connection]:
+        """Yield a writable connection. The caller must hold the lock.
 
         If a writer died, its unfinished changes are rolled back. Raises CatalogDamaged,
         CatalogUnusable.
         """
-        self._check_open()
         identity = self._require_identity()
         has_journal = self._journal.exists()
-        connection = self._open("rw", identity)
-        try:
-            with self._convert_errors(connection):
-                configure(connection)
-                content = self._check_content(connection)
-                if has_journal:
-                    self._set_time(connection)
-            if not self._is_intact(connection, content):
-                doubt = self._doubt(identity, "was changed by another program")
-                raise doubt  # noqa: TRY301
-            self._check_not_replaced(connection, content)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, content
+        with closing(self._open("rw", identity)) as connection, self._convert_errors(identity):
+            configure(connection)
+            connection.content = self._read_content(connection)
+            if has_journal:
+                self._set_time(connection)
+            self._check_intact(connection)
+            self._check_not_replaced(connection)
+            yield connection
 
-    def _check_content(self, connection: Connection) -> _Content:
-        """Raise CatalogDamaged if the tables are missing or have another version."""
-        content = read_content(connection)
-        if content is None:
+    def _read_content(self, connection: Connection) -> _Content:
+        """Return id and write count. Raises CatalogDamaged, sqlite3.Error, ValueError."""
+        if connection.run("version").fetchall() != [(VERSION,)]:
             raise self._doubt(connection.identity, "has another version")
-        return content
+        [numbers] = connection.run("about")
+        return msgspec.convert(numbers, _Content)
 
-    def _is_intact(self, connection: Connection, content: _Content) -> bool:
+    def _is_intact(self, connection: Connection) -> bool:
         """Return whether the connected file has its name and the time that the last writer set."""
-        stamp = self._read_stamp()
-        return stamp[:2] == connection.identity and stamp[-1] == content.expected_time
+        try:
+            status = self._path.lstat()
+        except OSError:
+            return False
+        identity = status.st_dev, status.st_ino
+        return (
+            identity == connection.identity
+            and status.st_mtime_ns == connection.content.expected_time
+        )
+
+    def _check_intact(self, connection: Connection) -> None:
+        if not self._is_intact(connection):
+            raise self._doubt(connection.identity, "was changed by another program")
+
+    def _check_not_replaced(self, connection: Connection) -> None:
+        """Raise CatalogDamaged if the file is an older copy of a file that was seen before.
+
+        The caller has a transaction or the lock, so the content cannot get newer during the check.
+        """
+        if self._last_seen is not None:
+            identity, content = self._last_seen
+            is_other_file = connection.identity != identity
+            is_older = connection.content.write_count < content.write_count
+            if connection.content.catalog_id == content.catalog_id and (is_other_file or is_older):
+                raise self._doubt(connection.identity, "was replaced by an older copy")
+        self._last_seen = connection.identity, connection.content
 
     def _set_time(self, connection: Connection) -> None:
         """Set the time of the file after a write. Raises CatalogDamaged, OSError, sqlite3.Error."""
-        if connection.identity is None or file_identity(self._path) != connection.identity:
+        if file_identity(self._path) != connection.identity:
             raise CatalogDamaged(f"{self._path} was removed during the write")
-        content = read_content(connection)
-        if content is not None:
-            os.utime(self._path, ns=(content.expected_time, content.expected_time))
-            self._last_seen = _Seen(connection.identity, content)
+        connection.content = self._read_content(connection)
+        expected_time = connection.content.expected_time
+        os.utime(self._path, ns=(expected_time, expected_time))
+        self._last_seen = connection.identity, connection.content
 
     # --- connections -------------------------------------------------------------------------
 
     def _connect(self) -> Connection:
         """Return a connection for reading the current file. Raises CatalogDamaged."""
-        self._check_open()
         identity = self._require_identity()
         while self._idle_connections:
             with suppress(IndexError):  # another thread may take the last one
                 connection = self._idle_connections.pop()
+                # A forked child must not use the connections of its parent.
                 if connection.identity == identity and connection.process == os.getpid():
                     return connection
-                discard(connection)
+                connection.close()
         return self._open("ro", identity)
 
     def _open(self, mode: str, identity: Identity) -> Connection:
-        try:
+        with self._convert_errors(identity):
             connection = connect_file(self._path, mode, timeout=self.timeout)
-        except sqlite3.Error as error:
-            raise self._convert_error(error, identity) from error
         connection.identity = identity
         connection.process = os.getpid()
         return connection
-
-    def _end_interrupted_transaction(self) -> None:
-        """End a transaction of this thread that Ctrl-C interrupted.
-
-        A traceback, as in a notebook, may keep its connection and its lock open.
-        """
-        for used in reversed(self._in_use.pop(get_ident(), [])):
-            if isinstance(used, Connection):
-                discard(used)
-            else:
-                used.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise CatalogUnusable(f"{self._path} is closed")
 
     def _require_identity(self) -> Identity:
         identity = file_identity(self._path)
@@ -363,92 +303,51 @@ class FileDatabase:
             raise CatalogDamaged(f"{self._path} is missing")
         return identity
 
-    def _read_stamp(self) -> _Stamp:
-        """Return numbers that change if another program changes or replaces the file."""
-        try:
-            status = self._path.lstat()
-        except OSError:
-            return ()
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
     def _doubt(self, identity: Identity | None, reason: str) -> CatalogDamaged:
         """Record that this file must be built again, and return the error to raise."""
         self._doubtful_file = identity
         return CatalogDamaged(f"{self._path} {reason}")
 
     @contextmanager
-    def _convert_errors(self, connection: Connection) -> Iterator[None]:
-        """Convert errors of SQLite and of decoding to errors of the catalog."""
+    def _convert_errors(self, identity: Identity | None) -> Iterator[None]:
+        """Convert errors during the use of the file with this identity to errors of the catalog."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._convert_error(error, connection.identity) from error
+            catalog_error = convert_error(error, str(self._path))
+            if file_identity(self._path) != identity:
+                # The file was removed during the call, which may have caused the error.
+                raise CatalogDamaged(str(catalog_error)) from error
+            if isinstance(catalog_error, CatalogDamaged):
+                self._doubtful_file = identity
+            raise catalog_error from error
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         except (ValueError, msgspec.MsgspecError) as error:
             # Only this class writes to the catalog, so data that cannot be decoded is damaged.
-            raise self._doubt(connection.identity, f"contains invalid data: {error}") from error
-
-    def _convert_error(
-        self, error: sqlite3.Error, identity: Identity | None
-    ) -> CatalogDamaged | CatalogUnusable:
-        """Convert an SQLite error during the use of the file with this identity."""
-        catalog_error = convert_error(error, str(self._path))
-        if self._closed:
-            return CatalogUnusable(f"{self._path} is closed")
-        if file_identity(self._path) != identity:
-            # The file was removed during the call, which may have caused the error.
-            return CatalogDamaged(str(catalog_error))
-        if isinstance(catalog_error, CatalogDamaged):
-            self._doubtful_file = identity
-        return catalog_error
-
-    # --- the lock ----------------------------------------------------------------------------
+            raise self._doubt(identity, f"contains invalid data: {error}") from error
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
         """Lock the catalog for writing. Raises CatalogUnusable."""
         if not self._writable:
             raise CatalogUnusable(f"{self._path} was opened read-only")
-        deadline = time.monotonic() + self.timeout
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            while True:
-                with open_descriptor(self._lock_path, flags) as lock:
-                    if _try_lock(lock) and _is_same_file(lock, self._lock_path):
-                        self._in_use[get_ident()] = [lock]
-                        try:
-                            yield
-                        finally:
-                            lock.release()
-                            self._in_use.pop(get_ident(), None)
-                        return
-                if time.monotonic() > deadline:
-                    raise CatalogBusy(f"{self._lock_path}: other processes held it for too long")
-                time.sleep(_POLL_SECONDS)
+            with open_descriptor(self._lock_path, flags) as lock:
+                name, poll = str(self._lock_path), _POLL_SECONDS
+                wait_for_lock(lock, seconds=self.timeout, name=name, poll=poll)
+                try:
+                    status = os.fstat(lock)
+                    if (status.st_dev, status.st_ino) != file_identity(self._lock_path):
+                        raise CatalogBusy(f"{self._lock_path} was removed by another program")
+                    yield
+                finally:
+                    lock.release()
+        except StoreBusy as error:
+            raise CatalogBusy(str(error)) from error
         except OSError as error:
             raise CatalogUnusable(f"{self._lock_path}: {error.strerror}") from error
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    status = os.fstat(descriptor)
-    return (status.st_dev, status.st_ino) == file_identity(path)
-
-
-def discard(connection: Connection) -> None:
-    """Close a connection and roll back, unless it belongs to the parent of this forked process."""
-    if connection.process == os.getpid():
-        connection.close()
-    else:
-        keep_forever(connection)
 
 
 def file_identity(path: Path) -> Identity | None:
@@ -467,68 +366,53 @@ def file_identity(path: Path) -> Identity | None:
 # --- in memory ------------------------------------------------------------------------------------
 
 
-_MEMORY_NAME: Final = "the catalog in memory"
-
-
 class MemoryDatabase:
     """A catalog in memory, which is lost when the process ends. Threads use it one at a time."""
 
     def __init__(self, source: object = None) -> None:
         """Copy `source` if it is a catalog file that can be read; otherwise create empty tables."""
         self._lock = ThreadLock()
-        self._closed = False
         self._connection = connect_memory()
         if isinstance(source, FileDatabase):
-            try:
-                with source.read_transaction() as connection:
-                    connection.backup(self._connection)
-            except (CatalogDamaged, CatalogUnusable):
-                self._connection.close()
-                self._connection = connect_memory()
-            else:
+            with (
+                suppress(CatalogDamaged, CatalogUnusable),
+                source.read_transaction() as connection,
+            ):
+                connection.backup(self._connection)
                 return
-        create_tables(self._connection)
+        self.rebuild()
 
     @contextmanager
     def read_transaction(self) -> Iterator[Connection]:
         """Start a read transaction."""
-        with self._lock, self._convert_errors():
-            yield self._connection
+        with self._lock:
+            try:
+                yield self._connection
+            except sqlite3.Error as error:
+                raise convert_error(error, "the catalog in memory") from error
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._lock, self._convert_errors():
+        with self.read_transaction() as connection:
             try:
-                self._connection.execute("BEGIN")
-                yield self._connection
-                self._connection.execute("COMMIT")
+                connection.execute("BEGIN")
+                yield connection
+                connection.execute("COMMIT")
             finally:
-                roll_back(self._connection)
+                connection.rollback()
 
     def rebuild(self) -> None:
         """Create empty tables."""
-        with self._lock, self._convert_errors():
+        with self._lock:
             self._connection.close()
             self._connection = connect_memory()
             create_tables(self._connection)
 
     def close(self) -> None:
-        """Close the database. A thread that still uses the database gets CatalogUnusable."""
+        """Close the database."""
         with self._lock:
-            self._closed = True
             self._connection.close()
-
-    @contextmanager
-    def _convert_errors(self) -> Iterator[None]:
-        if self._closed:
-            raise CatalogUnusable(f"{_MEMORY_NAME} is closed")
-        # A call that Ctrl-C interrupted may have left its transaction open.
-        roll_back(self._connection)
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise convert_error(error, _MEMORY_NAME) from error
 
 
 # --- connections ----------------------------------------------------------------------------------
@@ -581,48 +465,14 @@ def connect_memory() -> Connection:
     )
 
 
-def create_tables(connection: Connection, calibration_rows: Sequence[Row] = ()) -> None:
-    """Create empty tables of this version with these calibrations, in one transaction."""
+def create_tables(connection: Connection) -> None:
+    """Create empty tables of this version, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     *table_statements, about_statement = load_schema()
     for statement in table_statements:
         connection.execute(statement)
     connection.execute(about_statement, (VERSION,))
-    connection.run_many("calibrate", calibration_rows)
     connection.execute("COMMIT")
-
-
-def is_valid_calibration(ratio: object, weight: object) -> bool:
-    """Return whether ratio and weight are valid values of `tokens.Calibration`."""
-    if not isinstance(ratio, float) or not isinstance(weight, float):
-        return False
-    # No estimate differs from the real token count by more than a factor of 100.
-    return 0.01 <= ratio <= 100 and 0 <= weight < math.inf
-
-
-def read_content(connection: Connection) -> _Content | None:
-    """Return id and write count; None if there are no tables of this version.
-
-    Raises sqlite3.Error, ValueError.
-    """
-    try:
-        if connection.run("version").fetchall() != [(VERSION,)]:
-            return None
-        [(catalog_id, write_count)] = connection.run("about")
-    except sqlite3.OperationalError as error:
-        if error_code(error) == sqlite3.SQLITE_ERROR:  # no such table
-            return None
-        raise
-    if not isinstance(catalog_id, int) or not isinstance(write_count, int):
-        raise ValueError("the id or the write count is not a number")  # noqa: TRY004
-    return _Content(catalog_id, write_count)
-
-
-def roll_back(connection: Connection) -> None:
-    """Roll back the open transaction, if any."""
-    if connection.in_transaction:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
 
 
 def convert_error(error: sqlite3.Error, name: str) -> CatalogDamaged | CatalogUnusable:

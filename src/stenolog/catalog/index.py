@@ -1,14 +1,11 @@
 """The catalog of a store: titles, counts, states and full-text search."""
 
-import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -32,7 +29,7 @@ from stenolog.catalog.catalog_database import (
     replace_surrogates,
     to_microseconds,
 )
-from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase, is_valid_calibration
+from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.entries import (
     NANODOLLARS,
     Candidates,
@@ -74,15 +71,6 @@ _MAX_REBUILDS: Final = 8
 _MAX_BUSY_RETRIES: Final = 3
 """Number of retries after which a busy catalog is replaced by one in memory."""
 _MAX_CANDIDATES: Final = 10_000
-_LAZY_MODULES: Final = (
-    "stenolog.catalog.answer_prices",
-    "stenolog.tokens",
-    "stenolog.catalog.indexing",
-    "stenolog.catalog.query",
-    "stenolog.catalog.message_search",
-    "hashlib",
-)
-"""Modules that are imported on first use."""
 _STATES: Final = ("idle", "running", "interrupted")
 _CALIBRATION_TOLERANCE: Final = 0.01
 """A new ratio is stored only if it differs from the stored ratio by more than this fraction."""
@@ -110,16 +98,14 @@ class Catalog:
     def __init__(self, store: Store, *, keep: bool | None = None) -> None:
         check_store(store, "open_catalog")
         self._store = store
-        _catalogs.add(self)
         self._mutex = threading.Lock()
         self._closed = False
         self._keep = store.admin.place.writes_catalog if keep is None else keep
         self.problems: tuple[str, ...] = ()
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
         self._active = Refresher(store, database_of(store, keep=self._keep))
-        self._stored_calibrations: dict[str, Calibration] = {}
-        """The last calibration that this process stored for each model."""
-        self._unstored_calibrations: dict[str, Calibration] = {}
+        self._calibrations: dict[str, Calibration] = {}
+        """The newest calibration of this process for each model."""
 
     def __repr__(self) -> str:
         return f"Catalog({self._store!r})"
@@ -399,12 +385,8 @@ class Catalog:
         """Return the calibration of a model's token counts; the default for an unknown model."""
         from stenolog.tokens import Calibration
 
-        self._check_open()
-        name, database = replace_surrogates(model), self._active.database
-        stored_calibration = None
-        with suppress(*_CALIBRATION_ERRORS), database.read_transaction() as transaction:
-            stored_calibration = _read_calibration(transaction, name)
-        return self._newest_calibration(name, stored_calibration) or Calibration()
+        name = replace_surrogates(model)
+        return self._newest_calibration(name, self._read_calibration(name)) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Update a model's calibration with an estimated and a reported token count; return it.
@@ -415,42 +397,43 @@ class Catalog:
         """
         from stenolog.tokens import Calibration
 
-        self._check_open()
         name, database = replace_surrogates(model), self._active.database
+        stored = self._read_calibration(name)
+        newest = self._newest_calibration(name, stored) or Calibration()
+        result = newest.after(estimated=estimated, reported=reported)
+        self._calibrations[name] = result
 
-        def updated_calibration(stored: Calibration | None) -> Calibration:
-            calibration = self._newest_calibration(name, stored) or Calibration()
-            return calibration.after(estimated=estimated, reported=reported)
-
-        def store_calibration() -> Calibration:
+        def store_calibration() -> None:
             with database.write_transaction() as transaction:
-                result = updated_calibration(_read_calibration(transaction, name))
                 transaction.run("calibrate", (name, result.ratio, result.weight))
-            self._stored_calibrations[name] = result
-            self._unstored_calibrations.pop(name, None)
-            return result
 
-        stored = self._stored_calibrations.get(name)
-        result = updated_calibration(stored)
-        if (
-            stored is None
-            or result.weight != stored.weight
-            or abs(result.ratio - stored.ratio) > _CALIBRATION_TOLERANCE * stored.ratio
-        ):
+        if stored is None or not _is_similar(result, stored):
             with suppress(*_CALIBRATION_ERRORS):
                 try:
-                    return store_calibration()
+                    store_calibration()
                 except CatalogDamaged:
                     # The tables are missing if the catalog was never read.
                     database.rebuild()
-                    return store_calibration()
-        self._unstored_calibrations[name] = result
+                    store_calibration()
         return result
+
+    def _read_calibration(self, model: str) -> "Calibration | None":
+        from stenolog.tokens import Calibration
+
+        self._check_open()
+        with (
+            suppress(*_CALIBRATION_ERRORS),
+            self._active.database.read_transaction() as transaction,
+        ):
+            for ratio, weight in transaction.run("calibration", (model,)):
+                return Calibration(ratio=ratio, weight=weight)
+        return None
 
     def _newest_calibration(self, model: str, stored: "Calibration | None") -> "Calibration | None":
         """Return this process's calibration, or the stored one if another process changed it."""
-        if stored is None or stored == self._stored_calibrations.get(model):
-            return self._unstored_calibrations.get(model, stored)
+        newest = self._calibrations.get(model)
+        if stored is None or (newest is not None and _is_similar(newest, stored)):
+            return newest
         return stored
 
     def close(self) -> None:
@@ -551,22 +534,6 @@ class Catalog:
             problem = f"the catalog cannot be stored and was built in memory: {reason}"
             self.problems = (*self.problems, problem)
         log_reports.warning("%s", problem)
-
-
-_catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
-
-
-def _import_before_fork() -> None:
-    """Import the modules that a forked child may need.
-
-    If another thread imports a module during the fork, the module stays locked in the child.
-    """
-    if _catalogs:
-        for name in _LAZY_MODULES:
-            import_module(name)
-
-
-os.register_at_fork(before=_import_before_fork)
 
 
 CatalogRead = Callable[[Transaction], T]
@@ -696,14 +663,11 @@ def price_list_version() -> int:
         return 0
 
 
-def _read_calibration(transaction: Transaction, model: str) -> "Calibration | None":
-    """Return the stored calibration; None if it is missing or invalid."""
-    from stenolog.tokens import Calibration
-
-    for ratio, weight in transaction.run("calibration", (model,)):
-        if is_valid_calibration(ratio, weight):
-            return Calibration(ratio=ratio, weight=weight)
-    return None
+def _is_similar(calibration: "Calibration", stored: "Calibration") -> bool:
+    """Return whether a calibration differs too little from the stored one to be stored."""
+    difference = abs(calibration.ratio - stored.ratio)
+    is_close = difference <= _CALIBRATION_TOLERANCE * stored.ratio
+    return is_close and calibration.weight == stored.weight
 
 
 # --- lists -----------------------------------------------------------------------------------

@@ -275,9 +275,6 @@ WHERE role NOT IN ('system', 'developer');
 -- name: calibration
 SELECT ratio, weight FROM catalog_calibration WHERE model = ?;
 
--- name: calibrations
-SELECT model, ratio, weight FROM catalog_calibration;
-
 -- name: calibrate
 INSERT INTO catalog_calibration (model, ratio, weight) VALUES (?, ?, ?)
 ON CONFLICT (model) DO UPDATE SET ratio = excluded.ratio, weight = excluded.weight;

@@ -112,9 +112,9 @@ CREATE VIRTUAL TABLE catalog_words USING fts5 (
     parts, more, marks, content = '', prefix = '1 2', tokenize = "ascii tokenchars '='"
 );
 
--- Calibration of token estimates per model (tokens.py). It is not built from the store, so it is
--- kept when the other tables are built again, if it is readable. Losing it only costs accuracy.
-CREATE TABLE IF NOT EXISTS catalog_calibration (
+-- Calibration of token estimates per model (tokens.py). It is not built from the store. Losing it
+-- only costs accuracy.
+CREATE TABLE catalog_calibration (
     model  TEXT PRIMARY KEY,
     ratio  REAL NOT NULL,
     weight REAL NOT NULL

@@ -1,7 +1,5 @@
 """Token counts that models report: stored in the catalog, or in the process without one."""
 
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,52 +81,17 @@ def _path(store: Store) -> Path:
     return path
 
 
-def _harm_file(store: Store, *statements: str) -> None:
-    with sqlite3.connect(_path(store)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-    connection.close()
-
-
-def _old_file(store: Store) -> None:
-    _harm_file(store, "UPDATE catalog_about SET version = 'old'")
-
-
-def _touched_file(store: Store) -> None:
-    _harm_file(
-        store,
-        "DELETE FROM catalog_session",
-        "INSERT INTO catalog_calibration VALUES ('forged', 1e9, 'x')",
-    )
-
-
-@pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-@pytest.mark.parametrize("harm", [_old_file, _touched_file])
-def test_calibration_survives_a_rebuild(
-    tmp_path: Path, engine: str, harm: Callable[[Store], None]
-) -> None:
-    where = str(tmp_path / "w") if engine == "jsonl" else f"sqlite:{tmp_path}/s.db"
-    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        store.add_message("a", "user", "hello")
-        catalog.refresh()
-        catalog.calibrate("m", estimated=100, reported=130)
-        harm(store)
-        assert catalog.search("hello").count == 1
-        assert catalog.calibration("m") == ONCE
-        assert catalog.calibration("forged") == Calibration()
-
-
 def test_missing_or_damaged_catalog_only_costs_accuracy(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path / "w") as store, open_catalog(store) as catalog:
         assert isinstance(store, stenolog.JSONLStore)
         catalog.calibrate("m", estimated=100, reported=130)
         (store.folder / CATALOG_NAME).write_bytes(b"nonsense" * 1_000)
-        assert catalog.calibration("m") == Calibration()
-        assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
+        with open_catalog(store) as other:
+            assert other.calibration("m") == Calibration()
+            assert other.calibrate("m", estimated=100, reported=130) == ONCE
         assert catalog.calibration("m") == ONCE
         (store.folder / CATALOG_NAME).unlink()
-        assert catalog.calibration("m") == Calibration()
-        assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
+        assert catalog.calibration("m") == ONCE
 
 
 def test_calibration_applies_to_this_process_if_it_cannot_be_stored(tmp_path: Path) -> None:
@@ -141,18 +104,6 @@ def test_calibration_applies_to_this_process_if_it_cannot_be_stored(tmp_path: Pa
         assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
         assert catalog.calibration("m") == ONCE
         assert catalog.problems == ()
-
-
-def test_invalid_calibrations_are_ignored(tmp_path: Path) -> None:
-    where = f"sqlite:{tmp_path}/s.db"
-    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        catalog.refresh()
-        database = catalog._active.database
-        for model, ratio in (("zero", 0.0), ("huge", 1e300), ("text", "x")):
-            with database.write_transaction() as transaction:
-                transaction.run("calibrate", (model, ratio, 3.0))
-            assert catalog.calibration(model) == Calibration()
-            assert catalog.calibrate(model, estimated=100, reported=130) == ONCE
 
 
 def test_closed_catalog_raises(store: Store) -> None:

@@ -29,7 +29,7 @@ from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CATALOG_NAME, journal_name, lock_name
 from stenolog.stores.open_store import open_store
-from support.catalog_scan import catalogued, differences, full_scan
+from support.catalog_scan import catalogued, change_unnoticed, differences, full_scan
 from support.random_operations import fill_three_sessions
 
 Harm = Callable[[Path, random.Random], None]
@@ -164,9 +164,8 @@ def test_older_copy_of_the_file_is_brought_up_to_date(logs: Store, tmp_path: Pat
 def test_catalog_of_another_version_is_rebuilt(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._active.database.write_transaction() as transaction:
-            transaction.execute("UPDATE catalog_about SET version = '0.0'")
-            transaction.execute("UPDATE catalog_session SET title = 'wrong'")
+    change_unnoticed(_folder(logs) / CATALOG_NAME, "UPDATE catalog_session SET title = 'wrong'")
+    change_unnoticed(_folder(logs) / CATALOG_NAME, "UPDATE catalog_about SET version = '0.0'")
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
 

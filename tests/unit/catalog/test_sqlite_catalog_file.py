@@ -12,7 +12,7 @@ from stenolog.catalog import open_catalog
 from stenolog.errors import DamagedStore, StoreBusy
 from stenolog.stores.open_store import open_store
 from stenolog.stores.sqlite import SQLiteStore, lease_holders
-from support.catalog_scan import catalogued, differences, full_scan
+from support.catalog_scan import catalogued, change_unnoticed, differences, full_scan
 from support.random_operations import fill_three_sessions
 
 
@@ -69,13 +69,9 @@ def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
-        with catalog._active.database.write_transaction() as transaction:
-            # Allows to change the tables of which a virtual table consists.
-            transaction.execute("PRAGMA writable_schema = ON")
-            try:
-                transaction.execute(harm)
-            finally:
-                transaction.execute("PRAGMA writable_schema = OFF")
+        file = store.admin.place.catalog_file
+        assert file is not None
+        change_unnoticed(file, harm)
         store.add_message("cli:default", "user", "allmessages more")
         with open_store(where) as other, open_catalog(other) as fresh:
             assert differences(catalogued(fresh), full_scan(other)) == {}
