@@ -503,7 +503,9 @@ class Snippet(Struct, frozen=True):
     marks: Sequence[tuple[int, int]]
 
 
-class _WordPosition(Struct, frozen=True):
+class WordPosition(Struct, frozen=True):
+    """A word of a text that matches, with the tokens that match."""
+
     start: int
     end: int
     tokens: frozenset[str]
@@ -520,7 +522,7 @@ def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snip
     text = redact_text(text)  # guard: snippet-redacted
     # The words of `[redacted: api key]` are no matches.
     positions = _find_positions(STUB.sub(lambda stub: " " * len(stub[0]), text), query)
-    start, end = _choose_window(text, positions, width)
+    start, end = choose_window(text, positions, width)
     # Replace each whitespace character by one space, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])
     before, after = _ELLIPSIS * (start > 0), _ELLIPSIS * (end < len(text))
@@ -535,7 +537,7 @@ def make_snippet(text: str, query: Query, *, width: int = SNIPPET_WIDTH) -> Snip
     return Snippet(before + line + after, marks)
 
 
-def _find_positions(text: str, query: Query) -> list[_WordPosition]:
+def _find_positions(text: str, query: Query) -> list[WordPosition]:
     """Return the positions of the query's words."""
     tokens_to_find: set[str] = set()
     prefixes: list[str] = []
@@ -547,7 +549,7 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
             if term.is_prefix:
                 prefixes.append(term.words[-1].parts[-1])
                 prefixes += term.words[-1].joined_tokens[-1:]
-    positions: list[_WordPosition] = []
+    positions: list[WordPosition] = []
     for start, end, word in tokenizer.word_positions(text):
         if len(positions) >= _MAX_POSITIONS:
             break
@@ -563,21 +565,21 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
         matches = tokens_to_find.intersection(tokens)
         matches |= {prefix for prefix in prefixes if any(t.startswith(prefix) for t in tokens)}
         if matches:
-            positions.append(_WordPosition(start, end, frozenset(matches)))
+            positions.append(WordPosition(start, end, frozenset(matches)))
     return positions
 
 
-def _find_pairs(text: str, start: int, word: Word, tokens: set[str]) -> Iterator[_WordPosition]:
+def _find_pairs(text: str, start: int, word: Word, tokens: set[str]) -> Iterator[WordPosition]:
     """Yield the positions of matching characters and character pairs of a word."""
     for pair_start, pair in enumerate(word.parts, start):
         if pair in tokens:
-            yield _WordPosition(pair_start, pair_start + len(pair), frozenset([pair]))
+            yield WordPosition(pair_start, pair_start + len(pair), frozenset([pair]))
         for index in range(pair_start, pair_start + len(pair)):
             if text[index] in tokens:
-                yield _WordPosition(index, index + 1, frozenset(text[index]))
+                yield WordPosition(index, index + 1, frozenset(text[index]))
 
 
-def _choose_window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
+def choose_window(text: str, positions: Sequence[WordPosition], width: int) -> tuple[int, int]:
     """Return start and end of the first window with the most different matching tokens."""
     if len(text) <= width:
         return 0, len(text)

@@ -180,8 +180,7 @@ class Consolidator(Struct, eq=False):
 
     Without a model every turn still gets its daily entry, but no facts. `store`: the store of the
     sessions. `scope_of` returns the scope for the notes of a session; None means the session's own
-    scope. `budget`: maximum tokens of the turns per model call. `tokens`: the token counter of the
-    model.
+    scope. `tokens`: the token counter of the model.
     """
 
     store: Store
@@ -189,9 +188,7 @@ class Consolidator(Struct, eq=False):
     complete: CompletionFunction | None
     agent: str = "main"
     scope_of: Callable[[str], Scope] | None = None
-    budget: int = MAX_BATCH_TOKENS
     max_turns: int = MAX_TURNS_PER_CALL
-    max_attempts: int = MAX_ATTEMPTS
     tokens: Tokens = Tokens()
     clock: Callable[[], datetime] = partial(datetime.now, UTC)
     # Without a lock, two threads on one session would make each model call twice.
@@ -296,7 +293,7 @@ class Consolidator(Struct, eq=False):
             # After a failure, try the oldest turn alone: the group may have been too large.
             limit = 1 if attempts or single_count else self.max_turns
             batch = next_batch(
-                turns, budget=self.budget, limit=limit, count_tokens=self.tokens.text
+                turns, budget=MAX_BATCH_TOKENS, limit=limit, count_tokens=self.tokens.text
             )
             try:
                 facts_by_turn = self._ask_model(run, batch)
@@ -304,7 +301,7 @@ class Consolidator(Struct, eq=False):
                 attempts += 1
                 run.problems.append(str(failure))
                 _logger.warning("no notes of %r yet: %s", run.info.key, failure)
-                if attempts < self.max_attempts:
+                if attempts < MAX_ATTEMPTS:
                     delay = min(_MIN_DELAY * (1 << (attempts - 1)), _MAX_DELAY)
                     run.retry_at = self.clock() + delay
                     self.progress.record_failure(
@@ -341,7 +338,7 @@ class Consolidator(Struct, eq=False):
         run.model_calls += 1
         try:
             prompt = build_prompt(
-                batch, subjects=subjects, budget=self.budget, count_tokens=self.tokens.text
+                batch, subjects=subjects, budget=MAX_BATCH_TOKENS, count_tokens=self.tokens.text
             )
             answer = self.complete(
                 prompt,
@@ -394,9 +391,6 @@ class Consolidator(Struct, eq=False):
 
     def _reread_turns(self, run: "_Run", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq; None if the session was deleted."""
-        if self.complete is None:
-            # Without a model call, hardly any time has passed, so the turns are not read again.
-            return {turn.last_seq: turn for turn in batch} if self._session_exists(run) else None
         new_run = self._read_turns(run.info.key, upto=batch[-1].last_seq)
         if new_run is None or new_run.info.uid != run.info.uid:
             return None

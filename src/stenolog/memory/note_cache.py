@@ -38,10 +38,8 @@ class WordIndex:
     def __init__(self) -> None:
         self._mutex = ThreadLock()
         self._indexed_ids: set[str] = set()
-        self._ids_by_stem: dict[str, list[str]] = {}
+        self._ids_by_stem: dict[str, dict[str, None]] = {}
         """Ids of the notes that contain a stem, by stem."""
-        self._unfinished_note: Note | None = None
-        """Note whose stems may be only partly in the index, because of a KeyboardInterrupt."""
 
     def weigh(self, question_stems: Iterable[str], notes: Mapping[str, Note]) -> dict[str, float]:
         """Return the total weight of the question's stems in each note, by note id.
@@ -50,29 +48,20 @@ class WordIndex:
         """
         weights: dict[str, float] = {}
         with self._mutex:
-            if self._unfinished_note is not None:
-                self._add_note(self._unfinished_note)
             for id in notes.keys() - self._indexed_ids:
                 self._add_note(notes[id])
             for stem in question_stems:
-                ids = self._ids_by_stem.get(stem, [])
+                ids = list(self._ids_by_stem.get(stem, ()))
                 weight = math.log(1 + len(self._indexed_ids) / (len(ids) + 0.5))
                 for id in ids[-MAX_NOTES_PER_WORD:]:
                     weights[id] = weights.get(id, 0.0) + weight
         return weights
 
     def _add_note(self, note: Note) -> None:
-        """Add a note to the index.
-
-        If Ctrl-C interrupts this method, the next `weigh` adds the note again.
-        """
-        self._unfinished_note = note
         for stem in set(stems(f"{note.text}\n{note.about}\n{note.quote}")):
-            ids = self._ids_by_stem.setdefault(sys.intern(stem), [])
-            if ids[-1:] != [note.id]:  # an interrupted attempt may have added the id
-                ids.append(note.id)
+            self._ids_by_stem.setdefault(sys.intern(stem), {})[note.id] = None
+        # The last step: if Ctrl-C interrupts this method, the next `weigh` adds the note again.
         self._indexed_ids.add(note.id)
-        self._unfinished_note = None
 
 
 # --- cache ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from a later turn.
 
 import os
 from base64 import b32encode
-from bisect import insort
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -197,10 +196,7 @@ def sort_key(note: Note) -> tuple[datetime, str, int]:
 
 
 class NoteState:
-    """The notes of one scope, from the messages read so far. Immutable; see `with_messages`.
-
-    Adding one message is cheap, regardless of the number of notes.
-    """
+    """The notes of one scope, from the messages read so far. Immutable; see `with_messages`."""
 
     def __init__(self, scope: Scope) -> None:
         """Create the NoteState of a scope that has no notes."""
@@ -209,8 +205,6 @@ class NoteState:
         """The records of all notes by id, including purged notes."""
         self._superseding_ids: dict[str, tuple[str, ...]] = {}
         """Ids of the notes that supersede a note, by the id of the superseded note."""
-        self._listed_notes: list[Note] = []
-        """Notes to list, oldest first, including superseded notes."""
 
     def with_messages(self, messages: Iterable[Message]) -> Self:
         """Return the state after these additional messages."""
@@ -220,42 +214,34 @@ class NoteState:
         new_state = type(self)(self._scope)
         new_state.records = self.records.copy()
         new_state._superseding_ids = self._superseding_ids.copy()
-        new_records = [record for record in records if new_state._add_record(record)]
-        if self._listed_notes and len(new_records) == len(records):
-            new_state._listed_notes = self._listed_notes.copy()
-            for record in new_records:
-                if record.is_listed:
-                    insort(new_state._listed_notes, record.note, key=sort_key)
-        else:
-            all_records = new_state.records.values()
-            listed_notes = (record.note for record in all_records if record.is_listed)
-            new_state._listed_notes = sorted(listed_notes, key=sort_key)
+        for record in records:
+            new_state._add_record(record)
         return new_state
 
-    def _add_record(self, record: NoteRecord) -> bool:
-        """Add one record, and return whether its id is new.
+    def _add_record(self, record: NoteRecord) -> None:
+        """Add one record.
 
         A later message replaces an earlier message of the same id, but not the record of a purge.
         """
         id = record.note.id
         known_record = self.records.get(id)
         if known_record is not None and known_record.is_purged and not record.is_purged:
-            return False
+            return
         self.records[id] = record
         for older_id in dict.fromkeys(record.note.supersedes):
             if id not in (newer_ids := self._superseding_ids.get(older_id, ())):
                 self._superseding_ids[older_id] = (*newer_ids, id)
-        return known_record is None
 
     @cached_property
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first. Superseded notes name their successor."""
+        listed_notes = (record.note for record in self.records.values() if record.is_listed)
         notes = [
             replace(note, superseded=successor.at, superseded_by=successor.id)
             if note.id in self._superseding_ids
             and (successor := self._find_successor(note.id)) is not None
             else note
-            for note in self._listed_notes
+            for note in sorted(listed_notes, key=sort_key)
         ]
         return _supersede_same_subject(notes)
 

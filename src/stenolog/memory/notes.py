@@ -228,14 +228,14 @@ class Notes:
     def forget(self, scope: Scope, id: str) -> Note:
         """Hide the note; notes that it superseded are in force again. Raises NoSuchNote.
 
-        `undo` cannot restore the note if the store already hides a thousand ranges of notes.
+        Raises UsageError if the store already hides a thousand ranges of notes.
         """
         with self._take_lease(scope, missing_error=NoSuchNote(id)) as lease:
             record = self._cache.read_notes(scope).state.records.get(id)
             if record is None or record.is_purged:
                 raise NoSuchNote(id)
             if not record.note.forgotten:
-                _hide_message(lease.store, scope, record.seq)
+                lease.store.admin.hide(scope.key, record.seq, record.seq)
         return self.get(scope, id)
 
     def undo(self, scope: Scope) -> UndoResult:
@@ -301,19 +301,6 @@ class Notes:
         if not any(batch_of(id) == batch for id in state.records):
             return None
         return _notes_of_batch(batch, state)
-
-
-def _hide_message(store: Store, scope: Scope, seq: int) -> None:
-    """Hide the message of a note. At the store's limit, append a forgotten copy instead."""
-    try:
-        store.admin.hide(scope.key, seq, seq)
-    except UsageError as error:
-        if type(error) is not UsageError:
-            raise
-        # The store already hides a thousand ranges of messages.
-        # Only the last message of each id counts, so append a copy that is marked as forgotten.
-        [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
-        store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
 
 def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Candidates
+from stenolog.catalog.message_search import WordPosition, choose_window
 from stenolog.catalog.tokenizer import stem, word_positions
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
@@ -34,8 +35,6 @@ _MAX_ENTRIES: Final = 50
 MAX_TEXT_CHARACTERS: Final = 400
 """Maximum number of characters of a recalled text in a line."""
 
-_CONTEXT_CHARACTERS: Final = 60
-"""Maximum number of characters of a text before the first matching word."""
 _ELLIPSIS: Final = "…"
 _MAX_SCANNED_CHARACTERS: Final = 8_000
 """Number of first characters of a text that are searched for matching words."""
@@ -76,13 +75,12 @@ def recall(
     half_life_days: float = 30.0,
     now: datetime | None = None,
     exclude_session: str | None = None,
-    include_recent_facts: bool = True,
     tokens: Tokens | None = None,
 ) -> RecallResult:
     """Return notes and messages of one scope that match a question, within `budget` tokens.
 
-    `include_recent_facts`: fill the remaining budget with the newest core facts, which may be
-    relevant without sharing a word with the question. `now`: its time zone is used for dates and
+    The remaining budget is filled with the newest core facts, which may be relevant without sharing
+    a word with the question. `now`: its time zone is used for dates and
     for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
     `exclude_session`: the session that asks, whose visible messages are left out; its summarized
@@ -96,7 +94,7 @@ def recall(
         raise UsageError(f"now must have a time zone: {moment.isoformat()}")
     parsed = parse_question(question, now=moment)
     facts: list[Note] = []
-    if include_recent_facts and notes is not None:
+    if notes is not None:
         facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
     best: list[Candidate] = []
     if not parsed.is_empty:
@@ -257,27 +255,10 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT_CHARACTERS
     if len(line) <= width:
         return line
     wanted_stems = set(stems)
-    matches = [
-        (start, matched)
-        for start, _, word in word_positions(line[:_MAX_SCANNED_CHARACTERS])
+    positions = [
+        WordPosition(start, end, frozenset(matched))
+        for start, end, word in word_positions(line[:_MAX_SCANNED_CHARACTERS])
         if (matched := wanted_stems.intersection(map(stem, word.parts)))
     ]
-    start = max(0, min(_find_best_start(matches, width) - _CONTEXT_CHARACTERS, len(line) - width))
-    end = start + width
-    if start > 0:
-        start = line.find(" ", start, start + _CONTEXT_CHARACTERS) + 1 or start
-    if end < len(line):
-        space = line.rfind(" ", end - _CONTEXT_CHARACTERS, end)
-        end = space if space > start else end
+    start, end = choose_window(line, positions, width)
     return f"{_ELLIPSIS * (start > 0)}{line[start:end]}{_ELLIPSIS * (end < len(line))}"
-
-
-def _find_best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Return the start of the first window of the text with the most distinct stems."""
-    best_count, start = 0, 0
-    for first, _ in matches:
-        in_window = (stems for other, stems in matches if first <= other < first + width)
-        distinct_count = len(set().union(*in_window))
-        if distinct_count > best_count:
-            best_count, start = distinct_count, first
-    return start

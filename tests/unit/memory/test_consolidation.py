@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stenolog.errors import NotStored
 from stenolog.memory import consolidation as module
-from stenolog.memory.consolidation import ConsolidationReport, Consolidator
+from stenolog.memory.consolidation import MAX_ATTEMPTS, ConsolidationReport, Consolidator
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
@@ -541,14 +541,14 @@ def test_turn_gets_daily_entry_after_last_failed_attempt(quick: Place) -> None:
         return answer([fact("Lives in Oslo.", "live in Oslo")])
 
     consolidation = quick.consolidation(
-        ScriptedCompletion([fails_on_poison] * 20), max_attempts=4, clock=lambda: now
+        ScriptedCompletion([fails_on_poison] * 20), clock=lambda: now
     )
     waits = []
     while (done := consolidation.run(KEY)).waiting:
         waits.append(done.waiting)
         now += timedelta(days=1)
 
-    assert waits == [2, 2, 2]
+    assert waits == [2] * (MAX_ATTEMPTS - 1)
     assert (done.turns, done.daily, done.core) == (2, 2, 1)
     assert quick.daily() == ["The user: poison The assistant: Fine.", happened(1)]
 
