@@ -6,7 +6,7 @@ would need.
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -105,21 +105,13 @@ def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
 
 
 @pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
-def test_a_markdown_export_takes_linear_time(unit: str) -> None:
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_an_export_takes_linear_time(form: Literal["markdown", "html"], unit: str) -> None:
     with InMemoryStore() as store:
         store.add_message("k", "user", (unit * 4_000_000)[:4_000_000])
         info, history = store.info("k"), store.get_history("k")
     clean = SharingRedactor(enabled=False)
-    run_limited(lambda: sum(map(len, export_pieces("markdown", info, history, clean))), cpu=30)
-
-
-@pytest.mark.parametrize("unit", ["`", "``a", "`a``b```c", "[", "**", "\\", "![", "<", "https://"])
-def test_an_html_export_takes_linear_time(unit: str) -> None:
-    with InMemoryStore() as store:
-        store.add_message("k", "user", (unit * 4_000_000)[:4_000_000])
-        info, history = store.info("k"), store.get_history("k")
-    clean = SharingRedactor(enabled=False)
-    run_limited(lambda: sum(map(len, export_pieces("html", info, history, clean))), cpu=30)
+    run_limited(lambda: sum(map(len, export_pieces(form, info, history, clean))), cpu=30)
 
 
 NESTED = {

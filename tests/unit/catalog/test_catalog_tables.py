@@ -84,24 +84,6 @@ def test_catalog_is_stored_and_reused(where: str, tables: str) -> None:
     assert _run(where, about) == before
 
 
-def test_namespaces_in_one_database_have_separate_catalogs(where: str) -> None:
-    with (
-        stenolog.open_store(where) as sessions,
-        stenolog.open_store(where, namespace="notes" * 40) as notes,
-        open_catalog(sessions) as of_sessions,
-        open_catalog(notes) as of_notes,
-    ):
-        fill_three_sessions(sessions)
-        notes.add_message("note", "user", "allmessages something else")
-        for purged in (False, True):
-            if purged:
-                notes.admin.purge("note")
-            assert differences(catalogued(of_sessions), full_scan(sessions)) == {}
-            assert differences(catalogued(of_notes), full_scan(notes)) == {}
-            assert of_sessions.search("something").count == 0
-            assert of_notes.search("hello").count == 0
-
-
 def test_schema_with_a_quoted_name_has_a_catalog(postgres_database: str) -> None:
     with (
         stenolog.open_store(f"{postgres_database}?schema=Order_catalog_") as store,
@@ -111,21 +93,6 @@ def test_schema_with_a_quoted_name_has_a_catalog(postgres_database: str) -> None
         _agree(store, catalog)
         store.admin.purge("telegram:1")
         _agree(store, catalog)
-
-
-def test_read_only_store_is_indexed_in_memory(where: str) -> None:
-    with stenolog.open_store(where) as store:
-        fill_three_sessions(store)
-    with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        assert catalog.problems == ()
-    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        catalog.refresh()
-    with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        assert catalog.problems == ()
-    with stenolog.open_store(where) as store, open_catalog(store, keep=False) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
 
 
 # --- thrown away -------------------------------------------------------------------------------
@@ -522,16 +489,6 @@ def test_p4_purged_session_without_messages_leaves_no_trace(where: str) -> None:
         catalog.refresh()
         assert b"zebrasecret" in _bytes_of_index(where)
         store.admin.purge("secretkey")
-        assert b"zebrasecret" not in _bytes_of_index(where)
-        _agree(store, catalog)
-
-
-def test_p4_partial_purge_leaves_no_trace_in_the_catalog(where: str) -> None:
-    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        store.add_message("other", "user", "allmessages zebrasecret")
-        store.add_message("other", "user", "allmessages hello")
-        catalog.refresh()
-        store.admin.purge("other", before=2)
         assert b"zebrasecret" not in _bytes_of_index(where)
         _agree(store, catalog)
 

@@ -15,7 +15,6 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, indexing, open_catalog, steps
-from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.indexing import Indexer, SessionReader
 from stenolog.records import Message, SessionInfo
@@ -436,15 +435,6 @@ def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(
         slow._writer.flush()
         assert slow.missed_keys
         _agree(store, catalog)
-
-
-def test_times_have_microsecond_precision() -> None:
-    for moment in (
-        datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
-        datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
-        datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
-    ):
-        assert database.from_microseconds(database.to_microseconds(moment)) == moment
 
 
 # --- what it costs ---------------------------------------------------------------------------

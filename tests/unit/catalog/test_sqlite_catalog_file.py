@@ -39,19 +39,6 @@ def test_namespaces_in_one_file_have_separate_catalogs(where: str) -> None:
             assert of_notes.search("hello").count == 0
 
 
-def test_read_only_store_is_indexed_in_memory(where: str) -> None:
-    with open_store(where) as store:
-        fill_three_sessions(store)
-    with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        assert catalog.problems == ()
-    with open_store(where) as store, open_catalog(store) as catalog:
-        catalog.refresh()
-    with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
-        assert differences(catalogued(catalog), full_scan(store)) == {}
-        assert catalog.problems == ()
-
-
 @pytest.mark.parametrize(
     "harm",
     [

@@ -70,12 +70,6 @@ def test_conversation_is_consolidated_and_recalled(sessions: Store, memory: Memo
     assert found.tokens <= 1_500
 
 
-def test_recall_works_before_consolidation(sessions: Store, memory: Memory) -> None:
-    talk(sessions, ANN, "My bicycle is red")
-
-    assert "bicycle is red" in memory.recall("bicycle", scope=Scope(who=ANN)).block
-
-
 def test_three_users_in_one_store_never_see_each_other(sessions: Store, memory: Memory) -> None:
     hobbies = {ANN: "chess", BOB: "tennis", EVE: "sailing"}
     for key, hobby in hobbies.items():
@@ -96,20 +90,6 @@ def test_three_users_in_one_store_never_see_each_other(sessions: Store, memory: 
                 with pytest.raises(NoSuchNote):
                     memory.forget(note.id, key=key)
     assert all(len(memory.notes.list(Scope(who=key))) == 3 for key in hobbies)
-
-
-def test_users_whose_keys_have_three_parts_do_not_share_a_memory(
-    sessions: Store, memory: Memory
-) -> None:
-    alice, bob = "app:alice:1", "app:bob:1"
-    talk(sessions, alice, "My password hint is the ferry Zanzibar")
-    talk(sessions, bob, "Hello there")
-    memory.consolidate(alice)
-    memory.remember("Takes the ferry.", key=alice)
-
-    assert memory.recall("Zanzibar ferry", key=bob).block == ""
-    assert "Zanzibar" in memory.recall("Zanzibar ferry", scope=memory.scope(key=alice)).block
-    assert memory.notes.scopes() == [Scope(who=alice)]
 
 
 def test_sessions_of_one_verified_sender_share_memory_with_threads(
@@ -192,19 +172,6 @@ def test_remembered_note_can_be_forgotten(memory: Memory) -> None:
     memory.notes.undo(Scope(who=ANN))
     memory.forget(note.id, scope=Scope(who=ANN), purge=True)
     assert memory.notes.list(Scope(who=ANN), full=True) == []
-
-
-def test_purge_reports_places_it_did_not_reach(sessions: Store, memory: Memory) -> None:
-    talk(sessions, ANN, "My bicycle is red")
-    memory.consolidate(ANN)
-    [fact] = memory.notes.list(Scope(who=ANN), kind="core")
-
-    purged = memory.forget(fact.id, key=ANN, purge=True)
-
-    assert (purged.note.id, purged.note.text) == (fact.id, "")
-    assert (
-        f"the session '{ANN}' still contains the original messages (seq 1, 2)" in purged.not_reached
-    )
 
 
 def test_waiting_lists_sessions_with_pending_turns(sessions: Store, memory: Memory) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stenolog
-from stenolog.catalog import open_catalog
 from stenolog.errors import InvalidKey, NoSuchNote, NothingToUndo, UsageError
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.scopes import Scope
@@ -357,16 +356,6 @@ def test_purge_leaves_no_bytes_of_the_note(notes: Notes, store: Store, tmp_path:
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     for word in (b"xyzzy", b"plugh", b"frotz"):
         assert word not in b"".join([history, *files])
-
-
-def test_catalog_does_not_find_a_purged_note(notes: Notes, store: Store) -> None:
-    _add(notes, "before")
-    gone = _add(notes, "xyzzy")
-    with open_catalog(store) as catalog:
-        assert [hit.seq for hit in catalog.search("xyzzy").hits] == [2]
-        notes.purge(ANN, gone)
-        assert catalog.search("xyzzy").hits == []
-        assert len(catalog.search("before").hits) == 1
 
 
 def test_purge_lists_places_with_remaining_content(notes: Notes, store: Store) -> None:

@@ -66,14 +66,6 @@ def test_progress_mark_is_neither_a_scope_nor_a_note(store: Store) -> None:
     assert notes.scopes(agent="main") == [ann]
 
 
-def test_progress_mark_survives_a_restart(tmp_path: Path) -> None:
-    with open_store(tmp_path, namespace="notes") as store:
-        ConsolidationProgress(store, agent="a:b%").move_mark("u1", 7)
-
-    with open_store(tmp_path, namespace="notes") as store:
-        assert ConsolidationProgress(store, agent="a:b%").read_mark("u1").seq == 7
-
-
 def test_progress_mark_does_not_contain_the_session_key(store: Store) -> None:
     progress = ConsolidationProgress(store, agent="main")
 

@@ -1,6 +1,5 @@
 """Tests which notes share words with a question, and the weight of these words."""
 
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +8,6 @@ from stenolog.memory import note_cache
 from stenolog.memory.note_cache import WordIndex
 from stenolog.memory.note_records import Note
 from stenolog.memory.scopes import Scope
-from support.interrupts import Striking
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -50,23 +48,6 @@ def test_later_notes_are_indexed_once() -> None:
     assert index.weigh(["ferri"], _notes("ferry one", "ferry two")).keys() == {
         *("ferry one", "ferry two"),
     }
-
-
-def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
-    notes = _notes("ferry zanzibar", "ferry again", "zanzibar")
-    wanted = ["ferri", "zanzibar", "again"]
-    expected = WordIndex().weigh(wanted, notes)
-    number, where = 1, "first"
-    while where:
-        index = WordIndex()
-        strike = Striking(number, [note_cache])
-        strike.armed.set()
-        with suppress(KeyboardInterrupt), strike.watching():
-            index.weigh(wanted, notes)
-        where = strike.where
-        assert index.weigh(wanted, notes) == expected, where
-        number += 1
-    assert number > 10
 
 
 def test_only_last_notes_of_a_frequent_word_are_used(
