@@ -71,28 +71,8 @@ def test_the_table_for_users_follows_the_results(page: Path, tmp_path: Path) -> 
     assert re.search(r"OpenAI Agents' SQLAlchemySession \| NOT RUN \|$", summary, re.MULTILINE)
 
 
-def test_a_row_that_could_not_run_is_shown_with_its_reason(page: Path, tmp_path: Path) -> None:
-    results: dict[str, Any] = json.loads(_LATEST.read_text())
-    row = results["rows"][0]
-    kept = {name: row[name] for name in ("name", "what", "target", "beside")}
-    results["rows"][0] = {**kept, "not_run": "pip could not install it"}
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(results))
-
-    assert _tables("--results", other, "--page", page).returncode == 0
-    assert "| NOT RUN: pip could not install it |" in page.read_text()
-
-
 def test_all_rows_are_printed_with_their_percentiles() -> None:
     printed = _tables("--rows").stdout
     for row in json.loads(_LATEST.read_text())["rows"]:
         assert re.search(rf"^{row['name']} .*\b(yes|no)\b", printed, re.MULTILINE), row["name"]
     assert re.search(r"^append-0 +ours( +[\d.,]+ [µm]s){4}", printed, re.MULTILINE)
-
-
-def test_a_page_without_its_markers_is_refused_with_a_sentence(page: Path) -> None:
-    page.write_text("# Speed\n")
-    ended = _tables("--page", page)
-    assert ended.returncode == 1
-    assert "markers" in ended.stderr
-    assert page.read_text() == "# Speed\n"

@@ -10,7 +10,6 @@ import pytest
 
 import stenolog
 from stenolog.errors import StoreClosed
-from stenolog.providers import ChatModel
 from stenolog.testing import ScriptedModel
 
 HANDLES = [
@@ -20,12 +19,7 @@ HANDLES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "handle",
-    # A user's own model only needs the methods that an agent calls.
-    [handle for handle in HANDLES if handle is not ChatModel],
-    ids=lambda handle: handle.__name__,
-)
+@pytest.mark.parametrize("handle", HANDLES, ids=lambda handle: handle.__name__)
 def test_every_handle_is_a_context_manager(handle: Any) -> None:
     if inspect.iscoroutinefunction(handle.close):
         assert hasattr(handle, "__aenter__")
@@ -73,12 +67,3 @@ def test_agents_close_their_sessions(tmp_path: Path, wrapped: Callable[[Any], An
         assert instance.sessions.add_message("k", "user", "late") is None
 
     asyncio.run(main())
-
-
-def test_model_is_closed_by_its_with_block() -> None:
-    async def main() -> ScriptedModel:
-        async with ScriptedModel([]) as model:
-            assert not model.closed
-        return model
-
-    assert asyncio.run(main()).closed

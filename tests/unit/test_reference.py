@@ -46,8 +46,3 @@ def test_every_command_and_option_has_a_help_text(path: str) -> None:
     for parameter in command.params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help, parameter.name
-
-
-def test_git_ignores_the_pages() -> None:
-    ignored = (reference.FOLDER.parents[1] / ".gitignore").read_text().splitlines()
-    assert "/docs/reference/*" in ignored

@@ -188,10 +188,17 @@ def test_leased_session_is_running(store: Store, catalog: Catalog) -> None:
     assert _keys(catalog, state="interrupted") == ["telegram:1"]
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "how",
-    [{"limit": 0}, {"limit": True}, {"state": "asleep"}, {"after": "x"}, {"after": "1"}],
+    [
+        {"limit": 0},
+        {"limit": True},
+        {"state": "asleep"},
+        {"sort": "size"},
+        {"after": "x"},
+        {"after": "1"},
+    ],
 )
 def test_list_rejects_invalid_arguments(catalog: Catalog, how: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -18,7 +18,6 @@ from stenolog.memory.facts import (
     is_supported,
     make_drafts,
     max_answer_tokens,
-    normalize_subject,
     parse_answer,
 )
 from stenolog.memory.notes import Note
@@ -118,10 +117,6 @@ def test_fact_must_quote_the_user() -> None:
     assert not is_supported(Fact(text="Owns a boat.", quote="last week"), spoken)
     hung = Fact(text="Is a convicted criminal.", about="Oslo", quote="I moved to Oslo last week")
     assert not is_supported(hung, spoken), "what it is about is the model's word"
-
-
-def test_subjects_are_compared_without_case_and_punctuation() -> None:
-    assert normalize_subject("  Home-Town! ") == normalize_subject("home town") == "home town"
 
 
 # --- questions to a model -------------------------------------------------------------------------

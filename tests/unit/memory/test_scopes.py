@@ -10,7 +10,6 @@ from stenolog.memory.scopes import (
     ScopeKind,
     parse_scope_name,
     scope_from_key,
-    scope_of,
     scope_prefix,
 )
 
@@ -58,22 +57,6 @@ def test_longest_session_keys_have_separate_scopes() -> None:
 def test_invalid_scope_key_is_rejected(key: str) -> None:
     with pytest.raises(InvalidKey):
         scope_from_key(key)
-
-
-@given(names, names)
-@example("app:alice:1", "app:bob:1")
-def test_no_two_sessions_share_a_scope(one: str, other: str) -> None:
-    assert (scope_of(one) == scope_of(other)) == (one == other)
-    assert scope_of(one).who == one
-
-
-@given(names)
-@example("telegram:123")
-def test_scope_of_a_sender_is_never_that_of_a_session(name: str) -> None:
-    session, sender = Scope(who=name), Scope(who=name, of="sender")
-    assert session.key != sender.key
-    assert scope_from_key(session.key) == session
-    assert scope_from_key(sender.key) == sender
 
 
 @given(scopes)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -47,10 +48,6 @@ def _stored(bodies: Sequence[Mapping[str, Any]]) -> list[Message]:
     return store.get_history(KEY, full=True)
 
 
-def _seqs(turns: Sequence[Sequence[Message]]) -> list[list[int]]:
-    return [[message.seq for message in turn] for turn in turns]
-
-
 def _turn(*bodies: Mapping[str, Any]) -> Turn:
     store = InMemoryStore()
     store.add_messages(KEY, bodies)
@@ -93,34 +90,29 @@ def test_messages_truncated_without_summary_are_withdrawn() -> None:
 # --- ends of turns ---------------------------------------------------------------------------
 
 
-def test_answer_without_tool_calls_ends_a_turn() -> None:
-    talk = [_user("a"), _call("1"), _result("1"), _answer("b"), _user("c"), _answer("d")]
-
-    assert _seqs(finished_turns(_stored(talk))) == [[1, 2, 3, 4], [5, 6]]
-
-
-def test_a_turn_without_its_answer_is_not_finished() -> None:
-    assert _seqs(finished_turns(_stored([_user("a"), _answer("b"), _user("c")]))) == [[1, 2]]
-    assert finished_turns(_stored([_user("a"), _call("1")])) == []
-    assert finished_turns(_stored([_user("a"), _call("1"), _result("1")])) == []
-
-
-def test_turn_is_finished_when_the_next_starts() -> None:
-    talk = [_user("a"), _call("1"), _result("1"), _user("b")]
-
-    assert _seqs(finished_turns(_stored(talk))) == [[1, 2, 3]]
-
-
-def test_user_message_between_call_and_result_starts_no_turn() -> None:
-    talk = [_user("a"), _call("1"), _user("b"), _result("1"), _answer("c")]
-
-    assert _seqs(finished_turns(_stored(talk))) == [[1, 2, 3, 4, 5]]
-
-
-def test_unanswered_call_does_not_block_later_turns() -> None:
-    talk = [_user("a"), _call("1"), _user("b"), _answer("c"), _user("d"), _answer("e")]
-
-    assert _seqs(finished_turns(_stored(talk))) == [[1, 2, 3, 4], [5, 6]]
+@pytest.mark.parametrize(
+    ("talk", "turns"),
+    [
+        ([_user("a"), _call("1"), _result("1"), _answer("b")], [[1, 2, 3, 4]]),
+        ([_user("a"), _answer("b"), _user("c"), _answer("d")], [[1, 2], [3, 4]]),
+        # Without its answer, a turn is not finished, unless the next turn starts.
+        ([_user("a"), _answer("b"), _user("c")], [[1, 2]]),
+        ([_user("a"), _call("1")], []),
+        ([_user("a"), _call("1"), _result("1")], []),
+        ([_user("a"), _call("1"), _result("1"), _user("b")], [[1, 2, 3]]),
+        # A user message between a call and its result starts no turn.
+        ([_user("a"), _call("1"), _user("b"), _result("1"), _answer("c")], [[1, 2, 3, 4, 5]]),
+        # A call that is never answered does not block later turns.
+        (
+            [_user("a"), _call("1"), _user("b"), _answer("c"), _user("d"), _answer("e")],
+            [[1, 2, 3, 4], [5, 6]],
+        ),
+    ],
+)
+def test_turns_end_where_no_later_message_can_move_the_end(
+    talk: list[dict[str, Any]], turns: list[list[int]]
+) -> None:
+    assert [[message.seq for message in turn] for turn in finished_turns(_stored(talk))] == turns
 
 
 _bodies = st.lists(
