@@ -49,8 +49,8 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 
 
 # A catalog with a different version is discarded and built again.
-VERSION: Final = "10"
-"""Version of the catalog. Increase it if tables, tokens, stems, indexed texts or sums change."""
+VERSION: Final = "11"
+"""Version of the catalog. Increase it if tables, triggers, tokens, stems, texts or sums change."""
 
 BLOCK_SIZE: Final = 4_096
 """Number of messages per block. The table catalog_block has each block's oldest and newest time."""

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _FOLDER: Final = Path(__file__).with_name("postgres")
 PREFIX: Final = "catalog_"  # start of the table names in the SQL files
-_LAYOUT_VERSION: Final = 2
-"""Version of the tables and triggers that only PostgreSQL has, increased with each change."""
 
 
 def table_prefix(namespace: str) -> str:
@@ -80,7 +78,7 @@ class SchemaDatabase:
         self._sql = load_statements(schema, self.prefix)
         self._about = f"{quote_name(schema)}.{self.prefix}about"
         # The triggers contain the schema's name, so it is a part of the version.
-        self._version = f"{VERSION}/{_LAYOUT_VERSION}/{schema}"
+        self._version = f"{VERSION}/{schema}"
         self._database = database
         self._namespace = namespace
         self._writable = writable

@@ -507,29 +507,6 @@ def test_p4_messages_deleted_after_their_session_leave_no_trace(where: str, tabl
         assert _count(where, f"{tables}said") == 0
 
 
-def test_older_trigger_is_replaced(where: str, tables: str) -> None:
-    schema = where.partition("schema=")[2]
-    with stenolog.open_store(where) as store:
-        fill_three_sessions(store)
-        with open_catalog(store) as catalog:
-            catalog.refresh()
-        _run(where, f"DROP TRIGGER {PREFIX}purged ON {schema}.session")
-        _run(
-            where,
-            f"CREATE OR REPLACE TRIGGER {PREFIX}purged AFTER DELETE ON {schema}.message "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION {tables}purged('{PREFIX}')",
-        )
-        _run(where, f"GRANT EXECUTE ON FUNCTION {tables}purged TO PUBLIC")
-        _run(where, f"UPDATE {tables}about SET version = '5'")  # noqa: S608
-        with open_catalog(store) as catalog:
-            _agree(store, catalog)
-            store.admin.purge("cli:default")
-            assert _count(where, f"{tables}session") == 0
-            _agree(store, catalog)
-        rights = f"SELECT has_function_privilege('public', '{tables}purged()', 'EXECUTE')"
-        assert _run(where, rights) == [(False,)]
-
-
 def test_p4_catalog_in_a_renamed_schema_is_rebuilt(postgres_database: str) -> None:
     with stenolog.open_store(f"{postgres_database}?schema=before") as store:
         fill_three_sessions(store)

@@ -10,8 +10,7 @@ SELECT count(to_regclass(convert_from($1, 'UTF8')));
 
 -- name: has_trigger
 SELECT count(*) FROM pg_trigger
-WHERE tgrelid = to_regclass(convert_from($1, 'UTF8')) AND tgname = 'catalog_purged'
-  AND tgoldtable = 'gone';
+WHERE tgrelid = to_regclass(convert_from($1, 'UTF8')) AND tgname = 'catalog_purged';
 
 -- name: drop_tables
 DROP TABLE IF EXISTS {schema}.catalog_about, {schema}.catalog_session, {schema}.catalog_tag,
