@@ -40,9 +40,6 @@ _NUMBERS: Final = _numbers_by_name(
     "six sechs, seven sieben, eight acht, nine neun, ten zehn",
     first=1,
 )
-_DOTTED_AND_DOTLESS_I: Final = str.maketrans(
-    {"\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}": "i", "\N{LATIN SMALL LETTER DOTLESS I}": "i"}
-)
 _UNIT_BY_START: Final = {"day": "day", "tag": "day", "wee": "week", "woc": "week", "mon": "month"}
 
 _MONTH_RE: Final = "(?P<month>" + "|".join(sorted(_MONTHS, key=len, reverse=True)) + r")\b\.?"
@@ -74,8 +71,10 @@ def find_period(text: str, *, now: datetime) -> tuple[Period | None, str]:
         for match in pattern.finditer(text):
             try:
                 period = read_period(match, now)
-            except (ValueError, OverflowError):
-                continue  # an impossible date such as 2026-13-45
+            except (ValueError, OverflowError, KeyError):
+                # An impossible date such as 2026-13-45, or a name with a dotless i, which a pattern
+                # that ignores case matches, too.
+                continue
             return period, f"{text[: match.start()]} {text[match.end() :]}"
     return None, text
 
@@ -141,13 +140,13 @@ def _past_period(match: re.Match[str], now: datetime) -> Period:
 
 
 def _weekday_period(match: re.Match[str], now: datetime) -> Period:
-    days_back = (now.weekday() - _WEEKDAYS[_normalized_name(match["weekday"])]) % 7
+    days_back = (now.weekday() - _WEEKDAYS[match["weekday"].casefold()]) % 7
     return _day_period(now - timedelta(days=days_back))
 
 
 def _named_date_period(match: re.Match[str], now: datetime) -> Period:
     """Return a month, or a day of a month, in the given year or the latest one that has started."""
-    month = _MONTHS[_normalized_name(match["month"])]
+    month = _MONTHS[match["month"].casefold()]
     groups = match.groupdict()
     year, day = groups.get("year"), groups.get("day")
     if day is None:
@@ -168,12 +167,7 @@ def _latest_day(month: int, day: int, now: datetime) -> datetime:
 
 
 def _parse_count(text: str) -> int:
-    return int(text) if text.isdigit() else _NUMBERS[_normalized_name(text)]
-
-
-def _normalized_name(name: str) -> str:
-    """Normalize a name for a lookup: a pattern that ignores case also matches a dotless i."""
-    return name.translate(_DOTTED_AND_DOTLESS_I).casefold()
+    return int(text) if text.isdigit() else _NUMBERS[text.casefold()]
 
 
 def _parse_unit(text: str) -> str:

@@ -172,13 +172,6 @@ def test_period_in_the_question_limits_the_result(store: Store, catalog: Catalog
         assert first in found.found[0].text
 
 
-def test_recall_stays_within_its_budget(store: Store, catalog: Catalog) -> None:
-    _say(store, "telegram:1", *[f"The ferry number {number} leaves." for number in range(80)])
-    for budget in (0, 60, 300):
-        found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW, budget=budget)
-        assert found.tokens == estimate(found.block) <= budget
-
-
 def test_time_without_a_zone_is_rejected() -> None:
     with pytest.raises(UsageError, match="zone"):
         recall("x", scope=ME, notes=None, catalog=None, now=datetime(2026, 1, 1))  # noqa: DTZ001
@@ -317,10 +310,6 @@ def test_the_newest_facts_come_first_and_the_rest_by_score() -> None:
         _ranked("new", kind="core", score=1, days=2),
     )
     assert [one.text for one in found.found] == ["new", "old", "a", "b"]
-
-
-def test_no_results_give_no_block() -> None:
-    assert _format() == RecallResult(block="", found=(), tokens=0)
 
 
 def test_worst_entries_are_dropped_first() -> None:

@@ -88,6 +88,8 @@ def test_time_expressions_are_parsed(text: str, first: str, last: str) -> None:
         "on May 45",
         "on February 30",
         "on February 29, 2026",
+        "on FR\u0130DAY",
+        "S\u0131X days ago",
     ],
 )
 def test_text_without_time_is_unchanged(text: str) -> None:
@@ -97,10 +99,7 @@ def test_text_without_time_is_unchanged(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
-        ("on FR\u0130DAY", "on Friday"),
-        ("on fr\u0131day", "on Friday"),
         ("on \u017funday", "on Sunday"),
-        ("S\u0130X days ago", "six days ago"),
         ("in AUGU\u017fT", "in August"),
         ("in O\u212atober", "im Oktober"),
         ("in MÄRZ", "in March"),
