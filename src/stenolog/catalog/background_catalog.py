@@ -7,7 +7,6 @@ and adds the messages afterwards.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,8 +25,6 @@ _FEW_NEW_SESSIONS: Final = 20
 """Maximum number of new sessions that are indexed directly, without adding rows first."""
 _FIRST_ROW_COUNT: Final = 200
 """Number of rows that are added before the first list is shown."""
-_COUNT_INTERVAL_SECONDS: Final = 0.5
-"""Seconds between two counts of the indexed sessions."""
 _CLOSE_WAIT_SECONDS: Final = 10.0
 
 _logger = logging.getLogger("stenolog")
@@ -66,7 +63,6 @@ class BackgroundCatalog(Catalog):
         self._is_closing = False
         self._progress: tuple[int, int] | None = None
         self._session_count = 0
-        self._counted_at = 0.0
         self._thread = threading.Thread(target=self._run, name="catalog", daemon=True)
         super().__init__(store)
         self._thread.start()
@@ -141,19 +137,12 @@ class BackgroundCatalog(Catalog):
                 self._fulfilled_request, self._progress = fulfilled_request, None
             self._condition.notify_all()
 
-    def _record_progress(self, _done: int, total: int) -> None:
+    def _record_progress(self, done: int, total: int) -> None:
         """Record the progress of the refresh. Raises StoreClosed if the catalog is being closed."""
         if self._is_closing:
             raise StoreClosed("the catalog is closed")
-        is_count_due = time.monotonic() - self._counted_at > _COUNT_INTERVAL_SECONDS
-        if total > _FEW_NEW_SESSIONS and is_count_due:
-            # Count the indexed rows instead of using `_done`, because other processes index, too.
-            with self._active.database.read_transaction() as transaction:
-                rows = transaction.run("stamps")
-                indexed_count = sum(stamp is not None for _, stamp in rows)
-            self._counted_at = time.monotonic()
-            with self._condition:
-                self._progress = min(indexed_count, self._session_count), self._session_count
+        if total > _FEW_NEW_SESSIONS:
+            self._progress = max(self._session_count - total, 0) + done, self._session_count
 
     def _add_rows(self) -> None:
         """If many sessions are new, add a row without messages for each of them."""
