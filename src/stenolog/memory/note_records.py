@@ -31,8 +31,8 @@ _BATCH_NAME_BYTES: Final = 7
 """Length of a batch name in bytes, enough for unique names in a scope."""
 
 
-class Draft(Struct, frozen=True, kw_only=True):
-    """A note that is not stored yet."""
+class NoteContent(Struct, frozen=True, kw_only=True):
+    """The fields that a draft and a stored note share."""
 
     kind: Kind
     text: str
@@ -49,27 +49,22 @@ class Draft(Struct, frozen=True, kw_only=True):
     confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
     """Ids of the notes that this note replaces."""
+
+
+class Draft(NoteContent, frozen=True, kw_only=True):
+    """A note that is not stored yet."""
+
     at: datetime | None = None
     """Time of the statement. [default: now]"""
 
 
-class Note(Struct, frozen=True, kw_only=True):
+class Note(NoteContent, frozen=True, kw_only=True):
     """A stored note with its origin, and whether the note is still in force."""
 
     id: str
     scope: Scope
     at: datetime
     """Time of the note, in UTC."""
-    kind: Kind
-    text: str
-    about: str = ""
-    quote: str = ""
-    session: str = ""
-    """Key of the session that the note comes from; empty for a note written by hand."""
-    uid: str = ""
-    seqs: tuple[int, ...] = ()
-    confidence: float = 1.0
-    supersedes: tuple[str, ...] = ()
     superseded: datetime | None = None
     """Time of the note that replaced this note, or None."""
     superseded_by: str = ""
