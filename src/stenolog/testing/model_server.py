@@ -125,7 +125,6 @@ class ModelServer:
         pause: float = 0.0,
         key: str = "",
         rejected_fields: Iterable[str] = (),
-        models: Iterable[str] = (MODEL,),
         port: int = 0,
         max_requests: int = 1_000,
     ) -> None:
@@ -138,7 +137,6 @@ class ModelServer:
         self._pause = pause
         self._key = key
         self._rejected_fields = frozenset(rejected_fields)
-        self._models = list(models)
         self._lock = threading.Condition()
         self._requests: deque[dict[str, Any]] = deque(maxlen=max_requests)
         self._faults: deque[str] = deque(maxlen=max_requests)
@@ -280,8 +278,8 @@ class ModelServer:
 
     def models_body(self) -> dict[str, Any]:
         """Return the response of `/v1/models`."""
-        models = [{"id": name, "object": "model", "owned_by": "script"} for name in self._models]
-        return {"object": "list", "data": models}
+        model = {"id": MODEL, "object": "model", "owned_by": "script"}
+        return {"object": "list", "data": [model]}
 
 
 class _Disconnected(Exception):
