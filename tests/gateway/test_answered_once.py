@@ -195,6 +195,29 @@ def test_retry_of_a_purged_request_is_a_new_request(gateway: Gateway) -> None:
     assert gateway.asked == [PIN]
 
 
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("change", [_keep, _truncate, _summarize, _archive, _damage])
+def test_retry_in_a_fork_is_a_new_request(
+    gateway: Gateway, change: Callable[[Store], None]
+) -> None:
+    with open_store(gateway.where) as store:
+        change(store)
+    if change is _damage:
+        damage_message(gateway.where, KEY, 2)
+    with open_store(gateway.where) as store:
+        store.fork(KEY, "fork")
+    in_fork = {**_key(1), "X-Session-Key": "fork"}
+    for _ in range(2):
+        assert gateway.text(gateway.post("Other?", in_fork)) == "to Other?"
+    assert gateway.post(PIN, in_fork).status_code == 409
+    assert gateway.asked == ["Other?"]
+    if change is not _damage:
+        assert gateway.text(gateway.post(PIN, _key(1))) == f"to {PIN}"
+    else:
+        assert gateway.post(PIN, _key(1)).status_code == 500
+    assert gateway.asked == ["Other?"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_retry_is_an_error_while_the_store_cannot_be_read(gateway: Gateway, stream: bool) -> None:
     def fail(*_: object, **__: object) -> None:

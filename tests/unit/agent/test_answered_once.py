@@ -296,6 +296,62 @@ def test_unreadable_store_is_not_an_empty_session(
     assert place.asked.questions == []
 
 
+def _fail_reads(patched: pytest.MonkeyPatch, store: Any, *names: str) -> None:
+    """Make these reads of the history fail."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("the network is down for a moment")
+
+    for name in names:
+        patched.setattr(store, name, fail)
+
+
+def test_unreadable_session_is_resumed_when_it_can_be_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = mark_received({"role": "user", "content": "And K2?"}, sender=KEY)
+    place.change(lambda store: store.add_full_message(KEY, question, once="u3"))
+
+    async def resume_unreadable() -> None:
+        async with place.loop() as loop:
+            with monkeypatch.context() as patched:
+                _fail_reads(patched, loop.registry.agent().store, "get_history", "view")
+                [resumed] = await loop.resume(KEY)
+                assert (resumed.outcome, type(resumed.error)) == ("failed", StoreUnavailable)
+
+    asyncio.run(resume_unreadable())
+    assert place.asked.questions == []
+    [resumed] = asyncio.run(place.resume())
+    assert (resumed.outcome, resumed.text, resumed.seq) == ("answered", "to And K2?", 6)
+    again = asyncio.run(place.redeliver("And K2?", "u3"))
+    assert (again.outcome, again.seq) == ("again", 6)
+    assert place.asked.questions == ["And K2?"]
+
+
+def test_unreadable_fork_is_not_answered_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.change(lambda store: store.fork(KEY, FORK))
+    assert asyncio.run(place.redeliver("Other.", key=FORK)).seq == 6
+    place.change(lambda store: store.clear(FORK))
+    place.change(_hide)
+
+    async def redeliver_unreadable() -> None:
+        async with place.loop() as loop:
+            with monkeypatch.context() as patched:
+                _fail_reads(patched, loop.registry.agent().store, "get_history")
+                for key, text in ((KEY, PIN), (FORK, "Other.")):
+                    again = await loop.handle(InboundMessage(key=key, content=text, id="u1"))
+                    assert (again.outcome, type(again.error)) == ("failed", StoreUnavailable)
+
+    asyncio.run(redeliver_unreadable())
+    assert asyncio.run(place.resume()) == []
+    for key, text, seq in ((KEY, PIN, 2), (FORK, "Other.", 6)):
+        again = asyncio.run(place.redeliver(text, key=key))
+        assert (again.outcome, again.text, again.seq) == ("again", f"to {text}", seq)
+    assert place.asked.questions == ["Other."]
+
+
 def test_fork_of_a_purged_session_leaves_its_messages_new(place: Place) -> None:
     place.change(lambda store: store.admin.purge(KEY, before=3))
     place.change(lambda store: store.fork(KEY, FORK))
