@@ -186,6 +186,8 @@ _ASSIGNMENTS = [
     "[Peer]\nPresharedKey = ⟦{b43}=⟧",
     "  ansible_become_pass: ⟦S3cr3tPw⟧",
     "ansible_ssh_pass: ⟦S3cr3tPw⟧ # old",
+    "ansible_become_pass: ⟦Spring2026⟧",
+    "[mail]\nsmtp_pass: ⟦Winter99⟧",
     "smtp:\n  pass: ⟦hunter2⟧\n  port: 25",
     "vault_pass: ⟦hunter22⟧",
     "pw=⟦hunter2⟧",
@@ -399,6 +401,7 @@ _CODE = [
     "for token in doc: print(token.text, token.pos_, token.dep_)",
     "pass: bool = False\npasses: int = 12",
     "render_pass = ForwardPass2(device)",
+    "second_pass: ForwardPass2\npass: Stage2Done",
     "sess.auth = ('user', 'pass')",
 ]
 

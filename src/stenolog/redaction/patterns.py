@@ -972,7 +972,9 @@ def _is_line_field(match: re.Match[str]) -> bool:
     if match["name"].isupper():
         return True
     is_argument = match.string[match.end() : match.end() + 1] == ","
-    has_sign_of_setting = match["sep"] == "=" or (match["sep"] == ": " and value.islower())
+    # Types begin with a capital, but the names of their fields seldom say what password it is.
+    may_be_type = not value.islower() and "_" not in match["name"]
+    has_sign_of_setting = match["sep"] == "=" or (match["sep"] == ": " and not may_be_type)
     is_password = kind is not None and kind.name == "password" and len(value) > 5
     return is_password and has_sign_of_setting and not is_argument
 
