@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_gemini_cli_messages_have_the_time_of_their_first_record() -> None:
     times = [message.at for message in transcript.messages if message.at is not None]
     assert times == sorted(times)
     assert len(times) == len(transcript.messages)
+    assert times[0] == datetime(2026, 11, 16, 11, 59, 47, 409_000, tzinfo=UTC)
 
 
 def test_gemini_cli_messages_that_were_rewound_are_hidden(tmp_path: Path) -> None:
