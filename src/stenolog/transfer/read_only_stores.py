@@ -267,7 +267,8 @@ class TranscriptStore(ReadOnlyStore):
         all_files, start = self._find_files(), time_ns() - int(RUNNING_SECONDS * 1e9)
         files = [all_files[key][1] for key in keys if key in all_files]
         new_keys = [f.key for f in files if f.modified > start and not f.conversation_id]
-        return {key for key in new_keys if read_state(self, self.info(key))[0] != "idle"}
+        new_infos = [info for key in new_keys if (info := find_info(self, key)) is not None]
+        return {info.key for info in new_infos if read_state(self, info)[0] != "idle"}
 
     def _open_snapshot(
         self, mark: SnapshotMark, after: int

@@ -82,6 +82,20 @@ def test_session_that_its_program_is_writing_is_running_not_interrupted(
         assert state() == "interrupted"
 
 
+def test_session_is_running_also_beside_a_file_that_cannot_be_read(
+    store: TranscriptStore, places: Path
+) -> None:
+    written = places / "projects" / NAME
+    lines = written.read_text().splitlines(keepends=True)
+    last_prompt = max(n for n, line in enumerate(lines) if '"type":"user"' in line)
+    written.write_text("".join(lines[: last_prompt + 1]))
+    damaged = "00000000-0000-4000-8000-000000000000"
+    (places / "sessions" / f"rollout-2026-11-16T10-00-00-{damaged}.jsonl.zst").write_bytes(b"no")
+    damaged_key = f"codex:{damaged}"
+    assert damaged_key in store.list_sessions()
+    assert store.admin.leased([damaged_key, KEY]) == {KEY}
+
+
 def test_new_export_of_a_chat_is_not_running(tmp_path: Path) -> None:
     """An export is no program that writes; its conversations share one file."""
     message = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["hello"]}}
