@@ -37,6 +37,8 @@ class NewMessage(Struct, kw_only=True):
     """Blocking function that reads the view right before the message is stored."""
     leases: list[Lease] = []
     """At most one lease, which `append_and_lease` adds and the turn removes."""
+    uid: str = ""
+    """Uid of the session, if the message waits for the lease; empty if it is not known."""
 
     def append_and_lease(self, store: Store, key: str, *, ttl: float) -> int:
         """Append the message, take the lease if it is free, return the seq. This call blocks."""
@@ -47,7 +49,20 @@ class NewMessage(Struct, kw_only=True):
             # The error is ignored: `_wait_for_lease` tries again and reports the next error.
             with suppress(StenologError):
                 self.leases.append(store.lease(key, ttl=ttl, wait=0.0))
+        if not self.leases:
+            self._read_uid(store, key)
         return seq
+
+    def append(self, store: Store, key: str) -> int:
+        """Append the message and return the seq. This call blocks."""
+        seq = append_once(store, key, self.body, once=self.once)
+        self._read_uid(store, key)
+        return seq
+
+    def _read_uid(self, store: Store, key: str) -> None:
+        # While the message waits, another session may get the key, with another message at its seq.
+        with suppress(StenologError):
+            self.uid = store.info(key).uid
 
 
 class MessageReceiver:
@@ -88,7 +103,7 @@ class MessageReceiver:
         With the lock, one thread call reads the view, stores the message and takes the lease.
         """
         store = session.instance.store
-        append = partial(append_once, store, session.key, message.body, once=message.once)
+        append = partial(message.append, store, session.key)
         if is_locked:
             append = partial(message.append_and_lease, store, session.key, ttl=self._scheduler.ttl)
         try:
@@ -131,7 +146,7 @@ class MessageReceiver:
             lease = (
                 leases.pop()
                 if leases
-                else await scheduler.wait_for_lease(session, on_event, seq=seq)
+                else await scheduler.wait_for_lease(session, on_event, seq=seq, uid=message.uid)
             )
         except StenologError as error:
             return await scheduler.make_failed_answer(session, error, text=unleased_text(error))
@@ -139,11 +154,18 @@ class MessageReceiver:
             if lease is None:
                 text = "Stopped waiting. The message is saved."
                 stopped_answer = Answer(key=session.key, text=text, outcome="interrupted")
-                return await scheduler.read_answer(session, seq, "elsewhere") or stopped_answer
+                answer = await scheduler.read_answer(session, seq, "elsewhere", uid=message.uid)
+                return answer or stopped_answer
             async with scheduler.hold_lease(session, lease) as store:
                 # The turn first checks whether another process has answered this message.
                 turn = scheduler.new_turn(
-                    session, store, on_event, user_seq=seq, options=message.options, view=view
+                    session,
+                    store,
+                    on_event,
+                    user_seq=seq,
+                    options=message.options,
+                    view=view,
+                    uid=message.uid,
                 )
                 answer = await scheduler.run_turn(session, turn)
         except StenologError as error:

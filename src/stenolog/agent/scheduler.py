@@ -324,12 +324,13 @@ class TurnScheduler:
         user_seq: int = 0,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
+        uid: str = "",
     ) -> Turn:
-        """Create a turn without starting it."""
+        """Create a turn without starting it. `uid`: uid of the session, if it is known."""
         instance, key = session.instance, session.key
         return Turn(
             instance,
-            TurnLog(leased_store=store, store=instance.store, key=key, view=view),
+            TurnLog(leased_store=store, store=instance.store, key=key, view=view, uid=uid),
             TurnMemory(instance, key, options.sender),
             ModelExchange(instance, self.threads, on_event, options),
             threads=self.threads,
@@ -340,12 +341,13 @@ class TurnScheduler:
         )
 
     async def wait_for_lease(
-        self, session: ActiveSession, on_event: EventHandler, *, seq: int = 0
+        self, session: ActiveSession, on_event: EventHandler, *, seq: int = 0, uid: str = ""
     ) -> Lease | None:
         """Wait for the lease of a session.
 
         Returns None if `stop` ends the wait, or if another process has answered the message at
-        `seq`. Raises StoreClosed if the scheduler closes, and the errors of `Store.lease`.
+        `seq` of the session with this uid. Raises StoreClosed if the scheduler closes, and the
+        errors of `Store.lease`.
         """
         session.waits_for_lease, is_notified = True, False
         try:
@@ -353,7 +355,7 @@ class TurnScheduler:
                 try:
                     return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq and await self._has_answer(session, seq):
+                    if seq and await self._has_answer(session, seq, uid):
                         return None
                     if not is_notified:
                         on_event(Notice(text=f"waiting for another turn in this session: {error}"))
@@ -365,9 +367,9 @@ class TurnScheduler:
             session.waits_for_lease = False
         raise StoreClosed(CLOSING_TEXT)
 
-    async def _has_answer(self, session: ActiveSession, seq: int) -> bool:
+    async def _has_answer(self, session: ActiveSession, seq: int, uid: str) -> bool:
         with suppress(StenologError):  # with the lease, the turn reports the error
-            return await self.read_answer(session, seq, "elsewhere") is not None
+            return await self.read_answer(session, seq, "elsewhere", uid=uid) is not None
         return False
 
     async def acquire_lease(self, session: ActiveSession) -> Lease:
@@ -388,13 +390,14 @@ class TurnScheduler:
                 session.lease = None
 
     async def read_answer(
-        self, session: ActiveSession, seq: int, outcome: Outcome
+        self, session: ActiveSession, seq: int, outcome: Outcome, *, uid: str = ""
     ) -> Answer | None:
         """Return the stored answer to the message at `seq`; None if it has to be answered.
 
         Raises the errors of `find_answer`.
         """
-        found = await self.threads.run(find_answer, session.instance.store, session.key, seq)
+        store = session.instance.store
+        found = await self.threads.run(find_answer, store, session.key, seq, uid=uid)
         return answer_from_log(session.key, found, outcome)
 
     # --- after the answer --------------------------------------------------------------------

@@ -21,7 +21,7 @@ from msgspec import Struct
 from stenolog.agent.turn_events import Answer, Outcome
 from stenolog.catalog.message_metadata import answered_seqs, last_seen_seq
 from stenolog.context.turn_state import answer_to, is_finished_answer
-from stenolog.errors import AnswerUnknown
+from stenolog.errors import AnswerUnknown, SessionDeleted
 from stenolog.messages import text_parts_of
 from stenolog.records import Message, Span
 from stenolog.stores import spans
@@ -44,17 +44,25 @@ class StoredAnswer(Struct, frozen=True):
 
 
 def find_answer(
-    store: Store, key: str, seq: int, view: SessionView | None = None, *, after: int = 0
+    store: Store,
+    key: str,
+    seq: int,
+    view: SessionView | None = None,
+    *,
+    after: int = 0,
+    uid: str = "",
 ) -> StoredAnswer:
     """Return the stored answer to the message at `seq`. Blocks.
 
     `view`: a view with all visible messages, if the caller has read it. `after`: answers up to this
-    seq do not count, because the message was asked again after them. Raises AnswerUnknown,
-    NoSuchSession, and the errors of the store.
+    seq do not count, because the message was asked again after them. `uid`: uid of the session, if
+    it is known. Raises AnswerUnknown, NoSuchSession, and the errors of the store.
     """
     after = max(after, seq)  # guard: rejected-answer
     if view is None:
         view = store.view(key, last=1)
+        if uid and view.uid != uid:
+            raise SessionDeleted(key, recreated=True)
     else:
         visible = [message for message in view.messages if message.seq >= seq]
         answer = answer_to((message for message in visible if message.seq > after), seq)

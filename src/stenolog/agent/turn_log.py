@@ -41,6 +41,8 @@ class TurnLog(Struct, eq=False):
     key: str
     view: SessionView | None
     """Last view that was read; None before the first read."""
+    uid: str = ""
+    """Uid of the session before the first read, if it is known."""
     question_seqs: frozenset[int] = frozenset()
     """Seqs of the user messages that the turn answers."""
     written_seqs: list[int] = []
@@ -53,7 +55,8 @@ class TurnLog(Struct, eq=False):
             view = refresh_view(self.leased_store, self.key, old_view)
         except NoSuchSession:
             raise missing_session_error(self.leased_store, self.key) from None
-        if old_view is not None and view.uid != old_view.uid:
+        expected_uid = self.uid if old_view is None else old_view.uid
+        if expected_uid and view.uid != expected_uid:  # guard: waiting-message-own-session
             raise SessionDeleted(self.key, recreated=True)
         self.view = view
         return view

@@ -20,7 +20,13 @@ from stenolog.agent.turn import INTERRUPTED_MARK
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
 from stenolog.catalog.message_metadata import mark_seen
 from stenolog.context.window import Limits
-from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
+from stenolog.errors import (
+    ModelUnavailable,
+    NoSuchSession,
+    RefusedMessage,
+    SessionDeleted,
+    UsageError,
+)
 from stenolog.providers.chat_model import Delta
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
@@ -468,6 +474,33 @@ def test_waiting_turn_does_not_recreate_a_purged_session(store: str, tmp_path: P
             assert isinstance(answer.error, NoSuchSession)
         with open_store(_where(store, tmp_path)) as other:
             assert (other.list_sessions(), other.admin.list_trash()) == ([], [])
+
+    asyncio.run(main())
+
+
+@with_store
+@pytest.mark.parametrize("answered", [False, True])
+def test_waiting_message_gets_no_answer_of_another_session_with_its_key(
+    store: str, answered: bool, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
+            with open_store(_where(store, tmp_path)) as other:
+                other.add_message(KEY, "user", "Before.")
+                lease = other.lease(KEY, ttl=60)
+                heard = Heard()
+                speaking = asyncio.create_task(say(loop, "Hi.", on_event=heard))
+                await until(lambda: bool(heard.of(Notice)))
+                other.admin.purge(KEY)
+                other.add_messages(KEY, [{"role": "user", "content": "Another one."}] * 2)
+                if answered:
+                    body = {"role": "assistant", "content": "Not to Hi."}
+                    other.add_full_message(KEY, mark_seen(body, seen=2, answers=[1, 2]))
+                lease.release()
+                answer = await speaking
+            assert answer.outcome == "failed", answer.text
+            assert isinstance(answer.error, SessionDeleted)
+            assert roles(loop) == ["user", "user", "assistant"][: 2 + answered]
 
     asyncio.run(main())
 
