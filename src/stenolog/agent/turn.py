@@ -339,6 +339,13 @@ class Turn(Struct, eq=False):
             content = getattr(message, "content", None)
             if message.seq > self.exchange.seen_upto and content == self.final_text:
                 return self._make_answer(self.final_text, message.seq)  # the answer is complete
+        if self.user_seq and not self.exchange.seen_upto:
+            # Stopped before the first request: another turn may have answered the message.
+            store, key = self.instance.store, self.log.key
+            found = await self.threads.run(find_answer, store, key, self.user_seq, view)
+            answer = answer_from_log(key, found, "elsewhere")
+            if answer is not None:
+                return answer
         state = state_of(view)
         for call in state.open_calls:
             await self._store_message(tool_message(call.id or "", STOPPED_TEXT))

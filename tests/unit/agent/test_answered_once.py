@@ -636,3 +636,36 @@ def test_turn_stopped_before_its_request_answers_the_message_that_it_had_read() 
         await loop.close()
 
     asyncio.run(main())
+
+
+class _SlowLease(InMemoryStore):
+    """A store whose reads with a lease wait for `go`."""
+
+    started, go = threading.Event(), threading.Event()
+
+    def view(self, key: str, last: int | None = None, *, since: Any = None) -> Any:
+        if self._lease is not None:
+            self.started.set()
+            self.go.wait(30)
+        return super().view(key, last, since=since)
+
+
+def test_turn_stopped_before_it_finds_the_stored_answer_returns_that_answer() -> None:
+    async def main() -> None:
+        store, model = _SlowLease(), ScriptedModel([])
+        agent = AgentInstance(SPEC, model=model, sessions=JSONLBackend(store))
+        loop = AgentLoop(AgentRegistry([agent]))
+        task = asyncio.create_task(loop.handle(InboundMessage(key=KEY, content=PIN, id="u1")))
+        await asyncio.to_thread(store.started.wait, 30)
+        answer = {"role": "assistant", "content": f"to {PIN}"}  # of another turn
+        store.add_full_message(KEY, mark_seen(answer, seen=1, answers=[1]))
+        stopping = asyncio.create_task(loop.stop(KEY))
+        await asyncio.sleep(0)
+        store.go.set()
+        assert await stopping
+        received = await task
+        assert (received.outcome, received.text) == ("elsewhere", f"to {PIN}")
+        assert [message.role for message in store.get_history(KEY)] == ["user", "assistant"]
+        await loop.close()
+
+    asyncio.run(main())
