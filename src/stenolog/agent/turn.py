@@ -329,8 +329,8 @@ class Turn(Struct, eq=False):
     async def _interrupt(self, reason: str, *, all_answered: bool = False) -> Answer:
         """Store the text so far with "[interrupted]"; tool calls without a result get STOPPED_TEXT.
 
-        Messages that arrived during the turn stay unanswered. With `all_answered`, all user
-        messages count as answered.
+        Messages that arrived during the turn stay unanswered. With `all_answered`, all messages of
+        users and results of clients count as answered.
         """
         if self.final_seq is not None:
             return self._make_answer(self.final_text, self.final_seq)
@@ -354,9 +354,10 @@ class Turn(Struct, eq=False):
         exchange = self.exchange
         exchange.seen_upto = max(exchange.seen_upto, self.user_seq)
         if not exchange.seen_upto:  # stopped before the first request
-            exchange.seen_upto = max(self.log.question_seqs, default=0)
+            seqs = (*self.log.question_seqs, *state.client_results)
+            exchange.seen_upto = max(seqs, default=0)
         if all_answered:
-            exchange.seen_upto = max((exchange.seen_upto, *state.unanswered))
+            exchange.seen_upto = max((exchange.seen_upto, *state.questions))
         exchange.answers = state.questions
         body = self._mark_seen({"role": "assistant", "content": text}, interrupted=reason)
         seq = await self._store_message(body)

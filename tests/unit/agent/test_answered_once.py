@@ -20,10 +20,15 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import TurnScheduler
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT
+from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT, find_answer
 from stenolog.agent.tools import tool
 from stenolog.agent.turn_events import Answer, InboundMessage
-from stenolog.catalog.message_metadata import mark_model, mark_received, mark_seen
+from stenolog.catalog.message_metadata import (
+    mark_client_calls,
+    mark_model,
+    mark_received,
+    mark_seen,
+)
 from stenolog.errors import (
     AnswerUnknown,
     DamagedStore,
@@ -666,6 +671,26 @@ def test_turn_stopped_before_it_finds_the_stored_answer_returns_that_answer() ->
         received = await task
         assert (received.outcome, received.text) == ("elsewhere", f"to {PIN}")
         assert [message.role for message in store.get_history(KEY)] == ["user", "assistant"]
+        await loop.close()
+
+    asyncio.run(main())
+
+
+def test_turn_that_is_too_old_answers_the_result_of_a_client() -> None:
+    async def main() -> None:
+        store = InMemoryStore()
+        call = {"role": "assistant", "content": "", **called("clock")}
+        store.add_full_message(KEY, mark_received({"role": "user", "content": "What time is it?"}))
+        store.add_full_message(KEY, mark_client_calls(mark_seen(call, seen=1), ["c1"]))
+        result = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+        seq = store.add_full_message(KEY, result)
+        spec = replace(SPEC, resume_within=-1.0)
+        agent = AgentInstance(spec, model=ScriptedModel([]), sessions=JSONLBackend(store))
+        loop = AgentLoop(AgentRegistry([agent]))
+        assert [answer.outcome for answer in await loop.resume(KEY)] == ["interrupted"]
+        found = find_answer(store, KEY, seq)
+        assert found.message is not None
+        assert found.message.content == "[interrupted]"
         await loop.close()
 
     asyncio.run(main())
