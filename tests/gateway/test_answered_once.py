@@ -311,6 +311,20 @@ def test_retry_of_a_tool_result_gets_its_own_answer(
         assert [store.info(KEY).visible] == before
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}], ids=["plain", "retry"])
+def test_repeated_tool_result_gets_no_answer_to_a_later_question(
+    gateway: Gateway, headers: Mapping[str, str]
+) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+    body = {"messages": [result], "tools": [CLOCK]}
+    first = headers and {"x-stainless-retry-count": "0"}
+    asked = {"messages": [_user(ASK_CLOCK)], "tools": [CLOCK]}
+    gateway.send_all([(asked, first), (body, first), ({"messages": [_user("And K2?")]}, {})])
+    gateway.asked.clear()
+    assert gateway.text(gateway.send(body, headers)) == "to noon"
+    assert gateway.asked == []
+
+
 def test_same_history_again_is_an_error_if_its_answer_is_damaged(gateway: Gateway) -> None:
     history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
     damage_message(gateway.where, KEY, 4)

@@ -288,7 +288,7 @@ def _match_request(
         request_seq, last_seq = _find_request(store, request, view)
     elif request.is_retry:
         request_seq = _find_retried_seq(store, request, view)
-    stored = _match_stored(store, request, view, request_seq, last_seq)
+    stored = _match_stored(store, view, request_seq, last_seq, may_be_new=not request.once)
     if stored is not None:
         return stored
 
@@ -308,19 +308,26 @@ def _match_request(
         # The store recognizes the key of a single new message. Any other request is searched for
         # in the whole session, because it changes the history.
         request_seq, last_seq = _find_request(store, request, view, last=None)
-        stored = _match_stored(store, request, view, request_seq, last_seq)
+        stored = _match_stored(store, view, request_seq, last_seq, may_be_new=False)
         if stored is not None:
             return stored
     new_messages = _without_known_results(visible[: match.kept_count], match.new_messages)
+    if match.new_messages and not new_messages:  # guard: repeated-tool-result
+        # Others may have asked and got an answer since these results were answered.
+        seq = _find_result(visible, match.new_messages[-1])
+        stored = _match_stored(store, view, seq, 0, may_be_new=False)
+        if stored is not None:
+            return stored
     return Match(kept_count=match.kept_count, new_messages=new_messages)
 
 
 def _match_stored(
-    store: Store, request: ChatTurnRequest, view: SessionView, seq: int | None, last_seq: int
+    store: Store, view: SessionView, seq: int | None, last_seq: int, *, may_be_new: bool
 ) -> Match | Answer | None:
     """Return the result for a request that is stored; None if it is new, or was purged.
 
     `seq`: seq of its last message, or None if it is new. `last_seq`: see `_find_request`.
+    `may_be_new`: the request is new if the client has received the answer.
     """
     if seq is None:
         return None
@@ -336,8 +343,8 @@ def _match_stored(
         # guard: retry-of-passed-over-message
         return Answer(key=view.key, text=text, outcome="again", seq=seq)
     answer = answer_from_log(view.key, found, "again")
-    is_received = answer is not None and _was_received(view, answer.seq)
-    return answer if request.once or not is_received else None
+    is_new = may_be_new and answer is not None and _was_received(view, answer.seq)
+    return None if is_new else answer
 
 
 def _is_pending(view: SessionView, seq: int) -> bool:
@@ -377,6 +384,16 @@ def _without_known_results(
                 "call must come before its result, in the session or in the request"
             )
     return tuple(new_bodies)
+
+
+def _find_result(visible: Sequence[Message], body: Mapping[str, Any]) -> int | None:
+    """Return the seq of the newest of these messages with a result that `body` repeats."""
+    repeated = {(result.id, str(result.content)) for result in results_of(body)}
+    for message in reversed(visible):
+        results = results_of(message.to_dict())
+        if not repeated.isdisjoint((result.id, str(result.content)) for result in results):
+            return message.seq
+    return None
 
 
 def _store_new_messages(
