@@ -469,6 +469,34 @@ def test_retry_after_a_kill_while_an_answer_was_replaced_gets_the_new_answer(
         assert [message.seq for message in store.get_history(KEY)] == [1, 2, 3, 5]
 
 
+def test_retry_finds_its_message_if_another_client_stored_one_after_it(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = [_user(PIN), {"role": "assistant", "content": f"to {PIN}"}, _user(EVEREST)]
+    history += [
+        {"role": "assistant", "content": f"to {EVEREST}"},
+        _user("And K2?"),
+        _user("Please"),
+    ]
+    with open_store(gateway.where) as store:
+        engine: Any = type(store)
+    add_messages = engine.add_messages
+
+    def add_and_let_another_client_store(self: Any, *arguments: Any, **named: Any) -> Any:
+        seqs = add_messages(self, *arguments, **named)
+        self.add_full_message(KEY, mark_received(_user("Something else")))
+        return seqs
+
+    gateway.is_down = True
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "add_messages", add_and_let_another_client_store)
+        assert gateway.send({"messages": history}, _key(3)).status_code == 503
+    gateway.is_down = False
+    with open_store(gateway.where) as store:
+        store.admin.hide(KEY, 7, 7)
+    assert gateway.text(gateway.send({"messages": history}, _key(3))) == "to Please"
+
+
 def test_retry_after_a_replacement_that_failed_replaces_the_answer(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,10 +427,15 @@ def _store_new_messages(
     elif match.new_messages:
         bodies = _mark_messages(request, match.new_messages)
         store.add_messages(key, bodies, once=request.once or None)
-    if request.once:
-        new_view = find_view(store, key, last=1)
-        if new_view is not None and new_view.messages:
-            _remember_request(store, request, new_view, new_view.messages[0].seq)
+    if request.once and (new_view := find_view(store, key, last=_MAX_SCANNED_MESSAGES)):
+        if match.new_messages:
+            # The last message may be another client's.
+            mark = (request.once, request.digest)
+            seqs = [m.seq for m in new_view.messages if request_of(m.to_dict()) == mark]
+        else:
+            seqs = [] if view is None else [m.seq for m in view.messages]
+        if seqs:
+            _remember_request(store, request, new_view, seqs[-1])
     return None
 
 
