@@ -45,6 +45,8 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
     seq: int
     text: str
     origin: Destination
+    other_origins: tuple[Destination, ...] = ()
+    """Destinations of further messages that it answers."""
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:
@@ -249,7 +251,12 @@ class Delivery:
             if answer is not None and is_due(mark, answer.seq):
                 text = text_parts_of(answer.to_dict())
                 if text.strip():
-                    answers[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
+                    due_answer = answers.get(answer.seq)
+                    answers[answer.seq] = (
+                        DueAnswer(seq=answer.seq, text=text, origin=origin)
+                        if due_answer is None
+                        else _add_origins(due_answer, [origin])
+                    )
         return [answers[seq] for seq in sorted(answers)]
 
     async def _list_entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
@@ -320,19 +327,27 @@ class Delivery:
             # Earlier answers that a killed process left unsent become owed in the new mark.
             due_answers = await self._find_due_answers(instance, key, previous_mark)
             mark = make_sending_mark(previous_mark, answer, due_answers)
+            for due_answer in due_answers:
+                origins = [due_answer.origin, *due_answer.other_origins]
+                # A command has an origin of its own.
+                if due_answer.seq == answer.seq and answer.origin in origins:
+                    answer = _add_origins(answer, origins)  # guard: answer-to-each-origin
             sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
                 await self._send_pieces(answer.origin, answer.text, sent_pieces)
+                await self._send_to_others(answer)
             except Undeliverable as error:
                 _logger.warning(
                     "answer %s in %r was rejected by the app: %s", answer.seq, key, error
                 )
+                await self._send_to_others(answer)
                 await self._set_mark(instance, key, replace(mark, state="refused"))
             except (NotSent, MaybeSent) as error:
                 _logger.warning("answer %s in %r: %s", answer.seq, key, error)
                 if sent_pieces:
                     await self._notify_unsure(instance, key, mark)
+                    await self._send_to_others(answer)
                 else:
                     await self._set_mark(instance, key, make_owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
@@ -346,6 +361,10 @@ class Delivery:
                 await self._set_mark(instance, key, replace(mark, state="sent"))
                 return True
         return False
+
+    async def _send_to_others(self, answer: DueAnswer) -> None:
+        for origin in answer.other_origins:
+            await self.send_notice(origin, answer.text)
 
     async def _send_pieces(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
         """Send a text in pieces. Each piece that may have arrived is added to `sent_pieces`."""
@@ -380,6 +399,13 @@ class Delivery:
         await self._loop.run(
             instance.store.set_meta, key, **{DELIVERY_FIELD: msgspec.to_builtins(mark)}
         )
+
+
+def _add_origins(answer: DueAnswer, origins: Sequence[Destination]) -> DueAnswer:
+    """Return the answer with these destinations added, each once."""
+    others = list(answer.other_origins)
+    others += (origin for origin in origins if origin not in (answer.origin, *others))
+    return replace(answer, other_origins=tuple(others))
 
 
 def _read_history(store: Store, key: str, mark: DeliveryMark | None) -> list[Message]:

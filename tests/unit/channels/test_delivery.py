@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import InboundMessage
-from stenolog.catalog.message_metadata import mark_received
+from stenolog.agent.turn_events import Answer, InboundMessage
+from stenolog.catalog.message_metadata import mark_received, mark_seen
 from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.channels.delivery import UNSURE_NOTICE, Delivery, split_text
@@ -205,13 +205,14 @@ class _App:
     def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
         self.plays = list(plays)
         self.sent: list[str] = []
+        self.origins: list[Destination] = []
 
     async def run(self, receiver: object) -> None:
         """Receive nothing."""
 
     async def send(self, origin: Destination, text: str) -> None:
         """Play the next response."""
-        del origin
+        self.origins.append(origin)
         play = self.plays.pop(0) if self.plays else None
         if isinstance(play, Exception):
             raise play
@@ -440,6 +441,36 @@ def test_answer_that_a_summary_hid_before_it_was_sent_is_sent(
     _change(tmp_path, lambda store: store.checkpoint(KEY, summary="They talked.", upto=2))
     assert asyncio.run(_recovered(tmp_path)) == ["first", "second"]
     assert asyncio.run(_recovered(tmp_path)) == []
+
+
+@pytest.mark.parametrize("is_recovered", [False, True], ids=["at once", "at the next start"])
+@pytest.mark.parametrize("play", [None, Undeliverable("the chat is gone"), MaybeSent("timeout")])
+def test_answer_to_messages_of_two_chats_is_sent_to_both(
+    play: Exception | None, is_recovered: bool, tmp_path: Path
+) -> None:
+    group = {"channel": "telegram", "chat": -5}
+
+    async def scenario() -> None:
+        app, claims = _App(play), Claims()
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            instance = loop.registry.agent()
+            for origin in (ORIGIN, group, ORIGIN):
+                question = {"role": "user", "content": "q"}
+                instance.store.add_full_message(KEY, mark_received(question, origin=origin))
+            body = mark_seen({"role": "assistant", "content": "a"}, seen=3, answers=[1, 2, 3])
+            seq = instance.store.add_full_message(KEY, body)
+            delivery = Delivery(loop, app, claims)
+            if not is_recovered:
+                answer = Answer(key=KEY, text="a", outcome="answered", seq=seq)
+                await delivery.deliver(instance, answer, "a", ORIGIN)
+                await delivery.deliver(instance, answer, "a", group)
+            await delivery.recover_answers()
+        await claims.close()
+        assert [origin["chat"] for origin in app.origins].count(-5) == 1
+        assert app.origins[0] == ORIGIN
+        assert app.sent.count("a") == 1 + (play is None)
+
+    asyncio.run(scenario())
 
 
 def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
