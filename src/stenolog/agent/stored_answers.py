@@ -76,11 +76,17 @@ def find_answer(
     # After /retry, the hidden first answer precedes the visible one.
     answer = answer_to((message for message in later if not message.hidden), seq)
     answer = answer or answer_to(reversed(later), seq)
-    if answer is not None:
+    is_rejected = (
+        answer is not None and answer.hidden and stored[0].seq == seq and not stored[0].hidden
+    )
+    if answer is not None and not is_rejected:
         return StoredAnswer("answered", answer)
-    lost = find_lost(store, view, stored, seq)
+    # An answer that was hidden alone may have been replaced by one that is lost.
+    lost = find_lost(store, view, stored, seq if answer is None else answer.seq)
     if lost:  # guard: damaged-answer-is-unknown
         raise AnswerUnknown(key, seq, f"{_messages_text(lost)} cannot be read, see `steno doctor`")
+    if answer is not None:
+        return StoredAnswer("answered", answer)
     _check_marks(key, stored, seq)
     if not stored or stored[0].seq != seq:
         return StoredAnswer("gone")

@@ -431,6 +431,16 @@ def test_retried_answer_is_the_visible_one(place: Place) -> None:
     assert (again.outcome, again.seq) == ("again", 4)
 
 
+@durable
+def test_rejected_answer_is_not_returned_if_the_next_one_is_damaged(place: Place) -> None:
+    asyncio.run(place.redeliver("/retry", ""))
+    place.asked.questions.clear()
+    damage_message(place.where, KEY, 5)
+    again = asyncio.run(place.redeliver(EVEREST, "u2"))
+    assert (again.outcome, type(again.error)) == ("failed", AnswerUnknown)
+    assert place.asked.questions == []
+
+
 def test_message_whose_newest_answer_alone_is_hidden_is_answered_again(place: Place) -> None:
     place.change(lambda store: store.admin.hide(KEY, 4, 4))
     assert asyncio.run(place.redeliver(EVEREST, "u2")).seq == 4  # until there is a new answer
