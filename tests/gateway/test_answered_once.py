@@ -577,3 +577,9 @@ def test_retry_gets_no_text_of_an_attempt_that_was_hidden(gateway: Gateway) -> N
         store.set_history(KEY, store.get_history(KEY)[:5])  # as /retry does
     assert gateway.text(gateway.post("How high?", _key(3))) == "I look.\n\nDone."
     assert gateway.text(gateway.post("How high?", _key(3))) == "I look.\n\nDone."
+
+    with open_store(gateway.where) as store:  # as a summary does
+        hidden = [message.seq for message in store.get_history(KEY, full=True) if message.hidden]
+        store.checkpoint(KEY, summary="They talked.", upto=store.info(KEY).last_seq)
+        store.set_meta(KEY, taken_back=[[hidden[0], hidden[-1]]])
+    assert gateway.text(gateway.post("How high?", _key(3))) == "I look.\n\nDone."

@@ -53,7 +53,9 @@ from stenolog.gateway.history_matching import Match, answer_text_at, match_histo
 from stenolog.messages import calls_of, has_text, results_of
 from stenolog.providers.chat_model import StreamedAnswer
 from stenolog.records import Message
+from stenolog.stores import spans
 from stenolog.stores.base import SessionView, Store, find_view, fork_seq_of
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 
 # Each entry has the idempotency key of a request, the seq of its last message, and its digest.
 _REQUESTS_FIELD: Final = "requests"
@@ -257,9 +259,14 @@ def text_for_client(store: Store, answer: Answer) -> str:
     if any(span_first < seq for span_first, _ in lost):  # guard: partial-answer
         reason = f"message {lost[0][0]} of its turn cannot be read, see `steno doctor`"
         raise AnswerUnknown(key, first, reason)
-    if stored and not stored[0].hidden:  # guard: text-of-hidden-attempt
-        floor = view.info.floor
-        history = [message for message in history if not message.hidden or message.seq <= floor]
+    withdrawn, floor = withdrawn_seqs(view.info.meta), view.info.floor
+
+    def is_kept(message: Message) -> bool:
+        is_summarized = message.seq <= floor and not spans.contains(withdrawn, message.seq)
+        return not message.hidden or is_summarized
+
+    if stored and is_kept(stored[0]):  # guard: text-of-hidden-attempt
+        history = list(filter(is_kept, history))
     return answer_text_at(history, seq) or answer.text
 
 
