@@ -428,6 +428,19 @@ def test_retry_of_a_message_that_was_passed_over_gets_no_later_answer(gateway: G
     assert gateway.asked == []
 
 
+def test_marked_retry_of_a_hidden_message_is_not_answered(gateway: Gateway) -> None:
+    gateway.is_down = True
+    assert gateway.post("Lost?", {"x-stainless-retry-count": "0"}).status_code == 503
+    gateway.is_down = False
+    with open_store(gateway.where) as store:
+        store.admin.hide(KEY, 5, 5)
+    gateway.asked.clear()
+    for number in ("1", "2"):
+        again = gateway.post("Lost?", {"x-stainless-retry-count": number})
+        assert gateway.text(again) == HIDDEN_UNANSWERED_TEXT
+    assert gateway.asked == []
+
+
 def test_retry_after_a_turn_with_hundreds_of_messages_gets_its_answer(gateway: Gateway) -> None:
     calls = [{**LOOK_CALL, "id": f"l{number}"} for number in range(210)]
     gateway.scripted = [{"tool_calls": calls}]

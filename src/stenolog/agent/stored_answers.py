@@ -130,7 +130,8 @@ def answer_from_log(key: str, found: StoredAnswer, outcome: Outcome) -> Answer |
     """Return the Answer to a message that needs no turn; None if a turn must answer it."""
     if found.message is None:
         return None
-    text = HIDDEN_UNANSWERED_TEXT
-    if found.state == "answered":
-        text = text_parts_of(found.message.to_dict())
+    if found.state == "hidden":
+        # This text is not in the log: with a seq, it would count as sent with any later answer.
+        return Answer(key=key, text=HIDDEN_UNANSWERED_TEXT, outcome=outcome)
+    text = text_parts_of(found.message.to_dict())
     return Answer(key=key, text=text, outcome=outcome, seq=found.message.seq)

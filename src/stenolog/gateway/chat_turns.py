@@ -346,9 +346,8 @@ def _match_stored(
             return stored  # guard: stored-request
         if any(seq < m.seq <= last_seq and is_finished_answer(m.to_dict()) for m in view.messages):
             return None  # the answer that the request replaces is still visible
-        text = HIDDEN_UNANSWERED_TEXT
         # guard: retry-of-passed-over-message
-        return Answer(key=view.key, text=text, outcome="again", seq=seq)
+        return Answer(key=view.key, text=HIDDEN_UNANSWERED_TEXT, outcome="again")
     answer = answer_from_log(view.key, found, "again")
     is_new = may_be_new and answer is not None and _was_received(view, answer.seq)
     return None if is_new else answer
@@ -475,7 +474,7 @@ def _is_retry(request: ChatTurnRequest, view: SessionView, match: Match) -> bool
 
 def _was_received(view: SessionView, answer_seq: int | None) -> bool:
     """Return whether an HTTP client has received this answer completely."""
-    return bool(view.info.meta.get(_RESPONSE_FIELD) == answer_seq)
+    return answer_seq is not None and bool(view.info.meta.get(_RESPONSE_FIELD) == answer_seq)
 
 
 def store_receipt(store: Store, key: str, seq: int) -> None:
