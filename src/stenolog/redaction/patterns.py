@@ -705,7 +705,7 @@ _PASSWORD: Final = lazy_pattern(
     r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
     r"(?:(?<!redacted: password)\]|%5d|\*\*|__)?(?P<closed>[\"'`]?)"
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
-    r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}"
+    r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)(?:\*\*|__)?\s{0,4}"
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE_REGEX}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
@@ -714,7 +714,7 @@ _ASSIGNED_SECRET: Final = lazy_pattern(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
     r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
-    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|lautet|es|est)\s{1,4})"
+    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)(?:\*\*|__)?\s{0,4}|\s{1,4}(?i:is|ist|lautet|es|est)\s{1,4})"
     rf"{_VALUE_REGEX}"
 )
 _ASSIGNED_HINTS: Final = (
@@ -727,7 +727,7 @@ _KEY_PREFIX: Final = lazy_pattern(
 _TOKEN_PREFIX: Final = lazy_pattern(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
 _PIN: Final = lazy_pattern(
     r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
-    r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
+    r"(?:\s{0,4}[=:](?:\*\*|__)?\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
 )
 
 _CONNECTOR_WORD: Final = lazy_pattern(
