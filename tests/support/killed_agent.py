@@ -1,14 +1,11 @@
 """Work of an agent in a process that kills itself; run by its path.
 
-    python killed_agent.py rewrite FOLDER STORE KILLS
-    python killed_agent.py answer FOLDER STORE
+    python killed_agent.py FOLDER STORE KILLS
 
-`rewrite` replaces a history while a message arrives, once in each folder `FOLDER/N`, and is killed
-before the N-th of KILLS evenly spaced lines of our code. `answer` runs a turn whose question is
-cleared right before its answer is stored, and is killed right after that.
+Replaces a history while a message arrives, once in each folder `FOLDER/N`, and is killed before the
+N-th of KILLS evenly spaced lines of our code.
 """
 
-import asyncio
 import os
 import signal
 import sys
@@ -22,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the tests
 from stenolog.agent.session_history import replace_history
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
-from support.agents import KEY, agent_loop, say
+from support.agents import KEY
 
 _OURS = f"{os.sep}stenolog{os.sep}"
 
@@ -92,27 +89,6 @@ def _rewrite_often(store: str, folder: Path, kills: int) -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-async def _answer(store: str, folder: Path) -> None:
-    async with agent_loop(store, folder, ["to early", "to late"]) as loop:
-        await say(loop, "early")
-        engine: Any = type(loop.registry.agent().store)
-        add = engine.add_full_message
-
-        def add_and_die(self: Any, key: str, body: Any, **named: Any) -> Any:
-            if body["role"] == "assistant":
-                with open_store(place(store, folder)) as other:
-                    other.clear(key)
-                add(self, key, body, **named)
-                _kill()
-            return add(self, key, body, **named)
-
-        engine.add_full_message = add_and_die
-        await say(loop, "late")
-
-
 if __name__ == "__main__":
-    work, in_folder, on_store, *rest = sys.argv[1:]
-    if work == "rewrite":
-        _rewrite_often(on_store, Path(in_folder), int(rest[0]))
-    else:
-        asyncio.run(_answer(on_store, Path(in_folder)))
+    in_folder, on_store, count = sys.argv[1:]
+    _rewrite_often(on_store, Path(in_folder), int(count))

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
@@ -13,8 +12,6 @@ from stenolog.agent.active_sessions import ActiveSession
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import TurnScheduler, unleased_text
 from stenolog.agent.session_history import (
-    find_late_seq,
-    hide_late_message,
     is_own_turn,
     last_user_message,
     read_fork_seq,
@@ -33,7 +30,7 @@ from stenolog.errors import (
     StoreClosed,
     UnsupportedFormat,
 )
-from stenolog.stores.base import Lease, SessionView, Store, fork_seq_of
+from stenolog.stores.base import Lease, Store, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 """Maximum number of turns of one agent that are resumed at the same time."""
@@ -48,8 +45,6 @@ _MAX_REMEMBERED_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
 _TIME_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 _MAX_LOGGED_SESSIONS: Final = 5
-_MAX_RECENT_SESSIONS: Final = 500
-"""Number of recent sessions to search at start-up for late messages (see `find_late_seq`)."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -64,8 +59,6 @@ class Resumer:
         self._foreign_turns = ForeignTurnCache()
         self._too_old_sessions: list[str] = []
         """Sessions whose turn was closed as too old and that no log line has named yet."""
-        self._searched_agents: set[str | None] = set()
-        """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
         self, instance: AgentInstance, key: str, *, on_event: EventHandler, idle_for: float = 0.0
@@ -130,13 +123,8 @@ class Resumer:
         candidates = await self._scheduler.threads.run(
             _find_interrupted, instance, self._foreign_turns
         )
-        if instance.id not in self._searched_agents:
-            self._searched_agents.add(instance.id)
-            candidates += await self._scheduler.threads.run(_find_keys_with_late_message, instance)
         # Skip sessions that this process is working on.
-        keys = [
-            key for key in dict.fromkeys(candidates) if not self._scheduler.is_active(instance, key)
-        ]
+        keys = [key for key in candidates if not self._scheduler.is_active(instance, key)]
         answers = await asyncio.gather(*map(resume_one, keys))
         closed_sessions, self._too_old_sessions = self._too_old_sessions, []
         if closed_sessions:
@@ -151,7 +139,7 @@ class Resumer:
         self, session: ActiveSession, store: Store, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
-        view = await self._scheduler.threads.run(_hide_late_message_and_read_view, store, key)
+        view = await self._scheduler.threads.run(store.view, key)
         state = turn_state(view.messages, view.info.lost_spans)
         is_started_by_agent = is_own_turn(view.messages, after=fork_seq_of(view.info))
         if is_started_by_agent:
@@ -292,27 +280,6 @@ def _check_known(key: str, state: TurnState) -> None:
     if state.unknown and not state.unanswered:
         reason = "a later message of the session is lost, see `steno doctor`"
         raise AnswerUnknown(key, state.unknown[-1], reason)
-
-
-def _find_keys_with_late_message(instance: AgentInstance) -> list[str]:
-    """Return the recent sessions that end with a late message (see `find_late_seq`).
-
-    The catalog lists sessions with a late message as idle, because their last message is an answer.
-    """
-    keys = []
-    for entry in instance.catalog.list(state="idle", limit=_MAX_RECENT_SESSIONS).entries:
-        if entry.problem is None and 0 < entry.visible < entry.count:
-            with suppress(StenologError):
-                view = instance.store.view(entry.key)
-                if find_late_seq(instance.store, view) is not None:
-                    keys.append(entry.key)
-    return keys
-
-
-def _hide_late_message_and_read_view(store: Store, key: str) -> SessionView:
-    """Hide the late message of a session, if it has one, and return a view of the session."""
-    view = store.view(key)
-    return store.view(key) if hide_late_message(store, view) else view
 
 
 def _read_last_seq_and_age(instance: AgentInstance, key: str) -> tuple[int, float]:

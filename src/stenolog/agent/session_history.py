@@ -8,18 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from stenolog.agent.stored_answers import end_of
-from stenolog.catalog.message_metadata import (
-    FIELD,
-    is_received,
-    last_seen_seq,
-    model_of,
-    without_marks,
-)
+from stenolog.catalog.message_metadata import is_received, model_of, without_marks
 from stenolog.codec import encode_message
-from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     MaybeStored,
     NoSuchSession,
@@ -32,9 +25,6 @@ from stenolog.errors import (
 from stenolog.messages import Body, body_of, calls_of, has_text
 from stenolog.records import Message
 from stenolog.stores.base import SessionView, Store, find_info, find_view, fork_seq_of
-
-_MAX_SCANNED_MESSAGES: Final = 200
-"""Number of newest messages that are searched for the user message of an answer."""
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 ReplaceResult = Literal["done", "unchanged", "message arrived"]
@@ -164,53 +154,6 @@ def read_fork_seq(store: Store, key: str) -> int:
     """Return the seq up to which a session was copied from another session, or 0."""
     info = find_info(store, key)
     return 0 if info is None else fork_seq_of(info)
-
-
-def hide_late_message(store: Store, view: SessionView) -> bool:
-    """Hide a message that a turn stored after its user message was hidden. This call blocks.
-
-    At its end, the turn itself hides the message, unless the process is killed first. Returns
-    whether a message was hidden. Only the lease holder may call this function.
-    """
-    seq = find_late_seq(store, view)
-    if seq is None:
-        return False
-    store.admin.hide(view.key, seq, seq)  # guard: hide-late-answer-after-kill
-    return True
-
-
-def find_late_seq(store: Store, view: SessionView) -> int | None:
-    """Return the seq of a message that was stored after its user message was hidden, or None.
-
-    Before each write, a turn checks that its user message is still visible, so only the last
-    message can be late. A late message is the newest write of the session. Returns None if messages
-    were hidden after that write, for example by `truncate_history`, because the user then wants to
-    keep the answer visible without its user message.
-    """
-    info = view.info
-    if not view.messages or info.visible == info.count:
-        return None
-    newest_message = view.messages[-1]
-    body = newest_message.to_dict()
-    is_newest_write = (
-        newest_message.seq == info.last_seq > fork_seq_of(info)
-        and newest_message.at == info.updated
-    )
-    if not is_newest_write or body.get("role") == "user" or FIELD not in body:
-        return None
-    span_start = info.visible_spans[-1][0] if info.visible_spans else newest_message.seq
-    last_span_messages = [message for message in view.messages if message.seq >= span_start]
-    if last_user_message(last_span_messages) is not None:
-        return None
-    seen_seq = last_seen_seq(body, newest_message.seq)
-    stored_messages = store.get_history(view.key, last=_MAX_SCANNED_MESSAGES, full=True)
-    seen_messages = [message for message in stored_messages if message.seq <= seen_seq]
-    user_message = last_user_message(seen_messages)
-    if user_message is None or not user_message.hidden:
-        return None
-    visible_seqs = {message.seq for message in view.messages}
-    is_late = visible_seqs.isdisjoint(turn_state(seen_messages).unanswered)
-    return newest_message.seq if is_late else None
 
 
 def last_user_message(history: Sequence[Message]) -> Message | None:

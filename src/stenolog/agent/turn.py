@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from stenolog.agent.instance import AgentInstance, ModelClosing
 from stenolog.agent.model_exchange import ModelExchange, ModelRequest
-from stenolog.agent.session_history import hide_late_message, last_user_message
+from stenolog.agent.session_history import last_user_message
 from stenolog.agent.stored_answers import (
     HIDDEN_UNANSWERED_TEXT,
     answer_from_log,
@@ -174,9 +174,6 @@ class Turn(Struct, eq=False):
 
         Raises HistoryChanged if the user message is hidden.
         """
-        if self.log.view is not None:
-            # A killed turn may have left an answer whose user message was hidden.
-            hide_late_message(self.log.leased_store, self.log.view)
         view, state = self.log.read_questions()
         answer = self._find_stored_answer(view, state)
         is_ready = answer is None and not (state.open_calls or state.client_calls)

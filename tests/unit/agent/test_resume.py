@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF_TEXT, INTERRUPTED_MARK
-from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_model, mark_received, mark_seen
 from stenolog.stores.base import Store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -342,74 +338,3 @@ def test_resumed_and_closed_turns_are_logged(
     assert closed.startswith("Closed 7 unanswered turns older than a day: cli:")
     assert closed.endswith(" and 2 more")
     assert len(lines) == 2
-
-
-@pytest.fixture(params=["jsonl", "sqlite"])
-def killed(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return a store whose agent was killed after it had stored an answer to a cleared question."""
-    worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
-    command = [sys.executable, str(worker), "answer", str(tmp_path), request.param]
-    ended = subprocess.run(command, check=False, timeout=60)
-    assert ended.returncode == -signal.SIGKILL
-    return str(request.param)
-
-
-@pytest.mark.parametrize("key", [KEY, None])
-def test_answer_stored_after_its_question_was_cleared_is_hidden_after_a_kill(
-    killed: str, key: str | None, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        async with agent_loop(killed, tmp_path, []) as loop:
-            assert [body["content"] for body in bodies(loop)] == ["to late"]
-            assert await loop.resume(key) == []
-            assert bodies(loop) == []
-            store = loop.registry.agent().store
-            everything = [one.content for one in store.get_history(KEY, full=True)]
-            assert everything == ["early", "to early", "late", "to late"]
-            change = store.info(KEY).change
-            assert await loop.resume(key) == []
-            assert store.info(KEY).change == change
-
-    asyncio.run(main())
-
-
-def test_an_answer_to_a_cleared_question_is_not_sent_after_a_kill(
-    killed: str, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        model = ScriptedModel(["to new"])
-        async with agent_loop(killed, tmp_path, model) as loop:
-            instance = loop.registry.agent()
-            view = instance.store.view(KEY)
-            await loop.handle(InboundMessage(key=KEY, content="new"), view=view)
-            assert "to late" not in str(model.asked)
-            assert [body["content"] for body in bodies(loop)] == ["new", "to new"]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-@pytest.mark.parametrize("change", ["truncate", "checkpoint", "hide"])
-def test_an_answer_whose_question_was_hidden_later_stays_visible(
-    store: str, change: str, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        async with agent_loop(store, tmp_path, ["to early", "to late"]) as loop:
-            await say(loop, "early")
-            await say(loop, "late")
-            await loop.wait_until_idle()
-            changed = loop.registry.agent().store
-            match change:
-                case "truncate":
-                    changed.truncate_history(KEY, 1)
-                case "checkpoint":
-                    changed.checkpoint(KEY, summary="They said hello.", upto=3)
-                case _:
-                    changed.admin.hide(KEY, 3, 3)
-            before = bodies(loop)
-            assert before[-1]["content"] == "to late"
-            assert await loop.resume() == []
-            assert await loop.resume(KEY) == []
-            assert bodies(loop) == before
-
-    asyncio.run(main())

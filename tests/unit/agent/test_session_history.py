@@ -126,7 +126,7 @@ def test_p2_rewrite_killed_anywhere_leaves_a_new_message_visible(
     store: str, kills: int, tmp_path: Path
 ) -> None:
     worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
-    command = [sys.executable, str(worker), "rewrite", str(tmp_path), store, str(kills)]
+    command = [sys.executable, str(worker), str(tmp_path), store, str(kills)]
     ended = subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE)
     assert ended.stdout.split() == [b"%d" % -signal.SIGKILL] * kills
     for number in range(kills + 1):
