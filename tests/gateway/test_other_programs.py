@@ -67,7 +67,7 @@ def test_gateway_does_not_answer_a_message_while_its_own_program_is_answering_it
     finally:
         process.close()
     assert _roles(workspace, "support:42") == ["user", "assistant"]
-    assert f"Answered 1 unanswered message in {OWN}" in process.words.read_text()
+    assert f"Answered the unanswered messages in {OWN}" in process.words.read_text()
 
 
 def test_gateway_neither_answers_nor_closes_the_sessions_of_another_program(
@@ -94,6 +94,6 @@ def test_gateway_neither_answers_nor_closes_the_sessions_of_another_program(
         process.close()
     assert all(_roles(workspace, key) == ["user"] for key in (*young, *old))
     lines = process.words.read_text().splitlines()
-    assert sum("Answered 1 unanswered message in" in line for line in lines) == 2
+    assert sum("Answered the unanswered messages in" in line for line in lines) == 2
     [closed] = [line for line in lines if "Closed" in line]
-    assert closed.endswith("Closed 1 unanswered turn older than a day: cli:old:default")
+    assert closed.endswith("Closed the unanswered turn in cli:old:default: it is too old")

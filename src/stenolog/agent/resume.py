@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
@@ -43,8 +43,6 @@ _MAX_CACHED_SESSIONS: Final = 100_000
 """Maximum number of sessions in a ForeignTurnCache."""
 _MAX_REMEMBERED_SESSIONS: Final = 10_000
 """Maximum number of sessions whose failures or last messages are remembered."""
-_TIME_UNITS: Final = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
-_MAX_LOGGED_SESSIONS: Final = 5
 
 _logger = logging.getLogger("stenolog")
 
@@ -57,8 +55,6 @@ class Resumer:
         self._backoff = ResumeBackoff()
         self._idle_sessions = IdleSessions()
         self._foreign_turns = ForeignTurnCache()
-        self._too_old_sessions: list[str] = []
-        """Sessions whose turn was closed as too old and that no log line has named yet."""
 
     async def resume(
         self, instance: AgentInstance, key: str, *, on_event: EventHandler, idle_for: float = 0.0
@@ -126,13 +122,6 @@ class Resumer:
         # Skip sessions that this process is working on.
         keys = [key for key in candidates if not self._scheduler.is_active(instance, key)]
         answers = await asyncio.gather(*map(resume_one, keys))
-        closed_sessions, self._too_old_sessions = self._too_old_sessions, []
-        if closed_sessions:
-            turns_text = format_count(len(closed_sessions), "unanswered turn")
-            max_age = format_duration(instance.spec.resume_within)
-            _logger.info(
-                "Closed %s older than %s: %s", turns_text, max_age, list_first_keys(closed_sessions)
-            )
         return [answer for answer in answers if answer is not None]
 
     async def _resume_turn(
@@ -152,12 +141,12 @@ class Resumer:
             turn = self._scheduler.new_turn(session, store, on_event, options=options, view=view)
             answer = await self._scheduler.run_turn(session, turn)
             if answer.outcome == "answered":
-                messages_text = format_count(len(state.unanswered), "unanswered message")
-                _logger.info("Answered %s in %s", messages_text, key)
+                _logger.info("Answered the unanswered messages in %s", key)
             return answer, turn
         turn = self._scheduler.new_turn(session, store, on_event, view=view)
-        self._too_old_sessions.append(key)
-        return await turn.close("too old to be answered"), turn
+        answer = await turn.close("too old to be answered")
+        _logger.info("Closed the unanswered turn in %s: it is too old", key)
+        return answer, turn
 
 
 class ResumeBackoff:
@@ -291,26 +280,3 @@ def _read_last_seq_and_age(instance: AgentInstance, key: str) -> tuple[int, floa
 
 def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun, such as `1 message` or `2 messages`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as a whole number of the largest possible unit, such as `90 minutes`."""
-    whole_seconds = round(seconds)
-    size, unit = next(
-        (pair for pair in _TIME_UNITS if whole_seconds and whole_seconds % pair[0] == 0),
-        _TIME_UNITS[-1],
-    )
-    count = whole_seconds // size
-    return f"{'an' if unit == 'hour' else 'a'} {unit}" if count == 1 else format_count(count, unit)
-
-
-def list_first_keys(keys: Sequence[str]) -> str:
-    """Return a text with the first keys and the number of the remaining keys."""
-    first_keys = ", ".join(keys[:_MAX_LOGGED_SESSIONS])
-    remaining_count = len(keys) - _MAX_LOGGED_SESSIONS
-    return f"{first_keys} and {remaining_count:,} more" if remaining_count > 0 else first_keys
