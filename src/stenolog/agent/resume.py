@@ -4,9 +4,12 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
+
+from msgspec import Struct
 
 from stenolog.agent.active_sessions import ActiveSession
 from stenolog.agent.instance import AgentInstance
@@ -14,7 +17,6 @@ from stenolog.agent.scheduler import TurnScheduler, unleased_text
 from stenolog.agent.session_history import (
     is_own_turn,
     last_user_message,
-    read_fork_seq,
 )
 from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
@@ -34,17 +36,39 @@ from stenolog.stores.base import Lease, Store, fork_seq_of
 
 _MAX_CONCURRENT_TURNS: Final = 4
 """Maximum number of turns of one agent that are resumed at the same time."""
-FIRST_DELAY_SECONDS: Final = 10.0
+_FIRST_DELAY_SECONDS: Final = 10.0
 """Delay in seconds after the first failed resume."""
 _MAX_DELAY_SECONDS: Final = 3_600.0
 _TAIL_MESSAGES: Final = 50
 """Number of newest messages to read first, which usually include the last user message."""
 _MAX_CACHED_SESSIONS: Final = 100_000
 """Maximum number of sessions in a ForeignTurnCache."""
-_MAX_REMEMBERED_SESSIONS: Final = 10_000
-"""Maximum number of sessions whose failures or last messages are remembered."""
+_MAX_REMEMBERED_TURNS: Final = 10_000
 
 _logger = logging.getLogger("stenolog")
+
+
+class UnfinishedTurn(Struct):
+    """What this process remembers of an unfinished turn, until the session has a newer message."""
+
+    last_seq: int
+    first_seen: float
+    """Time of the clock of this process; the clock of the message's writer may be wrong."""
+    failure_count: int = 0
+    blocked_until: float = 0.0
+
+    def record_failure(self, error: StenologError, *, double_delay: bool) -> None:
+        """Record that resuming failed.
+
+        After ModelRefused, ContextTooSmall, UnsupportedFormat or AnswerUnknown, the turn is not
+        resumed again. After other errors, for example if the model is unreachable, the delay
+        doubles from 10 seconds up to an hour. Without `double_delay`, the delay is 10 seconds.
+        """
+        self.failure_count = self.failure_count + 1 if double_delay else 1
+        delay = min(_FIRST_DELAY_SECONDS * 2 ** min(self.failure_count - 1, 30), _MAX_DELAY_SECONDS)
+        if isinstance(error, ModelRefused | ContextTooSmall | UnsupportedFormat | AnswerUnknown):
+            delay = float("inf")
+        self.blocked_until = monotonic() + delay
 
 
 class Resumer:
@@ -52,8 +76,8 @@ class Resumer:
 
     def __init__(self, scheduler: TurnScheduler) -> None:
         self._scheduler = scheduler
-        self._backoff = ResumeBackoff()
-        self._idle_sessions = IdleSessions()
+        self._turns: dict[tuple[str | None, str], UnfinishedTurn] = {}
+        """By agent and session, the most recently examined last."""
         self._foreign_turns = ForeignTurnCache()
 
     async def resume(
@@ -71,8 +95,10 @@ class Resumer:
             raise
         except StenologError as error:
             return Answer(key=key, text=str(error), outcome="failed", error=error)
-        age = max(age, self._idle_sessions.idle_seconds(instance.id, key, last_seq))
-        if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last_seq):
+        unfinished_turn = self._find_turn(instance.id, key, last_seq)
+        now = monotonic()
+        age = max(age, now - unfinished_turn.first_seen)
+        if (idle_for and age < idle_for) or now < unfinished_turn.blocked_until:
             return None
         with self._scheduler.use_session(instance, key) as session:
             async with session.hold_lock():
@@ -85,9 +111,7 @@ class Resumer:
                     return None
                 except StenologError as error:
                     has_lease = lease is not None
-                    self._backoff.record_failure(
-                        instance.id, key, last_seq, error, double_delay=has_lease
-                    )
+                    unfinished_turn.record_failure(error, double_delay=has_lease)
                     text = "" if has_lease else unleased_text(error)
                     return session.failed_answer(error, text=text)
                 if answer is not None and turn is not None:
@@ -124,6 +148,15 @@ class Resumer:
         answers = await asyncio.gather(*map(resume_one, keys))
         return [answer for answer in answers if answer is not None]
 
+    def _find_turn(self, agent: str | None, key: str, last_seq: int) -> UnfinishedTurn:
+        turn = self._turns.pop((agent, key), None)
+        if turn is None or turn.last_seq != last_seq:
+            turn = UnfinishedTurn(last_seq, monotonic())
+        self._turns[agent, key] = turn
+        if len(self._turns) > _MAX_REMEMBERED_TURNS:
+            del self._turns[next(iter(self._turns))]
+        return turn
+
     async def _resume_turn(
         self, session: ActiveSession, store: Store, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
@@ -149,67 +182,6 @@ class Resumer:
         return answer, turn
 
 
-class ResumeBackoff:
-    """Delays before a failed resume is retried, per session.
-
-    After ModelRefused, ContextTooSmall, UnsupportedFormat or AnswerUnknown, the turn is not resumed
-    until a new message arrives. If the lease cannot be acquired, the delay is always 10 seconds.
-    After other errors, for example if the model is unreachable, the delay doubles from 10 seconds
-    up to an hour.
-    """
-
-    def __init__(self) -> None:
-        self._failures: dict[tuple[str | None, str], tuple[int, int, float]] = {}
-        """By agent and session: last seq at the failure, number of failures, end of the delay."""
-
-    def is_blocked(self, agent: str | None, key: str, last_seq: int) -> bool:
-        """Return whether a session with this last seq must not be resumed now."""
-        failure = self._failures.get((agent, key))
-        return failure is not None and failure[0] == last_seq and monotonic() < failure[2]
-
-    def record_failure(
-        self,
-        agent: str | None,
-        key: str,
-        last_seq: int,
-        error: StenologError,
-        *,
-        double_delay: bool = True,
-    ) -> None:
-        """Record that resuming failed. `double_delay`: the delay doubles with each failure."""
-        previous_seq, failure_count, _ = self._failures.pop((agent, key), (last_seq, 0, 0.0))
-        failure_count = failure_count + 1 if previous_seq == last_seq and double_delay else 1
-        delay = min(FIRST_DELAY_SECONDS * 2 ** min(failure_count - 1, 30), _MAX_DELAY_SECONDS)
-        if isinstance(error, ModelRefused | ContextTooSmall | UnsupportedFormat | AnswerUnknown):
-            delay = float("inf")
-        self._failures[agent, key] = (last_seq, failure_count, monotonic() + delay)
-        while len(self._failures) > _MAX_REMEMBERED_SESSIONS:
-            del self._failures[next(iter(self._failures))]
-
-
-class IdleSessions:
-    """A tracker of the time for which each session has had the same last message.
-
-    The time in a message comes from the machine that wrote the message, whose clock may be wrong.
-    Therefore this class measures with the clock of this process.
-    """
-
-    def __init__(self) -> None:
-        self._first_seen: dict[tuple[str | None, str], tuple[int, float]] = {}
-        """By agent and session: last seq, and the time at which this process first saw that seq."""
-
-    def idle_seconds(self, agent: str | None, key: str, last_seq: int) -> float:
-        """Return how many seconds ago this process first saw `last_seq` as the last seq."""
-        now = monotonic()
-        earlier_last_seq, first_seen = self._first_seen.pop((agent, key), (last_seq, now))
-        if earlier_last_seq != last_seq:
-            first_seen = now
-        self._first_seen[agent, key] = last_seq, first_seen
-        while len(self._first_seen) > _MAX_REMEMBERED_SESSIONS:
-            del self._first_seen[next(iter(self._first_seen))]
-        return now - first_seen
-
-
 class ForeignTurnCache:
     """Cache of sessions with an unfinished turn that another program started.
 
@@ -225,11 +197,10 @@ class ForeignTurnCache:
         agent_and_key, version = (instance.id, entry.key), (entry.uid, entry.updated)
         if self._versions.get(agent_and_key) == version:
             return True
-        store = instance.store
-        history = store.get_history(entry.key, last=_TAIL_MESSAGES)
-        if last_user_message(history) is None:
-            history = store.get_history(entry.key)
-        if is_own_turn(history, after=read_fork_seq(store, entry.key)):
+        view = instance.store.view(entry.key, last=_TAIL_MESSAGES)
+        if last_user_message(view.messages) is None:
+            view = instance.store.view(entry.key)
+        if is_own_turn(view.messages, after=fork_seq_of(view.info)):
             self._versions.pop(agent_and_key, None)
             return False
         self._versions[agent_and_key] = version
@@ -244,24 +215,19 @@ def _find_interrupted(instance: AgentInstance, foreign_turns: ForeignTurnCache) 
     The caller then leases each session and checks the log. Sessions whose unfinished turn
     another program started are left out, so that they are never leased.
     """
-    keys: dict[str, None] = {}
+    keys: list[str] = []
     cursor: str | None = None
     while True:
         page = instance.catalog.list(state="interrupted", limit=500, after=cursor)
         for entry in page.entries:
-            if entry.problem is None and not _is_foreign(instance, entry, foreign_turns):
-                keys[entry.key] = None
+            if entry.problem is None:
+                with suppress(StenologError):  # resuming the session reports the error
+                    if foreign_turns.includes(instance, entry):
+                        continue
+                keys.append(entry.key)
         cursor = page.after
         if cursor is None:
-            return list(keys)
-
-
-def _is_foreign(instance: AgentInstance, entry: Entry, foreign_turns: ForeignTurnCache) -> bool:
-    """Return whether another program started the turn; False if the session cannot be read."""
-    try:
-        return foreign_turns.includes(instance, entry)
-    except StenologError:
-        return False  # resuming the session reports the error
+            return keys
 
 
 def _check_known(key: str, state: TurnState) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.agent import resume
-from stenolog.agent.resume import IdleSessions
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, agent_loop, roles, say, until
 
@@ -43,20 +43,13 @@ def test_message_from_a_clock_ahead_is_resumed_in_time(
             assert await loop.resume(idle_for=20.0) == []
             now += 19.0
             assert await loop.resume(idle_for=20.0) == []
-            now += 1.0
+            # A new message restarts the time.
+            later = mark_received({"role": "user", "content": "Hello?"})
+            loop.registry.agent().store.add_full_message(KEY, later)
+            now += 19.0
+            assert await loop.resume(idle_for=20.0) == []
+            now += 20.0
             [answer] = await loop.resume(idle_for=20.0)
-            assert (answer.text, roles(loop)[0]) == ("Yes.", "user")
+            assert (answer.text, roles(loop)) == ("Yes.", ["user", "user", "assistant"])
 
     asyncio.run(main())
-
-
-def test_new_message_restarts_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1_000.0
-    monkeypatch.setattr(resume, "monotonic", lambda: now)
-    idle = IdleSessions()
-    assert idle.idle_seconds(None, "a", 1) == 0.0
-    now += 5.0
-    assert (idle.idle_seconds(None, "a", 1), idle.idle_seconds("ada", "a", 1)) == (5.0, 0.0)
-    assert idle.idle_seconds(None, "a", 2) == 0.0
-    now += 3.0
-    assert idle.idle_seconds(None, "a", 2) == 3.0

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.resume import ResumeBackoff
+from stenolog.agent.resume import UnfinishedTurn
 from stenolog.agent.turn_events import Answer
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy, UnsupportedFormat
+from stenolog.errors import (
+    ModelRefused,
+    ModelUnavailable,
+    StoreBusy,
+    StoreUnavailable,
+    UnsupportedFormat,
+)
 from stenolog.stores.base import Store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, agent_loop, roles
@@ -46,20 +52,19 @@ def test_unreachable_server_is_retried_after_a_delay(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("stenolog.agent.resume.monotonic", lambda: now[0])
-    given_up = ResumeBackoff()
+    turn = UnfinishedTurn(7, 0.0)
     waits = []
     for _ in range(12):
-        given_up.record_failure(None, KEY, 7, ModelUnavailable("away"))
-        began = now[0]
-        while given_up.is_blocked(None, KEY, 7):
-            now[0] += 5.0
-        waits.append(now[0] - began)
+        turn.record_failure(ModelUnavailable("away"), double_delay=True)
+        waits.append(turn.blocked_until - now[0])
+        now[0] = turn.blocked_until
     assert waits[:3] == [10.0, 20.0, 40.0]
     assert max(waits) == 3_600.0
-    given_up.record_failure(None, KEY, 7, ModelRefused("no"))
-    now[0] += 1e9
-    assert given_up.is_blocked(None, KEY, 7)
-    assert not given_up.is_blocked(None, KEY, 8)
+    for _ in range(20):  # a lease that cannot be acquired
+        turn.record_failure(StoreUnavailable("no"), double_delay=False)
+        assert turn.blocked_until == now[0] + 10.0
+    turn.record_failure(ModelRefused("no"), double_delay=True)
+    assert turn.blocked_until == float("inf")
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])

@@ -7,15 +7,13 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
 
 from stenolog.agent.lease_renewal import HeldLease
-from stenolog.agent.resume import FIRST_DELAY_SECONDS, ResumeBackoff
 from stenolog.agent.tools import Tool, tool
-from stenolog.errors import DamagedStore, StoreUnavailable
+from stenolog.errors import DamagedStore
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.leases import FOLDER, JSONLLease, lock_name
@@ -124,15 +122,6 @@ def test_message_is_answered_once_the_lease_works_again(
             assert paid == ["A"]
 
     asyncio.run(main())
-
-
-def test_failed_lease_is_tried_again_after_a_constant_delay() -> None:
-    given_up = ResumeBackoff()
-    for _ in range(20):
-        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), double_delay=False)
-        assert given_up.is_blocked(None, KEY, 1)
-    [(_, _, until)] = given_up._failures.values()
-    assert until - monotonic() <= FIRST_DELAY_SECONDS
 
 
 def test_redelivered_message_is_answered_once_the_lease_works_again(
