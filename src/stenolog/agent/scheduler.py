@@ -32,7 +32,6 @@ from stenolog.agent.turn_events import (
     TurnOptions,
 )
 from stenolog.agent.turn_log import TRIES_FIELD, TurnLog
-from stenolog.agent.turn_memory import TurnMemory
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import (
     LeaseLost,
@@ -328,11 +327,11 @@ class TurnScheduler:
     ) -> Turn:
         """Create a turn without starting it. `uid`: uid of the session, if it is known."""
         instance, key = session.instance, session.key
+        log = TurnLog(leased_store=store, store=instance.store, key=key, view=view, uid=uid)
         return Turn(
             instance,
-            TurnLog(leased_store=store, store=instance.store, key=key, view=view, uid=uid),
-            TurnMemory(instance, key, options.sender),
-            ModelExchange(instance, self.threads, on_event, options),
+            log,
+            ModelExchange(instance, self.threads, log, on_event, options),
             threads=self.threads,
             on_event=on_event,
             user_seq=user_seq,

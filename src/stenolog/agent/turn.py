@@ -33,9 +33,7 @@ from stenolog.agent.turn_events import (
     TurnOptions,
 )
 from stenolog.agent.turn_log import HistoryChanged, TurnLog, state_of
-from stenolog.agent.turn_memory import TurnMemory
 from stenolog.catalog.message_metadata import mark_client_calls, mark_seen
-from stenolog.context.context import Attempt
 from stenolog.context.turn_state import TurnState
 from stenolog.errors import (
     LeaseLost,
@@ -43,7 +41,7 @@ from stenolog.errors import (
     ModelUnavailable,
 )
 from stenolog.messages import ToolCall, calls_of, text_parts_of
-from stenolog.providers.chat_model import ChatModel, StreamedAnswer
+from stenolog.providers.chat_model import StreamedAnswer
 from stenolog.stores.base import SessionView
 
 INTERRUPTED_MARK: Final = "[interrupted]"
@@ -87,7 +85,6 @@ class Turn(Struct, eq=False):
 
     instance: AgentInstance
     log: TurnLog
-    memory: TurnMemory
     exchange: ModelExchange
     threads: Threads
     on_event: EventHandler
@@ -99,8 +96,6 @@ class Turn(Struct, eq=False):
     """Seq of the final answer; set when the answer is stored and the lease is released."""
     result_texts: dict[str, str] = {}
     """Tool results of the current round, by call id."""
-    last_request: tuple[SessionView, Attempt] | None = None
-    """Last request to the model, and the view that it was built from."""
     store_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that makes tools that run at the same time store their results one after the other."""
     has_dropped_message: bool = False
@@ -177,7 +172,8 @@ class Turn(Struct, eq=False):
         view, state = self.log.read_questions()
         answer = self._find_stored_answer(view, state)
         is_ready = answer is None and not (state.open_calls or state.client_calls)
-        return _Start(state, answer, self._build_request(view, state) if is_ready else None)
+        request = self.exchange.build_request(view, state) if is_ready else None
+        return _Start(state, answer, request)
 
     def _find_stored_answer(self, view: SessionView, state: TurnState) -> Answer | None:
         """Return the answer in the log; None if the model has to be asked, or tools have to run."""
@@ -204,26 +200,7 @@ class Turn(Struct, eq=False):
         Raises HistoryChanged if the user message is hidden.
         """
         self.exchange.store_usage()
-        return self._build_request(*self.log.read_questions())
-
-    def _build_request(self, view: SessionView, state: TurnState) -> ModelRequest:
-        if self.memory.search(view):
-            view, state = self.log.read_questions()  # it may have changed during the search
-        model = self._find_model(view)
-        result = self.memory.result
-        context = self.instance.context(model, self.options)
-        attempt = context.start_request(self.log.key, memory=result.block, view=view)
-        self.last_request = (view, attempt)
-        return ModelRequest(model, attempt, len(result.found), state.questions)
-
-    def _find_model(self, view: SessionView) -> ChatModel:
-        """Return the model that the client names, otherwise the session's model."""
-        if self.options.model:
-            return self.instance.model_for(self.options.model)
-        return self.instance.chosen_model(view.info.meta, self._emit_notice_from_thread)
-
-    def _emit_notice_from_thread(self, text: str) -> None:
-        self.threads.event_loop.call_soon_threadsafe(self.on_event, Notice(text=text))
+        return self.exchange.build_request(*self.log.read_questions())
 
     # --- tool calls --------------------------------------------------------------------------
 
@@ -429,13 +406,15 @@ class Turn(Struct, eq=False):
         self.exchange.store_usage()
         view = self.log.hide_late_messages()
         context = self.instance.context(self.instance.chosen_model(view.info.meta))
-        options = self.options
-        if self.last_request is not None and options.is_default and not options.model:
-            request_view, attempt = self.last_request
-            if request_view.matches(view.uid, view.generation, view.change) and context.has_room(
-                attempt.window, view.messages
-            ):
-                return False
+        options, request = self.options, self.exchange.last_request
+        if (
+            request is not None
+            and options.is_default
+            and not options.model
+            and request.view.matches(view.uid, view.generation, view.change)
+            and context.has_room(request.attempt.window, view.messages)
+        ):
+            return False
         return context.summarize_if_needed(self.log.key, view=view) is not None
 
 
