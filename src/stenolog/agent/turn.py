@@ -52,8 +52,6 @@ STEP_LIMIT_TEXT: Final = "I stopped here: after {count} steps there was still no
 
 _MAX_SAME_ROUNDS: Final = 3
 """Number of rounds in a row with the same tool calls and results after which the turn ends."""
-_MAX_CHECKED_MESSAGES: Final = 8
-"""Number of newest messages in which an interrupted turn looks for its stored final answer."""
 HISTORY_CHANGED_TEXT: Final = (
     "the conversation was cleared or changed by another process, so this answer is not kept"
 )
@@ -93,7 +91,7 @@ class Turn(Struct, eq=False):
     release_lease: Callable[[], None] | None
     final_text: str = ""
     final_seq: int | None = None
-    """Seq of the final answer; set when the answer is stored and the lease is released."""
+    """Seq of the final answer, when it is stored."""
     result_texts: dict[str, str] = {}
     """Tool results of the current round, by call id."""
     store_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -309,10 +307,6 @@ class Turn(Struct, eq=False):
         if self.final_seq is not None:
             return self._make_answer(self.final_text, self.final_seq)
         view = await self.threads.run(self.log.leased_store.view, self.log.key)
-        for message in view.messages[-_MAX_CHECKED_MESSAGES:] if self.final_text else ():
-            content = getattr(message, "content", None)
-            if message.seq > self.exchange.seen_upto and content == self.final_text:
-                return self._make_answer(self.final_text, message.seq)  # the answer is complete
         if self.user_seq and not self.exchange.seen_upto:
             # Stopped before the first request: another turn may have answered the message.
             store, key = self.instance.store, self.log.key
@@ -390,9 +384,10 @@ class Turn(Struct, eq=False):
     def _append_message(self, body: Mapping[str, Any], *, is_final: bool) -> int:
         """Append a message. After the final message, release the lease. This call blocks."""
         seq = self.log.append(body)
-        if is_final and self.release_lease is not None:
+        if is_final:
             self.final_seq = seq
-            self.release_lease()
+            if self.release_lease is not None:
+                self.release_lease()
         return seq
 
     # --- after the answer (in a thread) ------------------------------------------------------
