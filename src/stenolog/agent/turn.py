@@ -212,15 +212,17 @@ class Turn(Struct, eq=False):
         client_calls = [call for call in reply.calls if call["function"]["name"] in client_names]
         # Also marked in a cut-off answer: after a crash, no agent tool may run in their place.
         body = mark_client_calls(self.exchange.make_body(), [call["id"] for call in client_calls])
-        if is_cut_off := reply.finish == "length":
-            client_calls = []  # the last call is incomplete, so the client gets no calls
         seq = await self._store_message(self._mark_seen(body))
         if self.has_dropped_message:
             return self._make_answer(reply.text, None)
         self.exchange.streamed = StreamedAnswer()
         self.result_texts = {}
-        agent_calls = [call for call in reply.calls if call not in client_calls]
-        await self._run_calls(agent_calls, is_cut_off=is_cut_off)
+        if reply.finish == "length":  # the last call is incomplete, so no call runs
+            client_calls = []
+            for call in reply.calls:
+                await self._store_result(result_for_cut_off_call(call, self.on_event))
+        else:
+            await self._run_calls([call for call in reply.calls if call not in client_calls])
         if client_calls or self.has_dropped_message:
             return self._make_answer(reply.text, seq, calls=client_calls)
         return None
@@ -232,30 +234,15 @@ class Turn(Struct, eq=False):
         call_bodies = [_make_call_body(call) for call in calls]
         return self._make_answer(text_parts_of(message.to_dict()), message.seq, calls=call_bodies)
 
-    async def _run_calls(
-        self, calls: Sequence[Mapping[str, Any]], *, is_cut_off: bool = False
-    ) -> None:
-        """Run tool calls.
-
-        `is_cut_off`: the model's answer was cut off in the last call. Then the last call and the
-        calls of client tools do not run.
-        """
-
-        async def store_result(result: dict[str, Any]) -> None:
-            self.result_texts[result["tool_call_id"]] = result["content"]
-            await self._store_message(result)
-
-        if is_cut_off:
-            client_names = self.options.client_tool_names
-            runnable = [call for call in calls[:-1] if call["function"]["name"] not in client_names]
-            for call in calls:
-                if call not in runnable:
-                    await store_result(result_for_cut_off_call(call, self.on_event))
-            calls = runnable
+    async def _run_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
         context = self.instance.tool_context(self.log.key, sender=self.options.sender)
         await self.instance.tool_runner.run(
-            calls, context, on_event=self.on_event, store_result=store_result
+            calls, context, on_event=self.on_event, store_result=self._store_result
         )
+
+    async def _store_result(self, result: dict[str, Any]) -> None:
+        self.result_texts[result["tool_call_id"]] = result["content"]
+        await self._store_message(result)
 
     async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
         """Store results for the tool calls that a killed process left without a result.

@@ -164,7 +164,7 @@ def test_client_call_in_a_cut_off_answer_does_not_run_the_agent_tool(tmp_path: P
             results = {body.get("tool_call_id"): body["content"] for body in bodies(loop)}
             assert "not made" in results["call-lamp"]
             assert "not made" in results["call-clock-2"]
-            assert results["call-clock"] == "noon"
+            assert "not made" in results["call-clock"]
             # A process that is killed before the results are stored leaves these two messages.
             history = loop.registry.agent().sessions.get_history(KEY)[:2]
             assert [call.name for call in turn_state(history).client_calls] == ["lamp"]
