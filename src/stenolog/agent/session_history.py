@@ -196,23 +196,9 @@ def withdraw_message(
         bodies_at_seq = [encode_message(message.to_dict()) for message in messages_at_seq]
         if new_view.uid == old_view.uid or encode_message(body) not in bodies_at_seq:
             return  # the new session was deleted as well, or the old session was restored
-        if new_view.info.count == 1 and _deletes_only(store, new_view):
-            return
+        if new_view.info.count == 1:
+            with suppress(StoreUnavailable):  # a fallback store refuses to delete
+                if store.admin.delete_unchanged(new_view.info) is not None:
+                    return
         if store.info(key).uid == new_view.uid:
             store.admin.hide(key, seq, seq)
-
-
-def _deletes_only(store: Store, view: SessionView) -> bool:
-    """Move a session into the trash; return whether it contained only the message of `view`.
-
-    If it contained more, it is restored.
-    """
-    try:
-        trash_entry = store.delete(view.key)
-    except StoreUnavailable:
-        return False  # a fallback store refuses to delete
-    if (trash_entry.uid, trash_entry.count) == (view.uid, 1):
-        return True
-    # Another process has just written to the session, or restored the old session.
-    store.admin.restore(view.key, uid=trash_entry.uid)
-    return False

@@ -60,20 +60,18 @@ def test_session_with_only_the_late_answer_is_deleted(
     assert [trashed.count for trashed in other.admin.list_trash()] == [1, 1]
 
 
-@pytest.mark.parametrize("call", ["view", "delete"])
 def test_concurrent_message_of_another_process_stays_after_a_withdrawal(
-    stores: tuple[Store, Store], call: str, monkeypatch: pytest.MonkeyPatch
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = stores
     view, seq = late_answer(mine, other)
-    before(mine, call, lambda: other.add_message(KEY, "user", "acknowledged"), monkeypatch)
+    before(mine, "view", lambda: other.add_message(KEY, "user", "acknowledged"), monkeypatch)
     withdraw_message(mine, view, seq, LATE)
     assert [message.content for message in other.get_history(KEY)] == ["acknowledged"]
 
 
-@pytest.mark.parametrize("call", ["view", "delete"])
 def test_session_restored_by_another_process_stays(
-    stores: tuple[Store, Store], call: str, monkeypatch: pytest.MonkeyPatch
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = stores
     view, seq = late_answer(mine, other)
@@ -82,7 +80,7 @@ def test_session_restored_by_another_process_stays(
         other.delete(KEY)
         other.admin.restore(KEY, uid=view.uid)
 
-    before(mine, call, restore, monkeypatch)
+    before(mine, "view", restore, monkeypatch)
     withdraw_message(mine, view, seq, LATE)
     assert other.info(KEY).uid == view.uid
     assert [message.content for message in other.get_history(KEY)] == ["question"]
