@@ -33,8 +33,8 @@ class ActiveSession(Struct, eq=False):
     """Lock that a turn or a session change holds while it runs or waits for the lease."""
     store_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that keeps new messages in the order in which they arrived."""
-    seq_lists: list[list[int]] = []
-    """The lists of all `collect_new_seqs` blocks in progress."""
+    new_seqs: list[int] = []
+    """Seqs of the user messages that were stored while this process works in the session."""
 
     @property
     def is_idle(self) -> bool:
@@ -57,22 +57,6 @@ class ActiveSession(Struct, eq=False):
             yield
         finally:
             self.waiting_messages -= 1
-
-    @contextmanager
-    def collect_new_seqs(self) -> Iterator[list[int]]:
-        """Yield a list that collects the seqs of user messages stored during the `with` block."""
-        seqs: list[int] = []
-        self.seq_lists.append(seqs)
-        try:
-            yield seqs
-        finally:
-            # `list.remove` compares by value and could remove another, equal list.
-            self.seq_lists = [other for other in self.seq_lists if other is not seqs]
-
-    def add_new_seq(self, seq: int) -> None:
-        """Record the seq of a user message that has just been stored."""
-        for seqs in self.seq_lists:
-            seqs.append(seq)
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancel the turn. A second call does not replace the first reason."""

@@ -124,8 +124,6 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     all_sessions: bool
     last_seq: int = 0
     """Last seq of the session, read soon after the command arrived."""
-    new_seqs: list[int] = []
-    """Seqs of user messages that this process stored after the command arrived."""
     seen_seq: int = 0
     """Last seq that the user can have seen when sending the command."""
 
@@ -145,14 +143,13 @@ class CommandRunner(Struct, eq=False, kw_only=True):
                 return answer
             if self.scheduler.has_waiting_message(self.instance, self.key):
                 return self._reply(_BUSY_TEXT)
-            with (
-                self.scheduler.use_session(self.instance, self.key) as session,
-                session.collect_new_seqs() as self.new_seqs,
-            ):
+            with self.scheduler.use_session(self.instance, self.key) as session:
+                earlier_count = len(session.new_seqs)
                 self.last_seq = await self._run(read_last_seq, self.instance.store, self.key)
 
                 async def change(store: Store) -> Answer | None:
-                    self.seen_seq = await self._run(self._read_seen_seq, store)
+                    new_seqs = session.new_seqs[earlier_count:]  # guard: unseen-by-command
+                    self.seen_seq = await self._run(self._read_seen_seq, store, new_seqs)
                     change_answer: Answer | None = await method(store)
                     return change_answer
 
@@ -173,13 +170,12 @@ class CommandRunner(Struct, eq=False, kw_only=True):
     def _reply(self, text: str, *, key: str = "") -> Answer:
         return Answer(key=key or self.key, text=text, outcome="command")
 
-    def _read_seen_seq(self, store: Store) -> int:
+    def _read_seen_seq(self, store: Store, new_seqs: list[int]) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
-        Messages that arrived after the command do not count, even if this process stored and
-        answered them before the command read `last_seq`.
+        `new_seqs`: seqs of the messages that this process stored after the command arrived, and may
+        have answered before the command read `last_seq`.
         """
-        new_seqs = list(self.new_seqs)  # guard: unseen-by-command
         if self.scheduler.has_waiting_message(self.instance, self.key):
             new_seqs += turn_state(store.get_history(self.key)).unanswered
         return min((self.last_seq, *(seq - 1 for seq in new_seqs)))

@@ -131,7 +131,7 @@ class MessageReceiver:
                 return session.failed_answer(error)
             if answer is not None:
                 return answer
-        session.add_new_seq(seq)
+        session.new_seqs.append(seq)
         async with nullcontext() if is_locked else session.hold_lock():
             return await self._answer_message(
                 session, seq, message, view if is_newly_stored else None
