@@ -151,6 +151,8 @@ def _count_turns_to_hide(
 
 COMPACTED_UPTO: Final = "compacted"
 """Meta field of a session: last seq that the newest summary covers, even after an undo."""
+_SUMMARY_FIELDS: Final = (COMPACTED_UPTO, withdrawn_messages.META_FIELD, SIDE_USAGE_FIELD)
+"""Meta fields that a summary writes."""
 
 
 UNDO_HINT: Final = "; undo shows them again"
@@ -239,10 +241,10 @@ def _make_checkpoint(
     except (StaleCheckpoint, NoSuchSession):
         pass
     except StenologError:
-        if _restore_meta(store, key, info, visible_spans):
+        if _reset_meta(store, key, info):
             raise
         return False
-    _restore_meta(store, key, info, visible_spans)
+    _reset_meta(store, key, info)
     return False
 
 
@@ -277,42 +279,28 @@ def _last_summarized_seq(info: SessionInfo) -> int:
     return upto if 0 < upto < info.floor else info.floor
 
 
-def _restore_meta(store: Store, key: str, info: SessionInfo, visible_spans: Sequence[Span]) -> bool:
-    """Try to restore the meta after a failed summary; False if the session is gone or replaced."""
+def _reset_meta(store: Store, key: str, info: SessionInfo) -> bool:
+    """Try to reset the meta after a failed checkpoint; False if the session is gone or replaced.
+
+    `info`: the info before the summary.
+    """
     with suppress(StenologError):
         current_info = find_info(store, key)
         if current_info is None:
             return False
         if current_info.uid != info.uid:
-            _remove_summary_fields(store, key, current_info)
+            # The session was created again, perhaps by setting the meta fields.
+            store.set_meta(key, **dict.fromkeys(_SUMMARY_FIELDS))
+            new_info = store.info(key)
+            if new_info.last_seq == 0 and not new_info.meta:
+                store.admin.delete_unchanged(new_info)
             return False
         upto = _read_compacted_upto(info)
-        fields = {
-            COMPACTED_UPTO: upto or None,
-            withdrawn_messages.META_FIELD: withdrawn_messages.updated_field(info.meta),
-        }
-        if current_info.floor > info.floor and current_info.summary != info.summary:
-            # Another process wrote a summary, or this summary succeeded after all: keep the fields.
-            fields = _summary_fields(info, visible_spans, current_info.floor) | {
-                COMPACTED_UPTO: max(upto, current_info.floor)
-            }
-        store.set_meta(key, **fields)
+        if current_info.summary != info.summary:
+            # Another process wrote a summary, or this summary succeeded after all.
+            upto = max(upto, current_info.floor)
+        store.set_meta(key, **{COMPACTED_UPTO: upto or None})
     return True
-
-
-def _remove_summary_fields(store: Store, key: str, current_info: SessionInfo) -> None:
-    """Remove the meta fields of a summary from a session that was created again."""
-    summary_fields = {COMPACTED_UPTO, withdrawn_messages.META_FIELD, SIDE_USAGE_FIELD}
-    if (
-        current_info.last_seq == 0
-        and not current_info.summary
-        and set(current_info.meta) <= summary_fields
-    ):
-        # The session was just deleted, and setting the meta fields created it again.
-        with suppress(StenologError):  # a fallback store refuses to delete
-            store.delete(key)
-            return
-    store.set_meta(key, **dict.fromkeys(summary_fields))
 
 
 def is_undone(info: SessionInfo) -> bool:
