@@ -5,6 +5,7 @@ its result are moved after the result. Orphaned and duplicate results are droppe
 result gets the result `NO_RESULT`.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -395,30 +396,15 @@ def _content_parts(content: Any) -> list[Any]:
 
 
 def _make_sendable(body: Body) -> Body:
-    """Return the body unchanged if JSON can represent it.
-
-    Otherwise replace the values that JSON cannot represent.
-    """
+    """Return the body. In a body that cannot be sent, a lone surrogate becomes a question mark."""
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return {str(name): _make_json_safe(value, depth=0) for name, value in body.items()}
+        text = json.dumps(body, default=_to_json_value, ensure_ascii=False)
+        sendable_body: Body = json.loads(text.encode("utf-8", "replace"))
+        return sendable_body
     return body
 
 
-def _make_json_safe(value: Any, *, depth: int) -> Any:
-    if isinstance(value, str):
-        # A lone surrogate cannot be sent in a request.
-        return value.encode("utf-8", "replace").decode()
-    if depth > 50:
-        return "[too deep]"
-    if isinstance(value, Mapping):
-        return {
-            _make_json_safe(str(name), depth=depth): _make_json_safe(inner, depth=depth + 1)
-            for name, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_make_json_safe(inner, depth=depth + 1) for inner in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return as_json(value)
+def _to_json_value(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else repr(value)
