@@ -4,14 +4,14 @@ picoclaw keeps sessions in memory until `save`. Here each write replaces the ses
 the call returns, so that an acknowledged message survives the process (P1).
 """
 
+import hashlib
 import logging
 import os
 import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Never
 
@@ -177,14 +177,17 @@ class SessionManagerStore(InMemoryStore):
                     f"{path} was changed by another process, and only one process can use a "
                     "SessionManager; restart this one, so that it reads the change"
                 )
-            if known_file.problem:
+            problem = known_file.problem
+            if not problem and known_file.key != key:
+                problem = f"the file has the session {known_file.key!r}"
+            if problem:
                 raise DamagedStore(
-                    f"{path}: {known_file.problem}; move it away, so that {key!r} can be kept there"
+                    f"{path}: {problem}; move it away, so that {key!r} can be kept there"
                 )
-            if known_file.key != key:
-                _copy_to_unused_name(folder, name, json_file.SUFFIX)
-            elif not known_file.is_ours:
-                _copy_to_unused_name(folder, name, ".original")
+            if not known_file.is_ours:
+                content = _read_file(folder, name)
+                digest = hashlib.sha256(content).hexdigest()[:8]
+                disk.replace_file(folder, f"{name}.{digest}.original", content)
         try:
             disk.replace_file(folder, name, json_file.compose_file(session))
         except OSError as error:
@@ -337,29 +340,6 @@ def _find_file_version(folder: int, name: str) -> _FileVersion | None:
     except OSError:
         return (0, 0, 0)
     return (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _copy_to_unused_name(folder: int, name: str, suffix: str) -> None:
-    """Copy a file to an unused name with this suffix. Raises OSError.
-
-    If `suffix` is the suffix of session files, the copy counts as a session file, too.
-    """
-    content = _read_file(folder, name)
-    for copy_name in _generate_copy_names(name, suffix):
-        if _find_file_version(folder, copy_name) is None:
-            disk.replace_file(folder, copy_name, content)
-            return
-        with suppress(OSError):
-            if _read_file(folder, copy_name) == content:
-                return  # a process made this copy and was then killed
-
-
-def _generate_copy_names(name: str, suffix: str) -> Iterator[str]:
-    if suffix != json_file.SUFFIX:
-        yield name + suffix
-    for copy_number in count(2):
-        stem = name.removesuffix(suffix)
-        yield f"{stem}-{copy_number}{suffix}" if stem != name else f"{name}{suffix}-{copy_number}"
 
 
 def why_not_writable(directory: Path) -> str | None:
