@@ -21,7 +21,7 @@ from stenolog.stores.base import Store, find_info
 from stenolog.stores.locks import ThreadLock
 
 MAX_CACHED_KEYS: Final = 10_000
-"""Maximum number of keys in each cache. A full cache is emptied."""
+"""Maximum number of known sessions. A full cache is emptied."""
 _MARKER_NAME: Final = "aliases"
 NO_ALIASES: Final = ""
 """Value of the change marker if no session of the store ever had an alias."""
@@ -33,8 +33,6 @@ class Aliases:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = ThreadLock()
-        self._non_aliases: set[str] = set()
-        """Keys that were not aliases when they were last resolved."""
         self._known_sessions: set[str] = set()
         """Keys of sessions that this process has read or written."""
         self._seen_marker: object = None
@@ -62,31 +60,20 @@ class Aliases:
             owner = self.owners(rescan=True).get(key)
         return key if owner is None else owner
 
-    def resolve_for_write(self, key: str) -> str:
+    def resolve_known(self, key: str) -> str:
         """Resolve a key without reading the store if `remember_session` recorded the key."""
         is_known = key.__class__ is str and key in self._known_sessions
         return key if is_known else self.resolve_key(key)
 
     def remember_session(self, key: str) -> None:
         """Remember that a session with exactly this key exists."""
-        _remember_key(self._known_sessions, key)
+        if len(self._known_sessions) >= MAX_CACHED_KEYS:
+            self._known_sessions.clear()
+        self._known_sessions.add(key)
 
     def forget_session(self, key: str) -> None:
         """Make the next write resolve this key again. Call this if the session may be gone."""
         self._known_sessions.discard(key)
-
-    def resolve_for_read(self, key: str) -> str:
-        """Resolve a key without reading the store if it resolved to itself before.
-
-        If no session has the returned key, the caller must call `resolve_key`: the session may have
-        been deleted since.
-        """
-        if key.__class__ is str and key in self._non_aliases:
-            return key
-        session_key = self.resolve_key(key)
-        if session_key == key:
-            _remember_key(self._non_aliases, key)
-        return session_key
 
     def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
         """Return the session key of each alias, even if another session has the alias as its key.
@@ -130,12 +117,6 @@ class Aliases:
             return ()
         # A fork has a copy of the meta, but the aliases belong to the original session.
         return () if info.forked_from is not None else aliases_in(info.meta)
-
-
-def _remember_key(keys: set[str], key: str) -> None:
-    if len(keys) >= MAX_CACHED_KEYS:
-        keys.clear()
-    keys.add(key)
 
 
 def _owner_by_alias(aliases_by_session: Mapping[str, Sequence[str]]) -> dict[str, str]:

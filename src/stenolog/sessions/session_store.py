@@ -251,7 +251,7 @@ class JSONLBackend:
 
         A failure of the store is raised; a missing session is no failure.
         """
-        key = self._aliases.resolve_for_write(key)
+        key = self._aliases.resolve_known(key)
         info = find_info(self._store, key)
         if info is None:
             return
@@ -316,7 +316,7 @@ class JSONLBackend:
     ) -> _Result | None:
         """Return the result of `write` for the session that `key` opens; None after a failure."""
         try:
-            session_key = self._aliases.resolve_for_write(key)
+            session_key = self._aliases.resolve_known(key)
             result = write(session_key)
             if creates_session:
                 self._aliases.remember_session(session_key)
@@ -354,11 +354,14 @@ class JSONLBackend:
 
     def _read_session(self, key: str, read: Callable[[str], _Result]) -> _Result:
         """Read the session that `key` opens; resolve the key again if the result is empty."""
-        result = read(self._aliases.resolve_for_read(key))
-        if not result:
-            self._aliases.forget_session(key)
-            result = read(self._aliases.resolve_key(key))
-        return result
+        session_key = self._aliases.resolve_known(key)
+        result = read(session_key)
+        if result:
+            self._aliases.remember_session(session_key)
+            return result
+        self._aliases.forget_session(key)
+        resolved_key = self._aliases.resolve_key(key)
+        return result if resolved_key == session_key else read(resolved_key)
 
 
 def _log_failure(call: str, key: str | None, error: Exception, effect_text: str = "") -> str:

@@ -131,7 +131,8 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
         set_aliases(store, "old", "name")
     names = Aliases(store)
     for number in range(KEYS):
-        assert names.resolve_for_read(f"user:{number}") == f"user:{number}"
+        assert names.resolve_known(f"user:{number}") == f"user:{number}"
+        names.remember_session(f"user:{number}")
     held = _referenced_objects(names)
     # The cached names, and eight bytes for each session of the store.
     assert len(held) < MAX_CACHED_KEYS + 100
