@@ -65,17 +65,6 @@ class ActiveSession(Struct, eq=False):
                 self.turn.cancel_reason = reason
             self.task.cancel()
 
-    def failed_answer(self, error: StenologError, *, text: str = "", saved: bool = True) -> Answer:
-        """Return the Answer for a failed turn.
-
-        `text` replaces the text of the error. `saved`: whether the user's message is stored.
-        """
-        if isinstance(error, LeaseLost):
-            text = TAKEN_OVER_TEXT
-        return Answer(
-            key=self.key, text=text or str(error), outcome="failed", saved=saved, error=error
-        )
-
 
 class ActiveSessions:
     """The active sessions of one event loop. A session without work is dropped."""
@@ -124,3 +113,13 @@ class ActiveSessions:
         """Drop the state of the session if the session is idle."""
         if session.is_idle and self.find(session.instance, session.key) is session:
             del self._sessions[session.instance.id, session.key]
+
+
+def failed_answer(key: str, error: StenologError, *, text: str = "", saved: bool = True) -> Answer:
+    """Return the Answer for a failed turn.
+
+    `text` replaces the text of the error. `saved`: whether the user's message is stored.
+    """
+    if isinstance(error, LeaseLost):
+        text = TAKEN_OVER_TEXT
+    return Answer(key=key, text=text or str(error), outcome="failed", saved=saved, error=error)

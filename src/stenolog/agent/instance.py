@@ -73,7 +73,7 @@ class AgentInstance:
         self.spec = spec
         self.sessions = sessions
         self.notes = notes
-        self.on_summary: Callable[[SummaryReport], None] | None = None
+        self.on_summary: Callable[[SummaryReport], None] = lambda _: None
         """Callback for every summary; it runs in the thread that made the summary."""
         self._zone = load_zone(spec.zone)
         self._open_model = open_model
@@ -262,7 +262,7 @@ class AgentInstance:
             catalog=self.catalog,
             system=self.spec.system if options.system is None else options.system,
             tools=self.offered_tools(options),
-            on_event=self._report_summary,
+            on_event=lambda report: self.on_summary(report),
         )
 
     # --- tools and memory --------------------------------------------------------------------
@@ -375,10 +375,6 @@ class AgentInstance:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def _report_summary(self, report: SummaryReport) -> None:
-        if self.on_summary is not None:
-            self.on_summary(report)
 
 
 def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:

@@ -8,6 +8,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
+from stenolog.agent.active_sessions import failed_answer
 from stenolog.agent.commands import CommandRunner, parse_command
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.lease_renewal import LEASE_SECONDS
@@ -107,7 +108,7 @@ class AgentLoop:
             try:
                 key = await self._scheduler.threads.run(instance.resolve_key, key)
             except StoreUnavailable as error:
-                return Answer(key=key, text=str(error), outcome="failed", saved=False, error=error)
+                return failed_answer(key, error, saved=False)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
             if self._is_repeated_command(instance.id, key, message.id):
@@ -184,10 +185,7 @@ class AgentLoop:
             is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
             if isinstance(error, UsageError) and not is_reported:
                 raise
-            client_error = await self._scheduler.error_for_client(instance, session_key, error)
-            return Answer(
-                key=session_key, text=str(client_error), outcome="failed", error=client_error
-            )
+            return await self._scheduler.make_failed_answer(instance, session_key, error)
 
     def _is_repeated_command(self, agent: str | None, key: str, message_id: str) -> bool:
         """Return whether this process already ran a command with this id, and remember the id."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.agent.active_sessions import ActiveSession
+from stenolog.agent.active_sessions import ActiveSession, failed_answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.lease_renewal import release_lease
 from stenolog.agent.scheduler import TurnScheduler, unleased_text
@@ -112,7 +112,7 @@ class MessageReceiver:
         except StenologError as error:
             if isinstance(error, UsageError) and not isinstance(error, OnceConflict | ReadOnly):
                 raise
-            return session.failed_answer(error, saved=False)
+            return failed_answer(session.key, error, saved=False)
         view = message.view
         is_newly_stored = view is not None and seq > view.upto
         # Another process may have accepted a message with a client's idempotency key, so keep it.
@@ -122,13 +122,13 @@ class MessageReceiver:
             missing_error = await self._scheduler.threads.run(
                 _withdraw_first_message, store, view, seq, message.body
             )
-            return session.failed_answer(missing_error)
+            return failed_answer(session.key, missing_error)
         message.on_event(MessageStored(seq=seq))
         if message.once and not is_newly_stored:
             try:
                 answer = await self._scheduler.read_answer(session, seq, "again")
             except StenologError as error:
-                return session.failed_answer(error)
+                return failed_answer(session.key, error)
             if answer is not None:
                 return answer
         session.new_seqs.append(seq)
@@ -142,6 +142,7 @@ class MessageReceiver:
     ) -> Answer:
         """Run the turn that answers the stored message at `seq`, if no other turn answers it."""
         scheduler, on_event, leases = self._scheduler, message.on_event, message.leases
+        instance, key = session.instance, session.key
         try:
             lease = (
                 leases.pop()
@@ -149,11 +150,12 @@ class MessageReceiver:
                 else await scheduler.wait_for_lease(session, on_event, seq=seq, uid=message.uid)
             )
         except StenologError as error:
-            return await scheduler.make_failed_answer(session, error, text=unleased_text(error))
+            text = unleased_text(error)
+            return await scheduler.make_failed_answer(instance, key, error, text=text)
         try:
             if lease is None:
                 text = "Stopped waiting. The message is saved."
-                stopped_answer = Answer(key=session.key, text=text, outcome="interrupted")
+                stopped_answer = Answer(key=key, text=text, outcome="interrupted")
                 answer = await scheduler.read_answer(session, seq, "elsewhere", uid=message.uid)
                 return answer or stopped_answer
             async with scheduler.hold_lease(session, lease) as store:
@@ -169,7 +171,7 @@ class MessageReceiver:
                 )
                 answer = await scheduler.run_turn(session, turn)
         except StenologError as error:
-            return await scheduler.make_failed_answer(session, error)
+            return await scheduler.make_failed_answer(instance, key, error)
         if answer.outcome != "elsewhere":
             scheduler.summarize_later(session, turn)
         return answer

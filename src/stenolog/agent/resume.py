@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.agent.active_sessions import ActiveSession
+from stenolog.agent.active_sessions import ActiveSession, failed_answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import TurnScheduler, unleased_text
 from stenolog.agent.session_history import (
@@ -94,7 +94,7 @@ class Resumer:
         except StoreClosed:
             raise
         except StenologError as error:
-            return Answer(key=key, text=str(error), outcome="failed", error=error)
+            return failed_answer(key, error)
         unfinished_turn = self._find_turn(instance.id, key, last_seq)
         now = monotonic()
         age = max(age, now - unfinished_turn.first_seen)
@@ -113,7 +113,7 @@ class Resumer:
                     has_lease = lease is not None
                     unfinished_turn.record_failure(error, double_delay=has_lease)
                     text = "" if has_lease else unleased_text(error)
-                    return session.failed_answer(error, text=text)
+                    return failed_answer(key, error, text=text)
                 if answer is not None and turn is not None:
                     self._scheduler.summarize_later(session, turn)
                 return answer

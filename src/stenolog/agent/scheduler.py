@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.agent.active_sessions import ActiveSession, ActiveSessions
+from stenolog.agent.active_sessions import ActiveSession, ActiveSessions, failed_answer
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.instance import AgentInstance, AgentRegistry, ModelClosing
 from stenolog.agent.lease_renewal import acquire_lease, renew_lease
@@ -270,22 +270,15 @@ class TurnScheduler:
     # --- one turn ----------------------------------------------------------------------------
 
     async def make_failed_answer(
-        self, session: ActiveSession, error: StenologError, *, text: str = ""
+        self, instance: AgentInstance, key: str, error: StenologError, *, text: str = ""
     ) -> Answer:
-        """Return the Answer for a failed turn, with the error to report to the client."""
-        client_error = await self.error_for_client(session.instance, session.key, error)
-        return session.failed_answer(client_error, text=text)
+        """Return the Answer for a failed turn, with the error to report to the client.
 
-    async def error_for_client(
-        self, instance: AgentInstance, key: str, error: StenologError
-    ) -> StenologError:
-        """Return the error to report to the client.
-
-        If the lease was lost because the session is gone, return the error for a missing session.
+        If the lease was lost because the session is gone, the error is that for a missing session.
         """
-        if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
-            return error
-        return await self.threads.run(_error_if_missing, instance.store, key, error)
+        if isinstance(error, LeaseLost | NoSuchSession) and not isinstance(error, SessionDeleted):
+            error = await self.threads.run(_error_if_missing, instance.store, key, error)
+        return failed_answer(key, error, text=text)
 
     async def run_turn(self, session: ActiveSession, turn: Turn) -> Answer:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
