@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
-from stenolog.agent.turn import INTERRUPTED_MARK, SAME_CALLS_TEXT
+from stenolog.agent.turn import SAME_CALLS_TEXT
 from stenolog.agent.turn_events import (
     ModelCalled,
     SummaryCreated,
@@ -296,32 +296,6 @@ def test_message_during_the_final_answer_gets_its_own_answer(store: str, tmp_pat
 
 
 @every_store
-def test_stopped_answer_is_stored_with_a_mark_and_not_resumed(store: str, tmp_path: Path) -> None:
-    begun = asyncio.Event()
-
-    def tell(event: object) -> None:
-        if isinstance(event, TextDelta):
-            begun.set()
-
-    async def main() -> None:
-        model = ScriptedModel(["word " * 200, "Next."], pause=0.01)
-        async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(say(loop, "Talk.", on_event=tell))
-            await begun.wait()
-            assert await loop.stop(KEY)
-            answer = await speaking
-            assert answer.outcome == "interrupted"
-            assert answer.text.startswith("word")
-            assert answer.text.endswith(INTERRUPTED_MARK)
-            assert bodies(loop)[-1]["content"] == answer.text
-            assert not await loop.stop(KEY)
-            assert await loop.resume(KEY) == []
-            assert (await say(loop, "And now?")).text == "Next."
-
-    asyncio.run(main())
-
-
-@every_store
 def test_stop_during_a_tool_stores_a_result_for_its_call(store: str, tmp_path: Path) -> None:
     waits = asyncio.Event()
 
@@ -343,28 +317,6 @@ def test_stop_during_a_tool_stores_a_result_for_its_call(store: str, tmp_path: P
             assert [body["role"] for body in model.asked[1].messages[1:]] == [
                 *("user", "assistant", "tool", "assistant", "user")
             ]
-
-    asyncio.run(main())
-
-
-@every_store
-def test_cancelled_caller_stops_the_answer(store: str, tmp_path: Path) -> None:
-    begun = asyncio.Event()
-
-    def tell(event: object) -> None:
-        if isinstance(event, TextDelta):
-            begun.set()
-
-    async def main() -> None:
-        model = ScriptedModel(["word " * 200], pause=0.01)
-        async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(say(loop, "Talk.", on_event=tell))
-            await begun.wait()
-            speaking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await speaking
-            assert bodies(loop)[-1]["content"].endswith(INTERRUPTED_MARK)
-            assert loop.busy == set()
 
     asyncio.run(main())
 

@@ -95,8 +95,11 @@ def test_answer_stopped_twice_is_stored_once(store: str, tmp_path: Path) -> None
                 await asyncio.sleep(0)
             # The later one may find the turn stopped.
             assert any([await loop.stop(KEY), await first])
-            assert (await speaking).text == f"half a {INTERRUPTED_MARK}"
-            assert roles(loop) == ["user", "assistant"]
+            answer = await speaking
+            assert (answer.outcome, answer.text) == ("interrupted", f"half a {INTERRUPTED_MARK}")
+            assert [body["content"] for body in bodies(loop)] == ["Talk.", answer.text]
+            assert not await loop.stop(KEY)
+            assert await loop.resume(KEY) == []
 
     asyncio.run(main())
 
@@ -111,8 +114,11 @@ def test_repeated_cancellation_leaves_no_tasks(store: str, tmp_path: Path) -> No
             while not speaking.done():
                 speaking.cancel()
                 await asyncio.sleep(0)
+            assert speaking.cancelled()
             assert loop.busy == set()
-            assert roles(loop) == ["user", "assistant"]
+            assert [body["content"] for body in bodies(loop)] == [
+                *("Talk.", f"half a {INTERRUPTED_MARK}")
+            ]
             assert (await say(loop, "And now?")).text == "Next."
 
     asyncio.run(main())
@@ -144,50 +150,28 @@ def test_unanswered_messages_are_not_summarized(store: str, tmp_path: Path) -> N
 
 
 @every_store
-def test_broken_answer_leaves_later_messages_unanswered(store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["broken", "cancelled", "stopped"])
+def test_message_after_an_unfinished_answer_is_answered_next(
+    store: str, end: str, tmp_path: Path
+) -> None:
     async def main() -> None:
-        model = Waiting([ModelUnavailable("the line is dead"), "To both."], begins="half a")
+        script = [ModelUnavailable("the line is dead"), "Next."] if end == "broken" else ["Next."]
+        model = Waiting(script, begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
             first = asyncio.create_task(say(loop, "first"))
             await model.first.wait()
             second = asyncio.create_task(say(loop, "second"))
             await until(lambda: len(bodies(loop)) == 2)
-            model.go.set()
-            assert (await first).outcome == "interrupted"
-            assert (await second).text == "To both."
-
-    asyncio.run(main())
-
-
-@every_store
-def test_cancelled_caller_does_not_cancel_other_answers(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        model = Waiting(_echo, begins="half a")
-        async with agent_loop(store, tmp_path, model) as loop:
-            first = asyncio.create_task(say(loop, "first"))
-            await model.first.wait()
-            second = asyncio.create_task(say(loop, "second"))
-            await until(lambda: len(bodies(loop)) == 2)
-            first.cancel()
-            assert (await second).text == "to second"
-            with pytest.raises(asyncio.CancelledError):
-                await first
-
-    asyncio.run(main())
-
-
-@every_store
-def test_message_after_a_stopped_answer_is_answered_next(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        model = Waiting(_echo, begins="half a")
-        async with agent_loop(store, tmp_path, model) as loop:
-            first = asyncio.create_task(say(loop, "first"))
-            await model.first.wait()
-            second = asyncio.create_task(say(loop, "second"))
-            await until(lambda: len(bodies(loop)) == 2)
-            assert await loop.stop(KEY)
-            assert (await first).outcome == "interrupted"
-            assert (await second).text == "to second"
+            if end == "cancelled":
+                first.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await first
+            else:
+                if end == "stopped":
+                    assert await loop.stop(KEY)
+                model.go.set()
+                assert (await first).outcome == "interrupted"
+            assert (await second).text == "Next."
 
     asyncio.run(main())
 
@@ -556,44 +540,6 @@ def test_message_answered_by_another_process_is_not_answered_again(
             assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")
             assert roles(loop) == ["user", "assistant"] * 2
         await other.close()
-
-    asyncio.run(main())
-
-
-class Raced(InMemoryStore):
-    """A store that gets a message at the moment when a history is replaced."""
-
-    speaks = False
-
-    def set_history(
-        self,
-        key: str,
-        messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        expect_last: int | None = None,
-    ) -> None:
-        """Replace the visible messages, but let a message arrive first."""
-        if self.speaks:
-            self.speaks = False
-            self.add_message(key, "user", "at that moment")
-        super().set_history(key, messages, expect_last=expect_last)
-
-
-@pytest.mark.parametrize("command", ["retry", "edit new words"])
-def test_message_concurrent_with_a_command_is_not_hidden(command: str) -> None:
-    async def main() -> None:
-        store = Raced()
-        sessions = JSONLBackend(store)
-        agent = AgentInstance(
-            replace(SPEC, memory=False), model=ScriptedModel(_echo), sessions=sessions
-        )
-        loop = AgentLoop(AgentRegistry([agent]))
-        await say(loop, "old words")
-        store.speaks = True
-        await say(loop, f"/{command}")
-        said = [body["content"] for body in bodies(loop)]
-        assert said == ["old words", "to old words", "at that moment"]
-        await loop.close()
 
     asyncio.run(main())
 

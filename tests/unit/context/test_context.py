@@ -265,14 +265,6 @@ def test_fields_that_are_not_sent_trigger_no_summary(store: Store) -> None:
     assert sending.context.summarize_if_needed(KEY) is not None
 
 
-def test_memory_is_sent_and_not_stored(store: Store) -> None:
-    loop = Loop(store)
-    store.add_messages(KEY, talk(1))
-    window = loop.context.window(KEY, memory="[m] tea [/m]")
-    assert window.messages[0]["content"] == "[m] tea [/m]"
-    assert len(store.get_history(KEY)) == 2
-
-
 def test_window_of_an_unknown_session_does_not_create_it(store: Store) -> None:
     loop = Loop(store, system="Be brief.")
     assert len(loop.context.window("cli:none").messages) == 1

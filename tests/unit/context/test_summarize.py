@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stenolog import Store
-from stenolog.context.context import Context
 from stenolog.context.summarize import (
     COMPACTED_UPTO,
     SummaryPlan,
@@ -22,7 +21,7 @@ from stenolog.context.summarize import (
 from stenolog.context.window import Limits
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import CompletionFunction
-from stenolog.stores.base import find_info, find_view
+from stenolog.stores.base import find_info
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.testing.scripted_model import ScriptedCompletion
@@ -100,25 +99,6 @@ def test_summary_is_reverted_by_one_undo(store: Store) -> None:
     assert (undone.op, undone.shown) == ("checkpoint", 12)
     assert len(seqs(store)) == 16
     assert store.get_summary(KEY) == ""
-
-
-def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> None:
-    carried_out(store)
-    store.undo(KEY)
-    assert is_undone(store.info(KEY))
-    assert planned(store) is None
-    store.add_messages(KEY, talk(2))
-    assert planned(store) is None
-    store.add_messages(KEY, [*talk(1, size=9_000), *talk(1)])
-    plan = planned(store)
-    assert plan is not None
-    assert plan.reason == "tokens"
-    assert apply_plan(store, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is not None
-    assert not is_undone(store.info(KEY))
-    store.add_messages(KEY, talk(8))
-    plan = planned(store)
-    assert plan is not None
-    assert plan.reason == "count"
 
 
 def test_two_undone_summaries_are_recognized(store: Store) -> None:
@@ -404,34 +384,6 @@ def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
     late: Any = Late(store)
     assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3), (7, 7)]
-
-
-@pytest.mark.parametrize("meanwhile", [moved, taken_back])
-def test_session_state_is_read_at_one_moment(store: Store, meanwhile: Any) -> None:
-    class Moving(Late):
-        """Reads the first history just before a change, and the rest just after."""
-
-        moves = 1
-
-        def get_history(self, key: str) -> Any:
-            found = self._store.get_history(key)
-            if self.moves:
-                self.moves -= 1
-                meanwhile(self._store)
-            return found
-
-    moving: Any = Moving(store)
-    seen = find_view(moving, KEY)
-    assert seen is not None
-    assert seen.info.summary == store.get_summary(KEY)
-    assert [message.seq for message in seen.messages] == seqs(store)
-
-
-def test_missing_session_has_an_empty_window_and_no_summary(store: Store) -> None:
-    context = Context(store)
-    assert context.window("cli:none").messages == []
-    assert context.summarize("cli:none") is None
-    assert store.list_sessions() == [KEY]
 
 
 def test_next_summary_extends_the_previous_one(store: Store) -> None:

@@ -26,26 +26,18 @@ parts = st.builds(
 
 
 @pytest.mark.parametrize(
-    ("scope", "key"),
-    [("sender", "telegram:7"), ("thread", "telegram:99:7"), ("group", "telegram:-100")],
+    ("scope", "key", "alone"),
+    [
+        ("sender", "telegram:7", "telegram:7"),
+        ("thread", "telegram:99:7", "telegram:7"),
+        ("group", "telegram:-100", "telegram:7"),
+    ],
 )
-def test_scope_decides_which_senders_share_a_session(scope: Scope, key: str) -> None:
+def test_scope_decides_which_senders_share_a_session(scope: Scope, key: str, alone: str) -> None:
     origin = Origin(channel="telegram", sender="7", chat="-100", thread="99")
     assert keys.key_for(origin, scope=scope) == key
-
-
-@pytest.mark.parametrize("scope", ["sender", "thread", "group"])
-def test_sender_outside_threads_and_groups_has_its_own_session(scope: Scope) -> None:
-    assert keys.key_for(Origin(channel="slack", sender="U7"), scope=scope) == "slack:U7"
-
-
-def test_each_sender_has_a_separate_session_by_default() -> None:
-    origin = Origin(channel="slack", sender="U7", chat="C42", thread="17.5")
-    assert keys.key_for(origin) == "slack:U7"
-
-
-def test_default_key_of_a_terminal_has_channel_and_sender() -> None:
-    assert keys.split_key(keys.CLI_DEFAULT) == KeyParts("cli", "default")
+    assert keys.key_for(Origin(channel="telegram", sender="7"), scope=scope) == alone
+    assert keys.key_for(origin) == "telegram:7"
 
 
 def test_colon_inside_a_part_is_escaped() -> None:

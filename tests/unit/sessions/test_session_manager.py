@@ -24,9 +24,7 @@ from stenolog.errors import (
     LeaseLost,
     MaybeStored,
     NoSuchSession,
-    NothingToUndo,
     NotStored,
-    OnceConflict,
     StoreBusy,
     StoreClosed,
     UsageError,
@@ -379,26 +377,6 @@ def test_p1_file_that_another_process_changed_is_never_overwritten(
     assert _contents(SessionManager(tmp_path)) == ["a", "b.0"]
 
 
-def test_p8_failed_write_is_absent_and_can_be_repeated(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    place = tmp_path / "sessions"
-    sessions = SessionManager(place)
-    assert sessions.add_message("k", "user", "a") == 1
-    # Blocks the temporary file of the rename.
-    (place / ".k.json.new").mkdir()
-
-    assert sessions.add_message("k", "user", "b", once="b") is None
-    assert _contents(sessions) == ["a"]
-    assert not sessions.health().ok
-    assert "writing" in caplog.text
-
-    (place / ".k.json.new").rmdir()
-    assert sessions.add_message("k", "user", "b", once="b") == 2
-    assert sessions.health().ok
-    assert _contents(SessionManager(place)) == ["a", "b"]
-
-
 def test_p8_folder_that_cannot_be_created_is_a_failed_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -449,32 +427,6 @@ def test_session_manager_leaks_no_descriptors(tmp_path: Path) -> None:
 
 
 # --- the store of a session manager ----------------------------------------------------------
-
-
-def test_store_of_a_session_manager_has_the_same_state_after_a_restart(tmp_path: Path) -> None:
-    store = SessionManager(tmp_path).store
-    assert isinstance(store, Store)
-    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
-    with pytest.raises(OnceConflict):
-        store.add_messages("k", [_user("a"), _user("other")], once="t")
-    popped = store.pop("k")
-    assert popped is not None
-    assert popped.content == "b"
-    store.set_history("k", [_user("a"), _user("c")])
-    store.set_summary("k", "an abc \ud800")
-    store.clear("k", upto=1)
-    store.set_meta("k", title="Letters")
-    before = store.view("k")
-
-    store = SessionManager(tmp_path).store
-    assert store.view("k") == before
-    assert store.add_messages("k", [_user("a"), _user("b")], once="t") == [1, 2]
-    assert store.undo("k").summary_restored
-    assert store.get_summary("k") == "an abc \ud800"
-    assert [store.undo("k").op for _ in range(3)] == ["summary", "replace", "hide"]
-    assert [message.content for message in store.get_history("k")] == ["a", "b"]
-    with pytest.raises(NothingToUndo):
-        SessionManager(tmp_path).store.undo("k")
 
 
 @settings(max_examples=60)

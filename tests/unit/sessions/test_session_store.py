@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stenolog.errors import StoreClosed, StoreUnavailable
-from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
@@ -134,24 +133,6 @@ def test_p8_failed_read_is_counted_separately_and_logged(
     assert "taken as empty" in caplog.text
 
 
-def test_p10_rejected_message_is_a_failed_write_until_the_next_success() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-
-    refused = sessions.add_message("k", "user", float("nan"))
-    troubled = sessions.health()
-    kept = sessions.add_message("k", "user", "a number")
-    calm = sessions.health()
-
-    assert (refused, kept) == (None, 1)
-    assert not troubled.ok
-    assert len(troubled.problems) == 1
-    assert "add_message of 'k' failed: RefusedMessage: content" in troubled.problems[0]
-    assert calm.ok
-    assert calm.problems == ()
-    assert calm.failed_writes == 1
-    assert calm.last_error == troubled.last_error
-
-
 def test_unexpected_driver_errors_do_not_reach_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -169,48 +150,6 @@ def test_unexpected_driver_errors_do_not_reach_the_loop(
     assert "the server went away" in health.problems[0]
     assert (health.failed_writes, health.failed_reads) == (1, 1)
     assert [record.exc_info is not None for record in caplog.records] == [True] * 4
-
-
-def test_p12_idempotency_key_is_passed_to_the_store() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-
-    first = sessions.add_message("k", "user", "x", once="run-7")
-    again = sessions.add_message("k", "user", "x", once="run-7")
-    whole = sessions.add_full_message("k", {"role": "user", "content": "x"}, once="run-8")
-
-    assert (first, again, whole) == (1, 1, 2)
-
-
-def test_written_messages_are_read_back() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-
-    assert sessions.add_message("a", "user", "one") == 1
-    assert sessions.add_full_message("a", {"role": "tool", "content": "two", "x": 1}) == 2
-    assert sessions.add_message("b", "user", "other") == 1
-    assert sessions.set_summary("a", "so far")
-    assert sessions.truncate_history("a", 1)
-
-    assert [m.to_dict() for m in sessions.get_history("a")] == [
-        {"role": "tool", "content": "two", "x": 1}
-    ]
-    assert [m.seq for m in sessions.get_history("a", full=True)] == [1, 2]
-    assert sessions.get_summary("a") == "so far"
-    assert sessions.list_sessions() == ["a", "b"]
-    assert sessions.list_sessions(after="a", limit=5) == ["b"]
-    assert sessions.set_history("b", [{"role": "user", "content": "new"}])
-    assert [m.content for m in sessions.get_history("b")] == ["new"]
-
-
-def test_p5_stale_checkpoint_is_a_failed_write() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-    for content in "abcd":
-        sessions.add_message("k", "user", content)
-
-    assert sessions.checkpoint("k", summary="a and b", upto=2, expect_floor=0)
-    assert sessions.checkpoint("k", summary="other", upto=3, expect_floor=0) is False
-
-    assert sessions.get_summary("k") == "a and b"
-    assert [m.content for m in sessions.get_history("k")] == ["c", "d"]
 
 
 def test_p8_close_reports_failed_writes() -> None:
@@ -239,15 +178,6 @@ def test_p8_close_raises_error_of_the_store() -> None:
     assert not sessions.close().ok
     assert not sessions.close().ok
     assert closed == [True]
-
-
-def test_close_twice_is_harmless_and_later_writes_fail_softly() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-    assert sessions.close().ok
-    sessions.close()
-
-    assert sessions.add_message("k", "user", "x") is None
-    assert not sessions.health().ok
 
 
 def _fill(sessions: SessionStore, messages: int, size: int) -> None:
@@ -298,12 +228,6 @@ def test_p9_save_does_not_compact_archived_messages_again(tmp_path: Path) -> Non
         assert store.info("k").archived == 8
 
 
-def test_save_of_an_unknown_session_does_nothing() -> None:
-    sessions = JSONLBackend(InMemoryStore())
-    sessions.save("nobody")
-    assert sessions.list_sessions() == []
-
-
 def test_p8_save_raises_error_of_compact(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "workspace")) as store:
         sessions = JSONLBackend(store)
@@ -315,20 +239,3 @@ def test_p8_save_raises_error_of_compact(tmp_path: Path) -> None:
             sessions.save("k")
 
         assert [m.seq for m in sessions.get_history("k")] == [10]
-
-
-def test_p5_summary_then_truncate_then_save_hides_summarized_messages(tmp_path: Path) -> None:
-    with open_store(str(tmp_path / "workspace")) as store:
-        sessions = JSONLBackend(store)
-        _fill(sessions, 8, 10_000)
-        covered: list[Message] = sessions.get_history("k")[:-2]
-        for content in "abcd":
-            sessions.add_message("k", "user", content)
-
-        assert sessions.checkpoint("k", summary="the first six", upto=covered[-1].seq)
-        sessions.save("k")
-
-    with open_store(str(tmp_path / "workspace")) as store:
-        assert [m.seq for m in store.get_history("k")] == [7, 8, 9, 10, 11, 12]
-        assert store.get_summary("k") == "the first six"
-        assert [m.seq for m in store.get_history("k", full=True)] == list(range(1, 13))
