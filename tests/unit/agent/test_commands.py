@@ -84,23 +84,12 @@ def test_unknown_command_is_not_sent_to_the_model(tmp_path: Path) -> None:
 
 
 @every_store
-def test_clear_hides_all_messages(store: str, tmp_path: Path) -> None:
+def test_clear_hides_all_messages_and_undo_shows_them(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
-        answer = await say(loop, "/clear")
+        assert "/undo" in (await say(loop, "/clear")).text
         assert bodies(loop) == []
         assert len(loop.registry.agent().sessions.get_history(KEY, full=True)) == 2
-        assert "/undo" in answer.text
-        assert (await say(loop, "two")).text == "Answer 2."
-
-    _in(store, tmp_path, main)
-
-
-@every_store
-def test_undo_shows_the_messages_that_clear_hid(store: str, tmp_path: Path) -> None:
-    async def main(loop: AgentLoop) -> None:
-        await say(loop, "one")
-        await say(loop, "/clear")
         assert "2 messages are visible again" in (await say(loop, "/undo")).text
         assert roles(loop) == ["user", "assistant"]
         assert "Nothing to undo" in (await say(loop, "/undo")).text
@@ -109,23 +98,13 @@ def test_undo_shows_the_messages_that_clear_hid(store: str, tmp_path: Path) -> N
 
 
 @every_store
-def test_retry_answers_the_last_message_again(store: str, tmp_path: Path) -> None:
-    async def main(loop: AgentLoop) -> None:
-        await say(loop, "one")
-        answer = await say(loop, "/retry")
-        assert (answer.outcome, answer.text) == ("answered", "Answer 2.")
-        assert [body["content"] for body in bodies(loop)] == ["one", "Answer 2."]
-
-    _in(store, tmp_path, main)
-
-
-@every_store
-def test_retry_hides_the_tool_calls_of_the_turn(store: str, tmp_path: Path) -> None:
+def test_retry_hides_the_answer_and_the_tool_calls_of_the_turn(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         assert roles(loop) == ["user", "assistant", "tool", "assistant"]
-        assert (await say(loop, "/retry")).text == "Without."
-        assert roles(loop) == ["user", "assistant"]
+        answer = await say(loop, "/retry")
+        assert (answer.outcome, answer.text) == ("answered", "Without.")
+        assert [body["content"] for body in bodies(loop)] == ["one", "Without."]
 
     _in(store, tmp_path, main, [called("now"), "With.", "Without."])
 

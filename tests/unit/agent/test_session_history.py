@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from stenolog.agent import commands
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.session_history import append_once, read_last_seq, replace_history
+from stenolog.agent.session_history import append_once, replace_history
 from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
 from stenolog.errors import MaybeStored, NotStored, OnceConflict
 from stenolog.records import Message
@@ -158,42 +157,6 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
         assert shown == ["first", "answer", "late"]
     finally:
         agent.close_stores()
-
-
-@with_store
-def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message is sent after the command, but stored before the command reads the last seq."""
-
-    async def main() -> None:
-        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
-            await say(loop, "early")
-            event_loop, stored = asyncio.get_running_loop(), threading.Event()
-            asking: list[asyncio.Task[Answer]] = []
-
-            def hear(event: object) -> None:
-                if isinstance(event, MessageStored):
-                    stored.set()
-
-            def ask() -> None:
-                message = InboundMessage(key=KEY, content="late", id="late")
-                asking.append(asyncio.create_task(loop.handle(message, on_event=hear)))
-
-            def late_look(*values: Any) -> int:
-                event_loop.call_soon_threadsafe(ask)
-                assert stored.wait(30)
-                return read_last_seq(*values)
-
-            monkeypatch.setattr(commands, "read_last_seq", late_look)
-            cleared = await say(loop, "/clear")
-            late = await asyncio.wait_for(asking[0], 30)
-            assert late.text == "to late"
-            # The message may have been answered first.
-            hidden = ["late", "to late"] if "are hidden" in cleared.text else None
-            assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
-
-    asyncio.run(main())
 
 
 class _ForgetfulStore(InMemoryStore):
