@@ -143,22 +143,6 @@ def test_new_message_closes_open_calls(store: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_turn_that_is_too_old_is_closed_with_a_mark(tmp_path: Path) -> None:
-    with_store = open_agent("jsonl", tmp_path, ScriptedModel([]))
-    assert with_store.store is not None
-    long_ago = datetime.now(UTC) - timedelta(days=3)
-    with_store.store.add_messages(KEY, [_said("Hello?")], at=[long_ago])
-    asyncio.run(with_store.close())
-
-    async def main() -> None:
-        async with agent_loop("jsonl", tmp_path, []) as loop:
-            [answer] = await loop.resume()
-            assert (answer.outcome, answer.text) == ("interrupted", INTERRUPTED_MARK)
-            assert await loop.resume() == []
-
-    asyncio.run(main())
-
-
 def test_message_that_an_answer_had_not_seen_is_answered(
     tmp_path: Path,
 ) -> None:
@@ -326,7 +310,8 @@ def test_resumed_and_closed_turns_are_logged(
 
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Both."]) as loop:
-            assert len(await loop.resume()) == 2
+            found = {(answer.outcome, answer.text) for answer in await loop.resume()}
+            assert found == {("interrupted", INTERRUPTED_MARK), ("answered", "Both.")}
             assert await loop.resume() == []
 
     asyncio.run(main())

@@ -8,8 +8,7 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import ABANDONED_TEXT
-from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
-from stenolog.catalog.message_metadata import mark_received
+from stenolog.agent.turn_events import Answer, InboundMessage, TurnOptions
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta
@@ -193,31 +192,5 @@ def test_message_of_an_api_is_never_a_command(tmp_path: Path) -> None:
                 answer = await loop.handle(inbound, allow_commands=False)
                 assert answer.outcome == "answered"
             assert [body["content"] for body in bodies(loop)[::2]] == ["/clear", "//clear"]
-
-    asyncio.run(main())
-
-
-def test_stored_event_comes_before_the_model_call(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
-            told: list[Any] = []
-            await loop.handle(InboundMessage(key=KEY, content="Hello."), on_event=told.append)
-            assert told[0] == MessageStored(seq=1)
-
-    asyncio.run(main())
-
-
-def test_recent_message_is_not_resumed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
-            sessions = loop.registry.agent().sessions
-            assert sessions.add_full_message(
-                KEY, mark_received({"role": "user", "content": "Hello."})
-            )
-            assert await loop.resume(idle_for=60.0) == []
-            assert roles(loop) == ["user"]
-            assert turn_state(sessions.get_history(KEY)).is_unfinished
-            [answer] = await loop.resume(idle_for=0.0)
-            assert answer.text == "Yes."
 
     asyncio.run(main())
