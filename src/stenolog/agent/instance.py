@@ -44,8 +44,6 @@ ModelOpener = Callable[[str], ChatModel]
 
 CHOSEN_MODEL_FIELD: Final = "chat_model"
 """Meta field of a session that holds the name of the model chosen by the user."""
-_MAX_OPEN_MODELS: Final = 32
-"""Maximum number of open models besides the default model; further models are rejected."""
 
 _logger = logging.getLogger("stenolog")
 
@@ -231,10 +229,6 @@ class AgentInstance:
             if name not in self._models:
                 if self._open_model is None:
                     raise UsageError(f"this agent has only one model, {self.model.name}")
-                if len(self._models) > _MAX_OPEN_MODELS:
-                    raise UsageError(
-                        f"too many open models ({len(self._models)}); choose one of them"
-                    )
                 self._models[name] = self._open_model(name)
             return self._models[name]
 

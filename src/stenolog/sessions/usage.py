@@ -5,10 +5,12 @@ are estimated and counted separately, because it is unknown how often a model re
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -243,18 +245,10 @@ def read_side_usage(meta: Mapping[str, Any], uid: str) -> SideUsage:
     field = meta.get(SIDE_USAGE_FIELD)
     if not isinstance(field, Mapping) or field.get("uid") != uid:
         return {}
-    models = field.get("models")
     usage: SideUsage = {}
-    if isinstance(models, Mapping):
-        for name, counts in models.items():
-            if isinstance(name, str) and isinstance(counts, Mapping):
-                valid_counts = {count: _valid_count(counts.get(count)) for count in _COUNT_NAMES}
-                add_usage(usage, {name: valid_counts})
+    with suppress(msgspec.ValidationError):  # a damaged field counts nothing
+        add_usage(usage, msgspec.convert(field.get("models"), SideUsage))
     return usage
-
-
-def _valid_count(stored: Any) -> int:
-    return stored if type(stored) is int and stored > 0 else 0
 
 
 def side_counts(usage: SideUsage, price: Price | None) -> dict[str, Counts]:
