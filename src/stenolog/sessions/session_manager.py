@@ -83,6 +83,13 @@ class SessionManager(JSONLBackend):
         self._files.save(key)
 
 
+def _refuse(*_arguments: Any, **_options: Any) -> Never:
+    raise UsageError(
+        "SessionManager keeps sessions as plain JSON files, which cannot be forked, deleted, "
+        "restored or purged; a person can delete the file"
+    )
+
+
 class SessionManagerStore(InMemoryStore):
     """A store in memory whose writes return only after the session's JSON file was replaced.
 
@@ -226,9 +233,6 @@ class SessionManagerStore(InMemoryStore):
 
     # --- refused calls -----------------------------------------------------------------------
 
-    def _refuse(self, *_arguments: Any, **_options: Any) -> Never:
-        _refuse()
-
     fork = delete = _refuse
 
     @property
@@ -246,9 +250,6 @@ class SessionManagerAdmin(InMemoryAdmin):
     """Administration of the sessions of a SessionManager, without trash and purges."""
 
     _store: SessionManagerStore
-
-    def _refuse(self, *_args: Any, **_options: Any) -> Never:
-        _refuse()
 
     delete_unchanged = restore = purge = snapshot_writer = _refuse
 
@@ -279,13 +280,6 @@ class SessionManagerAdmin(InMemoryAdmin):
             errors.append(f"looking at {store.directory}: {error.strerror}")
         errors += store._folder_problems
         return Health(ok=not errors, free_bytes=free_space, problems=(*errors, *problems))
-
-
-def _refuse() -> Never:
-    raise UsageError(
-        "SessionManager keeps sessions as plain JSON files, which cannot be forked, deleted, "
-        "restored or purged; a person can delete the file"
-    )
 
 
 def _version(session: Any) -> tuple[int, int]:
