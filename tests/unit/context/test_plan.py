@@ -20,59 +20,35 @@ def planned(history: list[dict[str, Any]], **given: Any) -> SummaryPlan | None:
     return plan_summary(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
 
 
-def test_no_plan_below_both_limits() -> None:
-    assert planned(talk(5)) is None
-    assert planned([]) is None
+LONG = talk(4, size=1_000)
 
 
-def test_plan_because_of_tokens() -> None:
-    plan = planned(talk(4, size=1_000))
-    assert plan is not None
-    assert plan.reason == "tokens"
-    assert plan.tokens_after <= SMALL.room // 2
-
-
-def test_plan_because_of_the_message_count() -> None:
-    plan = planned(talk(6))
-    assert plan is not None
-    assert plan.reason == "count"
-    assert plan.kept == 4  # complete turns, at most half of ten
-    assert (plan.messages[0].seq, plan.upto) == (1, 8)
-
-
-def test_manual_plan_hides_half() -> None:
-    plan = planned(talk(4), trigger="manual")
-    assert plan is not None
-    assert (plan.reason, plan.kept) == ("manual", 2)
-    assert planned(talk(1), trigger="manual") is None
-
-
-def test_overflow_plan_hides_more_than_half() -> None:
-    plan = planned(talk(4), trigger="overflow")
-    assert plan is not None
-    assert plan.reason == "overflow"
-    assert plan.tokens_after <= plan.tokens_before // 2
-
-
-def test_plan_because_the_window_left_messages_out() -> None:
-    plan = planned(talk(4), overfull=True)
-    assert plan is not None
-    assert plan.reason == "tokens"
-
-
-def test_fixed_tokens_count_for_the_plan() -> None:
-    assert planned(talk(4, size=400)) is None
-    plan = planned(talk(4, size=400), fixed=1_600)
-    assert plan is not None
-    assert plan.reason == "tokens"
-    assert plan.tokens_before > 1_600
-
-
-def test_after_an_undo_only_tokens_cause_a_plan() -> None:
-    assert planned(talk(6), undone=True) is None
-    plan = planned(talk(6, size=1_000), undone=True)
-    assert plan is not None
-    assert plan.reason == "tokens"
+@pytest.mark.parametrize(
+    ("history", "options", "reason", "kept"),
+    [
+        (talk(5), {}, None, 0),
+        ([], {}, None, 0),
+        (LONG, {}, "tokens", 2),
+        (talk(6), {}, "count", 4),  # complete turns, at most half of ten
+        (talk(4), {"trigger": "manual"}, "manual", 2),
+        (talk(1), {"trigger": "manual"}, None, 0),
+        (talk(4), {"trigger": "overflow"}, "overflow", 2),
+        (talk(4), {"overfull": True}, "tokens", 4),
+        (talk(4, size=400), {}, None, 0),
+        (talk(4, size=400), {"fixed": 1_600}, "tokens", 2),
+        (talk(6), {"undone": True}, None, 0),
+        (talk(6, size=1_000), {"undone": True}, "tokens", 2),
+    ],
+)
+def test_reason_and_kept_messages_of_a_plan(
+    history: list[dict[str, Any]], options: dict[str, Any], reason: str | None, kept: int
+) -> None:
+    plan = planned(history, **options)
+    if plan is None:
+        assert reason is None
+        return
+    assert (plan.reason, plan.kept) == (reason, kept)
+    assert (plan.messages[0].seq, plan.upto) == (1, len(history) - kept)
 
 
 def test_single_turn_is_never_cut() -> None:

@@ -106,17 +106,6 @@ def test_only_messages_between_call_and_results_move(
             assert result["content"] == told["content"]
 
 
-def test_messages_between_call_and_results_move_after_them() -> None:
-    messages = [user("a"), assistant(None, "c1", "c2"), user("wait"), tool("c2"), tool("c1")]
-    assert outline(prepare_messages(messages, PLAIN)) == [
-        "user a",
-        "assistant None",
-        "tool c1",
-        "tool c2",
-        "user wait",
-    ]
-
-
 def test_call_without_a_result_gets_interrupted() -> None:
     made = prepare_messages([user("a"), assistant(None, "c1"), user("b")], PLAIN)
     assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": NO_RESULT}

@@ -93,22 +93,17 @@ def test_report_counts_dropped_lines(store: Store) -> None:
     assert f"tokens; {done.dropped_lines} lines did not fit; undo shows" in str(done)
 
 
-def test_summary_is_reverted_by_one_undo(store: Store) -> None:
-    carried_out(store)
-    undone = store.undo(KEY)
-    assert (undone.op, undone.shown) == ("checkpoint", 12)
-    assert len(seqs(store)) == 16
-    assert store.get_summary(KEY) == ""
-
-
-def test_two_undone_summaries_are_recognized(store: Store) -> None:
+def test_each_undo_reverts_one_summary(store: Store) -> None:
     carried_out(store)
     store.add_messages(KEY, talk(8))
     carried_out(store)
     store.undo(KEY)
     assert is_undone(store.info(KEY))
-    store.undo(KEY)
+    undone = store.undo(KEY)
+    assert (undone.op, undone.shown) == ("checkpoint", 12)
     assert is_undone(store.info(KEY))
+    assert len(seqs(store)) == 32
+    assert store.get_summary(KEY) == ""
 
 
 def test_undone_summary_is_recognized_after_a_restart(tmp_path: Path) -> None:

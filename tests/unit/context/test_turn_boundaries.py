@@ -27,6 +27,17 @@ def begins(messages: list[dict[str, Any]]) -> list[int]:
         ([user("a"), assistant(None, "c1", "c2"), tool("c2"), user("wait"), tool("c1")], [0]),
         ([user("a"), assistant(None, "c1"), user("still there?")], [0]),
         ([user("a"), uses("b", "u1"), hands("u1"), assistant("c"), user("d")], [0, 4]),
+        (
+            [user("a"), assistant(None, "c1"), user("b"), assistant("c"), user("d"), user("e")],
+            [0, 4, 5],
+        ),
+        (
+            [
+                *(user("a"), assistant(None, "c1"), assistant("b")),
+                *(user("c"), assistant(None, "c1"), tool("c1"), assistant("d")),
+            ],
+            [0, 3],
+        ),
     ],
     ids=[
         "nothing",
@@ -38,21 +49,12 @@ def begins(messages: list[dict[str, Any]]) -> list[int]:
         "results in another order",
         "a call that runs",
         "calls as parts of the content",
+        "a missing result",
+        "a reused id",
     ],
 )
 def test_turn_starts(messages: list[dict[str, Any]], expected: list[int]) -> None:
     assert begins(messages) == expected
-
-
-def test_missing_result_does_not_merge_later_turns() -> None:
-    lost = [user("a"), assistant(None, "c1"), user("b"), assistant("c"), user("d"), user("e")]
-    assert begins(lost) == [0, 4, 5]
-
-
-def test_reused_id_does_not_merge_turns() -> None:
-    again = [user("a"), assistant(None, "c1"), assistant("b")]
-    again += [user("c"), assistant(None, "c1"), tool("c1"), assistant("d")]
-    assert begins(again) == [0, 3]
 
 
 @given(st.one_of(sessions(), anything()))
