@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stenolog.agent.active_sessions import ActiveSession, CancelReason
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import TurnScheduler
@@ -666,19 +667,25 @@ class _SlowLease(InMemoryStore):
         return super().view(key, last, since=since)
 
 
-def test_turn_stopped_before_it_finds_the_stored_answer_returns_that_answer() -> None:
+def test_turn_stopped_before_it_finds_the_stored_answer_returns_that_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         store, model = _SlowLease(), ScriptedModel([])
+        cancel = ActiveSession.cancel
+
+        def cancel_and_go(session: ActiveSession, reason: CancelReason) -> None:
+            cancel(session, reason)
+            store.go.set()
+
+        monkeypatch.setattr(ActiveSession, "cancel", cancel_and_go)
         agent = AgentInstance(SPEC, model=model, sessions=JSONLBackend(store))
         loop = AgentLoop(AgentRegistry([agent]))
         task = asyncio.create_task(loop.handle(InboundMessage(key=KEY, content=PIN, id="u1")))
         await asyncio.to_thread(store.started.wait, 30)
         answer = {"role": "assistant", "content": f"to {PIN}"}  # of another turn
         store.add_full_message(KEY, mark_seen(answer, seen=1, answers=[1]))
-        stopping = asyncio.create_task(loop.stop(KEY))
-        await asyncio.sleep(0)
-        store.go.set()
-        assert await stopping
+        assert await loop.stop(KEY)
         received = await task
         assert (received.outcome, received.text) == ("elsewhere", f"to {PIN}")
         assert [message.role for message in store.get_history(KEY)] == ["user", "assistant"]
