@@ -891,6 +891,29 @@ def test_lease_granted_during_cancellation_is_released() -> None:
     run(main)
 
 
+def test_cancelled_release_of_a_lease_still_releases_it() -> None:
+    async def main() -> None:
+        store = Gated()
+        InMemoryStore.add_messages(store, "a", [user_message("1")])
+        async with AsyncStore(store) as mine:
+            lease = await mine.lease("a", ttl=60)
+            for number in range(MAX_THREADS):
+                writing = asyncio.create_task(mine.set_summary(f"k{number}", "x"))
+                await store.somebody_waits()
+            releasing = asyncio.create_task(lease.release())
+            for _ in range(3):
+                await asyncio.sleep(0)
+                releasing.cancel()
+            assert not releasing.done()
+            store.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+            await writing
+            await (await mine.lease("a", ttl=60, wait=0)).release()
+
+    run(main)
+
+
 def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path) -> None:
     face = stenolog.open_sessions(tmp_path)
     with pytest.raises(UsageError, match=r"needs a Store.*not JSONLBackend;.*as \.store$"):

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, wraps
 from time import monotonic
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from msgspec import Struct, field
 
@@ -173,10 +173,18 @@ class AsyncStore:
 
     async def _call(self, call: Callable[[], T], *, must_run: bool = False) -> T:
         """Run `call` on a thread; with `must_run`, even if the task is cancelled beforehand."""
-        awaited_call = _AwaitedCall[T]()
         job = self._submit(call)
-        job.add_done_callback(partial(_post_outcome, asyncio.get_running_loop(), awaited_call))
-        return await awaited_call.outcome(withdraw=(lambda: False) if must_run else job.cancel)
+        outcome = asyncio.wrap_future(job)
+        try:
+            return await (asyncio.shield(outcome) if must_run else outcome)
+        except asyncio.CancelledError:
+            # A call that has started cannot be withdrawn any more: wait for its end.
+            if must_run or not job.cancel():
+                ended = asyncio.gather(asyncio.wrap_future(job), return_exceptions=True)
+                while not ended.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([ended])
+            raise
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         try:
@@ -265,40 +273,6 @@ class AsyncLease:
         await self.release()
 
 
-class _AwaitedCall(Generic[T]):
-    """A running call, as seen by the task that waits for it."""
-
-    def __init__(self) -> None:
-        self._wake_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outcome: list[T | BaseException] = []
-
-    def set_outcome(self, outcome: T | BaseException) -> None:
-        self._outcome.append(outcome)
-        if not self._wake_future.done():
-            self._wake_future.set_result(None)
-
-    async def outcome(self, withdraw: Callable[[], bool]) -> T:
-        """Wait for the call, then return its result or raise its error.
-
-        `withdraw` tries to cancel the call and returns whether it succeeded.
-        """
-        cancellation: asyncio.CancelledError | None = None
-        while not self._outcome:
-            try:
-                await self._wake_future
-            except asyncio.CancelledError as error:
-                if withdraw():
-                    raise
-                cancellation = error
-                self._wake_future = asyncio.get_running_loop().create_future()
-        if cancellation is not None:
-            raise cancellation
-        outcome = self._outcome[0]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-
 class _Follower(Struct, eq=False):
     """A thread that follows a session, with a queue of new messages.
 
@@ -381,19 +355,6 @@ class _Follower(Struct, eq=False):
         return min(READER_CHECK_SECONDS, max(last_arrival + self.timeout - monotonic(), 0))
 
     def _put_item(self, loop: Loop, item: Message | BaseException | None) -> None:
-        _call_in_loop(loop, partial(self.arrivals.put_nowait, item))
-
-
-def _post_outcome(loop: Loop, awaited_call: _AwaitedCall[T], future: Future[T]) -> None:
-    """Give the outcome of a finished job to the task that awaits it. Runs on a thread."""
-    if not future.cancelled():
-        error = future.exception()
-        _call_in_loop(
-            loop, partial(awaited_call.set_outcome, future.result() if error is None else error)
-        )
-
-
-def _call_in_loop(loop: Loop, callback: Callable[[], None]) -> None:
-    # A closed loop rejects the callback with RuntimeError; no task of that loop waits for it.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(callback)
+        # A closed loop rejects the callback with RuntimeError; no task of that loop waits for it.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self.arrivals.put_nowait, item)
