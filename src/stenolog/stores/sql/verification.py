@@ -1,5 +1,6 @@
 """Finds and repairs damage in the sessions of a database, for `steno doctor`."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -8,15 +9,7 @@ from stenolog.errors import StenologError
 from stenolog.records import Span
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.findings import (
-    Finding,
-    RepairResult,
-    damaged_changes_finding,
-    damaged_state_finding,
-    lost_messages_finding,
-    stray_rows_finding,
-    unreadable_findings,
-)
+from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import (
     Session,
@@ -91,10 +84,24 @@ def examine_session(
     """Yield the findings in the state, changes and messages of a session."""
     check = _check_state(transaction, session_id, key, encoded_state)
     state = check.state
+    finding = partial(Finding, key=key, where=place)
     if check.is_rebuilt:
-        yield damaged_state_finding(key, place)
+        yield finding(
+            kind="damaged state",
+            meaning="The state of the session (hidden messages, summary, meta) cannot be read. Its "
+            "messages can be read. The state is rebuilt from the recorded changes.",
+            advice="--repair stores the rebuilt state. To save the messages first: "
+            f"`steno export {shlex.quote(key)}`.",
+            repairable=True,
+        )
     if check.damaged_change_numbers:
-        yield damaged_changes_finding(key, place, check.damaged_change_numbers)
+        numbers = ", ".join(map(str, check.damaged_change_numbers))
+        yield finding(
+            kind="damaged change",
+            meaning=f"Undo needs change {numbers}, which cannot be read. No message is missing.",
+            advice="--repair removes the undo steps that cannot be undone any more.",
+            repairable=True,
+        )
     intact_seqs: list[Span] = []
     damaged_seqs: list[Span] = []
     stray_count = 0
@@ -109,12 +116,23 @@ def examine_session(
     if check.is_rebuilt:
         missing_seqs = []  # messages without a row may have been purged
     if state.lost:
-        yield lost_messages_finding(key, place, state.lost)
-    yield from unreadable_findings(
-        key, place, missing_seqs, spans.union(damaged_seqs), advice=advice
-    )
+        yield finding(
+            kind="lost message",
+            meaning=f"{spans.size(state.lost):,} messages were already damaged when the session "
+            "was copied.",
+            advice="Run `steno doctor` on the store it was copied from, then copy it again.",
+            lost=tuple(state.lost),
+        )
+    for kind, lost in (
+        ("missing message", missing_seqs),
+        ("damaged message", spans.union(damaged_seqs)),
+    ):
+        if lost:
+            meaning = f"{spans.size(lost):,} messages cannot be read."
+            yield finding(kind=kind, meaning=meaning, advice=advice, lost=tuple(lost))
     if stray_count:
-        yield stray_rows_finding(key, place, stray_count, last_seq, advice=advice)
+        meaning = f"{stray_count:,} messages have a seq above the last seq, {last_seq:,}."
+        yield finding(kind="stray row", meaning=meaning, advice=advice)
 
 
 def repair_sessions(
