@@ -338,13 +338,6 @@ SELECT seq FROM {schema}.message WHERE session = $1;
 -- name: repair_state
 UPDATE {schema}.session SET state = $2, version = version + 1 WHERE id = $1;
 
--- name: some_messages
-SELECT seq, at, body
-FROM {schema}.message
-WHERE session = $1 AND seq > $2
-ORDER BY seq
-LIMIT $3;
-
 -- name: stray_rows
 SELECT 'message', count(*) FROM {schema}.message
 WHERE NOT EXISTS (SELECT FROM {schema}.session WHERE session.id = message.session)

@@ -17,7 +17,7 @@ from stenolog.stores import spans
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.postgres_errors import FailedBeforeCommit
 from stenolog.stores.sql.dialect import Row, UniqueConflict
-from stenolog.stores.sql.rows import MAX_SEQ, parse_time
+from stenolog.stores.sql.rows import parse_time
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Connection
@@ -226,14 +226,6 @@ class Transaction:
             for seq, at, body in self.run("messages", session_id, first_in_page, last_in_page):
                 if is_intact(at, body):
                     yield seq, at, body.encode()
-
-    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
-        """Yield the seq of each message row, and whether the message is intact."""
-        last_read_seq = -MAX_SEQ
-        while rows := self.run("some_messages", session_id, last_read_seq, _PAGE_SIZE):
-            last_read_seq = rows[-1][0]
-            for seq, at, body in rows:
-                yield seq, is_intact(at, body)
 
     def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body. Raises UniqueConflict."""

@@ -75,9 +75,6 @@ class Transaction(Protocol):
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message, without loading all into memory."""
 
-    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
-        """Yield the seq of each message row, and whether time and body are intact."""
-
     def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
 

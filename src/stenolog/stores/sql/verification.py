@@ -6,7 +6,6 @@ from functools import partial
 from typing import Final
 
 from stenolog.errors import StenologError
-from stenolog.records import Span
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.findings import Finding, RepairResult
@@ -102,17 +101,15 @@ def examine_session(
             advice="--repair removes the undo steps that cannot be undone any more.",
             repairable=True,
         )
-    intact_seqs: list[Span] = []
-    damaged_seqs: list[Span] = []
-    stray_count = 0
-    for seq, is_intact in transaction.examine_messages(session_id):
-        if not 1 <= seq <= last_seq:
-            stray_count += 1
-        else:
-            (intact_seqs if is_intact else damaged_seqs).append((seq, seq))
-    missing_seqs = spans.minus(
-        states.present_seqs(state, last_seq), spans.union(intact_seqs, damaged_seqs)
+    stored_seqs = spans.from_seqs(seq for (seq,) in transaction.run("seqs", session_id))
+    assigned_seqs = spans.clipped(stored_seqs, 1, last_seq)
+    intact_seqs = spans.from_seqs(
+        seq
+        for first, last in assigned_seqs
+        for seq, _, _ in transaction.intact_messages(session_id, first, last)
     )
+    damaged_seqs = spans.minus(assigned_seqs, intact_seqs)
+    missing_seqs = spans.minus(states.present_seqs(state, last_seq), assigned_seqs)
     if check.is_rebuilt:
         missing_seqs = []  # messages without a row may have been purged
     if state.lost:
@@ -125,12 +122,12 @@ def examine_session(
         )
     for kind, lost in (
         ("missing message", missing_seqs),
-        ("damaged message", spans.union(damaged_seqs)),
+        ("damaged message", damaged_seqs),
     ):
         if lost:
             meaning = f"{spans.size(lost):,} messages cannot be read."
             yield finding(kind=kind, meaning=meaning, advice=advice, lost=tuple(lost))
-    if stray_count:
+    if stray_count := spans.size(stored_seqs) - spans.size(assigned_seqs):
         meaning = f"{stray_count:,} messages have a seq above the last seq, {last_seq:,}."
         yield finding(kind="stray row", meaning=meaning, advice=advice)
 

@@ -18,10 +18,10 @@ from zlib import crc32
 
 from msgspec import Raw
 
-from stenolog.records import Message, Span, State, decode_object
+from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores.sql.dialect import named_statements
-from stenolog.stores.sql.rows import MAX_SEQ, now, parse_iso, parse_time
+from stenolog.stores.sql.rows import now, parse_iso, parse_time
 
 if TYPE_CHECKING:
     import apsw
@@ -126,11 +126,6 @@ class Transaction:
             if crc == checksum(body, seq):
                 yield seq, at, body
 
-    def examine_messages(self, session_id: int) -> Iterator[tuple[int, bool]]:
-        """Yield the seq of each message row, and whether the message is intact."""
-        for row in self.execute(_RAW_MESSAGES, (session_id, -MAX_SEQ, MAX_SEQ)):
-            yield row[0], _is_intact(row)
-
     def add_messages(self, session_id: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body."""
         self.executemany(
@@ -202,11 +197,3 @@ def _make_messages_with_hidden(rows: Iterable[Row], state: State) -> list[Messag
         for seq, at, body, crc in rows
         if crc == checksum(body, seq) and parse_iso(at).tzinfo is not None
     ]
-
-
-def _is_intact(row: Row) -> bool:
-    for seq, _, body, crc in readable_rows([row]):
-        if crc == checksum(body, seq):
-            with suppress(ValueError):
-                return isinstance(decode_object(body), dict)
-    return False
