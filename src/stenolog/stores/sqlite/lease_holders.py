@@ -31,16 +31,14 @@ _CLOCK_TOLERANCE_SECONDS: Final = 2.0
 class Process(Struct, frozen=True):
     """One process of this machine, identified by its PID and start time.
 
-    PIDs are reused, so the PID alone is not enough. PID and start time depend on the Linux
-    namespaces of the process, and can only be compared within the same namespaces. The number of a
-    namespace is reused, too, but only after all its processes have ended.
+    PIDs are reused, so the PID alone is not enough. A PID depends on the Linux namespace of the
+    process, and can only be compared within the same namespace. The number of a namespace is
+    reused, too, but only after all its processes have ended.
     """
 
     boot: str
     pid_namespace: str
     """Number of the PID namespace."""
-    time_namespace: str
-    """Number of the time namespace."""
     pid: int
     start_time: int
     """Start time in clock ticks since the boot."""
@@ -50,11 +48,7 @@ class Process(Struct, frozen=True):
 
     def can_check(self, other: "Process") -> bool:
         """Return whether this process can find out whether `other` has ended."""
-        return self.shares_clock(other) and self.pid_namespace == other.pid_namespace
-
-    def shares_clock(self, other: "Process") -> bool:
-        """Return whether two processes share a monotonic clock: same boot and time namespace."""
-        return (self.boot, self.time_namespace) == (other.boot, other.time_namespace)
+        return (self.boot, self.pid_namespace) == (other.boot, other.pid_namespace)
 
 
 def current_process() -> Process | None:
@@ -75,7 +69,6 @@ def _read_current_process() -> Process:
     return Process(
         boot=(_PROC_FOLDER / "sys/kernel/random/boot_id").read_text().strip(),
         pid_namespace=str((_PROC_FOLDER / "self/ns/pid").readlink()),
-        time_namespace=_read_time_namespace(),
         pid=pid,
         start_time=_read_stat(pid)[0],
     )
@@ -85,18 +78,11 @@ def _read_current_process() -> Process:
 os.register_at_fork(after_in_child=_read_current_process.cache_clear)
 
 
-def _read_time_namespace() -> str:
-    try:
-        return str((_PROC_FOLDER / "self/ns/time").readlink())
-    except FileNotFoundError:  # a kernel without time namespaces
-        return "-"
-
-
 def parse_process(text: str) -> Process | None:
     """Parse the result of `str(process)`; return None if the text is invalid."""
     try:
-        boot, pid_namespace, time_namespace, pid, start_time = text.split(" ")
-        return Process(boot, pid_namespace, time_namespace, int(pid), int(start_time))
+        boot, pid_namespace, pid, start_time = text.split(" ")
+        return Process(boot, pid_namespace, int(pid), int(start_time))
     except ValueError:
         return None
 
@@ -186,7 +172,7 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
     if isinstance(expires, float) and expires <= 0:
         return False  # the lease was released
     current = current_process()
-    is_local = holder is not None and current is not None and current.shares_clock(holder.process)
+    is_local = holder is not None and current is not None and current.boot == holder.process.boot
     monotonic_expiry = holder.monotonic_expiry if holder is not None and is_local else None
     if monotonic_expiry is not None:  # guard: sqlite-lease-clock
         return time.monotonic() < monotonic_expiry

@@ -444,7 +444,7 @@ def test_lease_of_another_store_in_this_process_is_held(store: SQLiteStore, file
 
 
 @told
-@pytest.mark.parametrize("field", range(3), ids=["boot", "processes", "times"])
+@pytest.mark.parametrize("field", range(2), ids=["boot", "processes"])
 def test_holder_of_another_boot_or_namespace_blocks_until_expiry(
     store: SQLiteStore, file: Path, field: int
 ) -> None:
