@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +19,10 @@ if sys.platform != "win32":
     """Flags for flock: exclusive and non-blocking, because `lock_until` limits the wait itself."""
 
 LOCK_POLL_SECONDS: Final = 0.0002  # seconds between two attempts to acquire a lock
+NO_SPACE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or use another folder"
+_LOW_DISK_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of free disk space below which a problem is reported, before writes fail."""
 
 
 class Descriptor(int):
@@ -139,16 +141,44 @@ def create_private_folder(path: Path) -> None:
     sync_entries(path.parent)
 
 
-def write_problem(path: Path) -> str | None:
-    """Return why a file or folder cannot be written to, and what to do; None if it is writable.
+def describe_space(path: Path, *, read_only: bool) -> tuple[int, list[str]]:
+    """Return the free bytes at a file or folder, and why writes to it fail or may soon fail.
 
     Raises OSError if the path cannot be examined.
     """
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        return f"{path}: {READ_ONLY_DISK}"
-    if not os.access(path, os.W_OK):
-        return f"{path}: no write permission; check its permissions and its owner"
-    return None
+    file_system = os.statvfs(path)
+    free_bytes = file_system.f_bavail * file_system.f_frsize
+    problems = []
+    if not read_only and file_system.f_flag & os.ST_RDONLY:
+        problems.append(f"{path}: {READ_ONLY_DISK}")
+    elif not read_only and not os.access(path, os.W_OK):
+        problems.append(f"{path}: no write permission; check its permissions and its owner")
+    if free_bytes < _LOW_DISK_BYTES:
+        problems.append(f"only {free_bytes:,} bytes are free at {path}; free some space")
+    return free_bytes, problems
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the reason for a failed system call, with advice for the user."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.ELOOP | errno.EMLINK:
+            return "it is a symbolic link, which is not followed"
+        case errno.EROFS:
+            return READ_ONLY_DISK
+        case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
+            advice = "something else is at this path"
+        case number if number in NO_SPACE_ERRNOS:
+            advice = "free some space, then try again"
+        case errno.EACCES | errno.EPERM:
+            advice = "check the permissions of the file and its folder"
+        case errno.EMFILE | errno.ENFILE:
+            advice = "raise the limit of open files (ulimit -n)"
+        case errno.ENOENT | errno.ESTALE:
+            advice = "the file or its folder is gone; restore it, or open the store again"
+        case _:
+            advice = "check the disk and the system log"
+    return f"{reason}; {advice}"
 
 
 def sync_entries(path: Path) -> None:
@@ -247,8 +277,7 @@ def release_lock(descriptor: int) -> None:
 # --- network file systems, whose locks and syncs are not reliable ------------------------------
 
 _NETWORK_TYPES: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
-_MOUNT_TABLE: Final = "/proc/self/mounts"
-_OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
+_MOUNT_TABLE: Final = "/proc/self/mountinfo"
 
 _filesystem_types: dict[int, str] = {}
 """Cache of file system types by device number: a lookup takes longer than opening a store."""
@@ -261,26 +290,17 @@ def network_filesystem(folder: Path) -> str:
     """
     device = folder.stat().st_dev
     if device not in _filesystem_types:
-        _filesystem_types[device] = _find_filesystem_type(folder)
+        _filesystem_types[device] = _find_filesystem_type(device)
     return _filesystem_types[device] if _filesystem_types[device] in _NETWORK_TYPES else ""
 
 
-def _find_filesystem_type(folder: Path) -> str:
-    try:
-        mounts = Path(_MOUNT_TABLE).read_text(encoding="utf-8", errors="replace")
-        return filesystem_type_at(str(folder.resolve()), mounts)
-    except OSError:
-        return ""  # Only Linux has /proc/mounts.
-
-
-def filesystem_type_at(path: str, mounts: str) -> str:
-    """Return the type of the innermost mount that holds a path, from a table like /proc/mounts."""
-    innermost, filesystem_type = "", ""
-    for fields in (line.split(" ") for line in mounts.splitlines()):
-        if len(fields) > 2:
-            mount_point = _OCTAL_ESCAPE.sub(lambda code: chr(int(code[1], 8)), fields[1])
-            is_inside = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
-            # A later mount at the same mount point covers the earlier mount.
-            if is_inside and len(mount_point) >= len(innermost):
-                innermost, filesystem_type = mount_point, fields[2]
-    return filesystem_type
+def _find_filesystem_type(device: int) -> str:
+    """Return the type of the mounted file system with this device number; empty if unknown."""
+    device_name = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):  # only Linux has this table
+        table = Path(_MOUNT_TABLE).read_text(encoding="utf-8", errors="replace")
+        for mount in table.splitlines():
+            mount_point, _, file_system = mount.partition(" - ")
+            if f" {device_name} " in mount_point:
+                return file_system.partition(" ")[0]
+    return ""

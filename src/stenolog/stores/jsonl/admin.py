@@ -14,9 +14,15 @@ from stenolog.stores import catalog_file
 from stenolog.stores import state as states
 from stenolog.stores.admin import DeletedSession, Place
 from stenolog.stores.arguments import check_purge_options
-from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all, write_problem
+from stenolog.stores.disk import (
+    describe_space,
+    open_descriptor,
+    sync_file,
+    sync_folder,
+    write_all,
+)
 from stenolog.stores.jsonl import leases, snapshots, trash, writer
-from stenolog.stores.jsonl.directory import LOW_DISK_BYTES, has_logs, store_error, system_errors
+from stenolog.stores.jsonl.directory import has_logs, store_error, system_errors
 from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
 from stenolog.stores.operations import AdminOperations
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
@@ -155,26 +161,20 @@ class JSONLAdmin(AdminOperations):
 
     def health(self) -> Health:
         """Return whether writes can be expected to succeed, and known problems."""
-        with self._store._in_use.entry:
-            return self._health()
-
-    def _health(self) -> Health:
-        directory, folder = self._store._directory, self._store.folder
-        problems = list(directory.problems)
-        failures = [
-            f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
-            for name in sorted(self._store._logs.suspect_names)
-        ]
-        free_bytes: int | None = None
-        try:
-            problems += directory.network_warning()
-            if not self._store._read_only and (problem := write_problem(folder)) is not None:
-                failures.append(problem)
-            free_bytes = directory.free_bytes()
-        except OSError as error:
-            failures.append(str(store_error(error, f"looking at {folder}")))
-        if free_bytes is not None and free_bytes < LOW_DISK_BYTES:
-            failures.append(f"only {free_bytes:,} bytes are free at {folder}; free some space")
+        store = self._store
+        with store._in_use.entry:
+            problems = list(store._directory.problems)
+            failures = [
+                f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
+                for name in sorted(store._logs.suspect_names)
+            ]
+            free_bytes: int | None = None
+            try:
+                problems += store._directory.network_warning()
+                free_bytes, disk_problems = describe_space(store.folder, read_only=store._read_only)
+                failures += disk_problems
+            except OSError as error:
+                failures.append(str(store_error(error, f"looking at {store.folder}")))
         return Health(ok=not failures, free_bytes=free_bytes, problems=(*failures, *problems))
 
     @property

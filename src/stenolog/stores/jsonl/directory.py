@@ -18,9 +18,9 @@ from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.disk import (
     CLOSED,
-    READ_ONLY_DISK,
     Descriptor,
     create_private_folder,
+    describe_os_error,
     duplicate_descriptor,
     network_filesystem,
     open_descriptor,
@@ -35,34 +35,15 @@ TRASH: Final = "trash"
 _RECORD_START: Final = b'{"kind":"'
 """Start of every line of a log."""
 
-LOW_DISK_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of free disk space below which a problem is reported, before writes fail."""
-
 _BASE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | _BASE_FLAGS
 
 
 def store_error(error: OSError, action: str) -> StoreUnavailable | DamagedStore:
     """Return the error of this package for a failed system call, with advice for the user."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    match error.errno:
-        case errno.ELOOP | errno.EMLINK:
-            return DamagedStore(f"{action}: it is a symbolic link, which is not followed here")
-        case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
-            return DamagedStore(f"{action}: {reason}; something else is at this path")
-        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            advice = "free some space, then try again"
-        case errno.EROFS:
-            return StoreUnavailable(f"{action}: {READ_ONLY_DISK}")
-        case errno.EACCES | errno.EPERM:
-            advice = "check the permissions of the folder and its files"
-        case errno.EMFILE | errno.ENFILE:
-            advice = "raise the limit of open files (ulimit -n)"
-        case errno.ENOENT | errno.ESTALE:
-            advice = "the folder is gone; restore it, or open the store again"
-        case _:
-            advice = "check the disk and the system log"
-    return StoreUnavailable(f"{action}: {reason}; {advice}")
+    something_else = errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENOTDIR, errno.ENXIO
+    kind = DamagedStore if error.errno in something_else else StoreUnavailable
+    return kind(f"{action}: {describe_os_error(error)}")
 
 
 @contextmanager
@@ -272,11 +253,6 @@ class Directory:
         if folder is None:
             raise FileNotFoundError(os.fspath(self.path / name))
         return folder
-
-    def free_bytes(self) -> int:
-        """Return the free disk space in bytes. Raises OSError."""
-        file_system = os.fstatvfs(self.descriptor)
-        return file_system.f_bavail * file_system.f_frsize
 
     def close(self) -> None:
         """Close the descriptor of the folder."""

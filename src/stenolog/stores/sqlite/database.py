@@ -26,11 +26,10 @@ from stenolog.errors import (
     copy_error,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.disk import create_private_folder, write_problem
+from stenolog.stores.disk import create_private_folder, describe_space
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
-from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
@@ -89,8 +88,7 @@ class Database:
     def problems(self) -> list[str]:
         """Return warnings about problems that do not prevent the use of the database."""
         try:
-            bugs = known_bugs(apsw.sqlite_lib_version())
-            return database_file.find_problems(self.file) + bugs
+            return database_file.find_problems(self.file)
         except OSError as error:
             return [str(read_failure(error, f"looking at {self.file}"))]
 
@@ -281,14 +279,9 @@ class Database:
     def disk_space(self) -> tuple[int | None, list[str]]:
         """Return the free bytes, and the reasons why writes fail or may soon fail."""
         try:
-            free_bytes = database_file.free_bytes(self.file)
-            reason = None if self.settings.read_only else write_problem(self.file)
+            return describe_space(self.file, read_only=self.settings.read_only)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
-        problems = [] if reason is None else [reason]
-        if free_bytes < database_file.LOW_DISK_BYTES:
-            problems.append(f"only {free_bytes:,} bytes are free at {self.file}; free some space")
-        return free_bytes, problems
 
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""

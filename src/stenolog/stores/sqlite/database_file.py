@@ -25,8 +25,6 @@ from stenolog.stores.sql.dialect import schema_fingerprint
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # the bytes "STNO"
-LOW_DISK_BYTES: Final = 64 * 1024 * 1024
-"""Free bytes below which `health` reports a problem, before writes fail."""
 COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
 """Suffixes of the files next to the database."""
 
@@ -227,26 +225,3 @@ def find_problems(file: Path) -> list[str]:
             "not work there; use a local disk, or PostgreSQL for many machines"
         )
     return problems
-
-
-def free_bytes(file: Path) -> int:
-    """Return the free space in bytes. Raises OSError."""
-    file_system = os.statvfs(file.parent)
-    return file_system.f_bavail * file_system.f_frsize
-
-
-_WAL_RESET_WARNING: Final = (
-    "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
-    "bug, fixed in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
-)
-
-
-def known_bugs(version: str) -> list[str]:
-    """Return the known bugs of this version of SQLite, as sentences."""
-    version_numbers = (*map(int, version.split(".")), 0, 0)[:3]
-    is_fixed = (
-        version_numbers >= (3, 51, 3)
-        or (3, 50, 7) <= version_numbers < (3, 51, 0)
-        or (3, 44, 6) <= version_numbers < (3, 45, 0)
-    )
-    return [] if is_fixed or version_numbers < (3, 7, 0) else [_WAL_RESET_WARNING.format(version)]

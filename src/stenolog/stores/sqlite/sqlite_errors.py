@@ -1,16 +1,14 @@
 """Converts errors of SQLite and of the operating system into stenolog's errors."""
 
-import errno
 import os
 from typing import Final
 
 import apsw
 
 from stenolog.errors import DamagedStore, MaybeStored, StenologError, StoreBusy, StoreUnavailable
-from stenolog.stores.disk import READ_ONLY_DISK
+from stenolog.stores.disk import NO_SPACE_ERRNOS, describe_os_error
 from stenolog.stores.sql.dialect import RETRY_ADVICE, to_not_stored
 
-_NO_SPACE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DISK_FULL_REASON: Final = "the disk is full; free some space, then try again"
 
 
@@ -47,7 +45,7 @@ def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> S
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
         return write_failure(error, action)
     if (
-        system_errno in _NO_SPACE_ERRNOS
+        system_errno in NO_SPACE_ERRNOS
         and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE
     ):
         return write_failure(OSError(system_errno, os.strerror(system_errno)), action)
@@ -74,7 +72,7 @@ def _reason_text(error: Exception) -> str:
         case apsw.IOError():
             return f"{error} ({_error_code(error)}); check the disk and the system log"
         case OSError():
-            return _os_reason(error)
+            return describe_os_error(error)
     return f"{type(error).__name__}: {error}"
 
 
@@ -82,21 +80,3 @@ def _error_code(error: apsw.Error) -> str:
     """Return the name of SQLite's extended error code, which identifies the kind of I/O error."""
     code = getattr(error, "extendedresult", 0)
     return str(apsw.mapping_extended_result_codes.get(code, code))
-
-
-def _os_reason(error: OSError) -> str:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    match error.errno:
-        case errno.ELOOP | errno.EMLINK:
-            return "it is a symbolic link, which is not followed"
-        case number if number in _NO_SPACE_ERRNOS:
-            return f"{reason}; free some space, then try again"
-        case errno.EROFS:
-            return READ_ONLY_DISK
-        case errno.EACCES | errno.EPERM:
-            return f"{reason}; check the permissions of the file and its folder"
-        case errno.EMFILE | errno.ENFILE:
-            return f"{reason}; raise the limit of open files (ulimit -n)"
-        case errno.ENOENT | errno.ENOTDIR | errno.ESTALE:
-            return f"{reason}; the file is missing; restore it or open the store again"
-    return f"{reason}; check the disk and the system log"
