@@ -133,17 +133,17 @@ class JSONLAdmin(AdminOperations):
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return the SnapshotMark of every session in this folder, deleted sessions first."""
         with self._store._in_use.entry:
-            return snapshots.list_snapshots(self._store._directory, self._store._snapshot_cache)
+            return snapshots.list_snapshots(self._store._directory)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read a consistent snapshot of one session."""
         store = self._store
-        until, cache = store._logs.deadline(), store._snapshot_cache
+        until, stamps = store._logs.deadline(), store._synced_stamps
         with (
             store._in_use.entry,
             snapshots.read_session(
-                store._directory, mark, cache, after=after, until=until
+                store._directory, mark, stamps, after=after, until=until
             ) as reading,
         ):
             yield reading
@@ -153,7 +153,7 @@ class JSONLAdmin(AdminOperations):
         """Yield a writer of several sessions, each in a separate file."""
         store = self._store
         store._check_writable()
-        snapshot_writer = JSONLSnapshotWriter(store._logs, store._lifecycle, store._snapshot_cache)
+        snapshot_writer = JSONLSnapshotWriter(store._logs, store._lifecycle, store._synced_stamps)
         with store._in_use.entry, snapshot_writer.writing():
             yield snapshot_writer
 

@@ -53,12 +53,12 @@ class JSONLSnapshotWriter:
     """Writer of session copies into one folder of logs."""
 
     def __init__(
-        self, logs: OpenLogCache, lifecycle: Lifecycle, cache: snapshots.SnapshotCache
+        self, logs: OpenLogCache, lifecycle: Lifecycle, synced_stamps: dict[str, str]
     ) -> None:
         self._logs = logs
         self._lifecycle = lifecycle
         self._directory = logs.directory
-        self._cache = cache
+        self._synced_stamps = synced_stamps
         self._unpublished: list[tuple[Snapshot, _NewFile]] = []
         """Sessions whose files are not yet synced or renamed to their final path."""
         self._deleted_uids: set[str] = set()
@@ -147,7 +147,8 @@ class JSONLSnapshotWriter:
             while self._unpublished:
                 snapshot, new_file = self._unpublished[-1]
                 self._publish_file(snapshot, new_file)
-                self._cache.synced_stamps.add(new_file.stamp(file_names.log_name(snapshot.key)))
+                stamp = snapshots.file_stamp(os.fstat(new_file.descriptor))
+                self._synced_stamps[file_names.log_name(snapshot.key)] = stamp
                 self._unpublished.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
@@ -211,10 +212,6 @@ class _NewFile:
         """Rename the file, replacing a file of that name. Raises OSError."""
         os.rename(self._name, name, src_dir_fd=self._folder, dst_dir_fd=folder)
         self.has_final_name = True
-
-    def stamp(self, path: str) -> str:
-        """Return the change stamp that this file has at a path."""
-        return snapshots.file_stamp(path, os.fstat(self.descriptor))
 
     def close(self) -> None:
         """Close the file, and remove its temporary name."""

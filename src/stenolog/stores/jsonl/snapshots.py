@@ -38,37 +38,14 @@ _BLOCK_BYTES: Final = 4 * 1024 * 1024
 # --- list of sessions ------------------------------------------------------------------------
 
 
-class SnapshotCache:
-    """Cache of values read from log files, valid while the files do not change."""
-
-    def __init__(self) -> None:
-        self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
-        """Change stamp and mark of each live log, by file name; no mark if it holds no session."""
-        self.synced_stamps: set[str] = set()
-        """Change stamps of synced logs."""
-
-
-def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
+def list_snapshots(directory: Directory) -> list[SnapshotMark]:
     """Return a mark for each session: deleted sessions by key, then live sessions by key.
 
     Files of other programs and unfinished first writes are skipped.
     """
     deleted_marks = _read_deleted_marks(directory, set())
-    marks: dict[str, tuple[str, SnapshotMark | None]] = {}
-    for name in directory.list_names():
-        status = directory.file_status(name) if name.endswith(file_names.LOG_SUFFIX) else None
-        if status is not None:
-            stamp = file_stamp(name, status)
-            cache_entry = cache.marks.get(name)
-            # The stamp does not cover the file mode: the file may have become readable.
-            was_unreadable = (
-                cache_entry is not None and cache_entry[1] is not None and cache_entry[1].problem
-            )
-            if cache_entry is None or cache_entry[0] != stamp or was_unreadable:
-                cache_entry = stamp, _read_live_mark(directory, name)
-            marks[name] = cache_entry
-    cache.marks = marks
-    live_marks = [mark for _, mark in marks.values() if mark is not None]
+    names = [name for name in directory.list_names() if name.endswith(file_names.LOG_SUFFIX)]
+    live_marks = [mark for name in names if (mark := _read_live_mark(directory, name)) is not None]
     # A session that was deleted between the two lists may be in neither of them.
     listed_uids = {mark.uid for mark in (*deleted_marks, *live_marks)}
     deleted_marks += _read_deleted_marks(directory, listed_uids)
@@ -121,9 +98,9 @@ def _read_long_key(directory: Directory, name: str) -> str | None:
     return head.key if head is not None and file_names.log_name(head.key) == name else None
 
 
-def file_stamp(path: str, status: os.stat_result) -> str:
+def file_stamp(status: os.stat_result) -> str:
     """Return the change stamp of a file."""
-    return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 # --- one session -----------------------------------------------------------------------------
@@ -133,18 +110,25 @@ def file_stamp(path: str, status: os.stat_result) -> str:
 def read_session(
     directory: Directory,
     mark: SnapshotMark,
-    cache: SnapshotCache,
+    synced_stamps: dict[str, str],
     *,
     after: int,
     until: float,
 ) -> Iterator[SnapshotReading]:
-    """Read one session. Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable."""
+    """Read one session. Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
+
+    `synced_stamps`: change stamps of logs that this process has synced, by file name.
+    """
     with (
         _open_session_log(directory, mark, until) as log,
         system_errors(f"reading {mark.key!r}"),
     ):
         reading = _read_log(log, after)
-        _sync_log(log, cache)
+        # A power cut must not remove messages that were copied.
+        stamp = file_stamp(os.fstat(log.descriptor))
+        if not directory.read_only and synced_stamps.get(log.name) != stamp:
+            sync_file(log.descriptor)
+            synced_stamps[log.name] = stamp
         yield reading
 
 
@@ -193,14 +177,6 @@ def _open_live_log(
         log.release()
         if time.monotonic() > until:
             raise StoreBusy(f"other processes keep replacing the log of {mark.key!r}; try again")
-
-
-def _sync_log(log: Log, cache: SnapshotCache) -> None:
-    """Sync the log: a power cut must not remove messages that were copied. Raises OSError."""
-    stamp = file_stamp(log.name, os.fstat(log.descriptor))
-    if not log.directory.read_only and stamp not in cache.synced_stamps:
-        sync_file(log.descriptor)
-        cache.synced_stamps.add(stamp)
 
 
 def _read_log(log: Log, after: int) -> SnapshotReading:

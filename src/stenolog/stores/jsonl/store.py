@@ -43,7 +43,7 @@ from stenolog.stores.arguments import (
 )
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
-from stenolog.stores.jsonl import archive, leases, rewrite, snapshots, trash, writer
+from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
 from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.directory import (
     Directory,
@@ -130,7 +130,8 @@ class JSONLStore(operations.SessionOperations):
         self._stamp_cache = StampCache(self._directory)
         self._queue = WriteQueue(self._logs)
         self._lifecycle = Lifecycle(self._logs, self._queue)
-        self._snapshot_cache = snapshots.SnapshotCache()
+        self._synced_stamps: dict[str, str] = {}
+        """Change stamps of the logs that were synced for a copy, by file name."""
         self._purger = Purger(self._logs, self._queue, self._lifecycle)
 
     def __repr__(self) -> str:
