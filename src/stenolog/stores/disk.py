@@ -85,12 +85,6 @@ def open_descriptor(
     return descriptor
 
 
-def duplicate_descriptor(descriptor: int) -> Descriptor:
-    """Return a second descriptor of the same open file or folder. Raises OSError."""
-    (duplicate,) = map(Descriptor, map(os.dup, (descriptor,)))
-    return duplicate
-
-
 def read_all(descriptor: int, start: int, stop: int) -> bytes:
     """Read the bytes from start to stop, fewer if the file ends earlier. Raises OSError."""
     chunks = []

@@ -110,10 +110,9 @@ def snapshot_of(
     updated: str,
     undo: list[Undo],
     deleted: str | None = None,
-    lost: Iterable[Span] = (),
     tokens: Iterable[Token] = (),
 ) -> Snapshot:
-    """Return the snapshot of a state. `undo`: complete undo steps. `lost`: additional lost seqs."""
+    """Return the snapshot of a state. `undo`: complete undo steps."""
     return Snapshot(
         key=state.key,
         uid=state.uid,
@@ -127,7 +126,7 @@ def snapshot_of(
         summary=state.summary,
         meta=state.meta,
         undo=undo,
-        lost=spans.minus(spans.union(state.lost, lost), spans.union(state.void, state.purged)),
+        lost=spans.minus(state.lost, spans.union(state.void, state.purged)),
         void=list(state.void),
         purged=list(state.purged),
         archived=states.archived_upto(state),

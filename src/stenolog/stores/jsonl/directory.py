@@ -21,7 +21,6 @@ from stenolog.stores.disk import (
     Descriptor,
     create_private_folder,
     describe_os_error,
-    duplicate_descriptor,
     network_filesystem,
     open_descriptor,
     sync_entries,
@@ -219,7 +218,8 @@ class Directory:
         With `create`, the folder is created first, and None means that another process has removed
         the new folder.
         """
-        parent = duplicate_descriptor(self.descriptor)
+        # With `map`, Ctrl-C cannot strike between the call and the assignment.
+        (parent,) = map(Descriptor, map(os.dup, (self.descriptor,)))
         try:
             for name in names:
                 if create:

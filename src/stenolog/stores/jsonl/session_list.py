@@ -5,7 +5,6 @@ import re
 import stat
 import struct
 import sys
-import threading
 from contextlib import suppress
 from typing import Final
 
@@ -224,7 +223,11 @@ _WATCHABLE_TYPES: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC
 
 
 class FolderWatch:
-    """Watch of one folder, which reports the files that changed since the last call."""
+    """Watch of one folder, which reports the files that changed since the last call.
+
+    The caller holds a lock. A forked child makes its own watch: a child that read the events of its
+    parent would take them away.
+    """
 
     def __init__(self, folder: int) -> None:
         """Start the watch; `folder` is a descriptor. Raises OSError if watches are unavailable."""
@@ -238,7 +241,6 @@ class FolderWatch:
         statfs_buffer = (ctypes.c_long * 64)()
         if libc.fstatfs(folder, statfs_buffer) < 0 or statfs_buffer[0] not in _WATCHABLE_TYPES:
             raise OSError("this file system may not report all changes")
-        self._process = os.getpid()
         # With `map`, Ctrl-C cannot strike between the call and the assignment.
         descriptors = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
         (self._events,) = map(Descriptor, descriptors)
@@ -250,27 +252,22 @@ class FolderWatch:
             error_code = ctypes.get_errno()
             self.close()
             raise OSError(error_code, "inotify_add_watch")
-        self._mutex = threading.Lock()
 
     def changed_names(self) -> set[str] | None:
         """Return the names of the files that changed since the last call.
 
         Return None if any file may have changed. After None, the watch must be replaced.
         """
-        # A forked child shares the event queue: the parent would miss the events the child reads.
-        if os.getpid() != self._process or self._events < 0:
-            return None
         names: set[str] = set()
-        with self._mutex:
-            while True:
-                try:
-                    events = os.read(self._events, _READ_BYTES)
-                except BlockingIOError:
-                    return names
-                except OSError:
-                    return None
-                if not _add_names(events, names):
-                    return None
+        while True:
+            try:
+                events = os.read(self._events, _READ_BYTES)
+            except BlockingIOError:
+                return names
+            except OSError:
+                return None
+            if not _add_names(events, names):
+                return None
 
     def close(self) -> None:
         """Close the watch. Without this call, dropping the last reference closes it."""

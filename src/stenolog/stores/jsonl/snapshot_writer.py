@@ -12,7 +12,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Final
 
@@ -88,18 +88,17 @@ class JSONLSnapshotWriter:
         """Write a session in one step. Raises the errors of `SnapshotWriter.write`."""
         try:
             self._check_new(snapshot)
-            with self._archive_folder(snapshot) as folder:
+            # The lock keeps other processes from changing the archives.
+            with (
+                archive.locked_folder(
+                    self._directory, snapshot.uid, self._logs.deadline(), create=True
+                )
+                if snapshot.archived
+                else nullcontext()
+            ) as folder:
                 self._write_session(snapshot, messages, folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
-
-    def _archive_folder(self, snapshot: Snapshot) -> AbstractContextManager[int | None]:
-        """Create and lock the folder for the session's archive; None if it needs no archive."""
-        if not snapshot.archived:
-            return nullcontext()
-        return archive.locked_folder(
-            self._directory, snapshot.uid, self._logs.deadline(), create=True
-        )
 
     def _check_new(self, snapshot: Snapshot) -> None:
         """Check without a lock that the write can succeed. Raises SessionExists, ForeignLog."""
@@ -120,7 +119,13 @@ class JSONLSnapshotWriter:
     ) -> None:
         new_file = _NewFile(self._directory, snapshot.uid)
         try:
-            _write_snapshot(new_file.descriptor, snapshot, messages, folder)
+            state, changes = state_of(snapshot)
+            stream = _MessageStream(messages)
+            if folder is not None:
+                state.archive, state.tokens = _write_archive(
+                    folder, state, stream, snapshot.archived
+                )
+            _write_log(new_file.descriptor, snapshot, state, changes, stream)
             if snapshot.deleted is None and folder is None:
                 self._unpublished.append((snapshot, new_file))
             else:
@@ -159,7 +164,9 @@ class JSONLSnapshotWriter:
         """Give a new file its final name. Raises SessionExists if the key is in use; OSError."""
         if snapshot.deleted is not None:
             with self._directory.require_subfolder(trash.FOLDER, create=True) as folder:
-                new_file.rename(_trash_name(snapshot), folder)
+                # guard: copy-keeps-time-of-deletion
+                stamp = snapshot.deleted.replace("-", "").replace(":", "")
+                new_file.rename(f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}", folder)
                 sync_folder(folder)
             return
         name = file_names.log_name(snapshot.key)
@@ -218,17 +225,6 @@ class _NewFile:
         with suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
         self.descriptor.release()
-
-
-def _write_snapshot(
-    descriptor: int, snapshot: Snapshot, messages: Iterable[Message], folder: int | None
-) -> None:
-    """Write a complete log, and the archive in `folder`. Raises OSError."""
-    state, changes = state_of(snapshot)
-    stream = _MessageStream(messages)
-    if folder is not None:
-        state.archive, state.tokens = _write_archive(folder, state, stream, snapshot.archived)
-    _write_log(descriptor, snapshot, state, changes, stream)
 
 
 class _MessageStream:
@@ -340,9 +336,3 @@ def _collect_tokens(
             if message.seq < first + count:
                 bodies.append(message.to_json())
         yield message
-
-
-def _trash_name(snapshot: Snapshot) -> str:
-    deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
-    stamp = deleted.replace("-", "").replace(":", "")
-    return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"

@@ -280,7 +280,7 @@ class JSONLStore(operations.SessionOperations):
         return rewrite.NOTHING_ARCHIVED
 
     def _finish_compaction(self, key: str, prepared: rewrite.PreparedArchive) -> CompactionResult:
-        with self._in_use.entry, suppress(NoSuchSession):
+        with suppress(NoSuchSession):
             self._check_write(key)
             return self._lifecycle.change_file(
                 key,

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import psycopg
 
-from stenolog.errors import DamagedStore, NewerFormat, StenologError, StoreClosed
+from stenolog.errors import DamagedStore, NewerFormat, ReadOnly, StenologError, StoreClosed
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
@@ -28,7 +28,6 @@ from stenolog.stores.postgres.postgres_errors import (
     is_connection_lost,
     is_read_only_server,
     read_failure,
-    read_only_error,
     write_failure,
 )
 from stenolog.stores.postgres.schema import statements
@@ -287,7 +286,7 @@ class Database:
         """Raise ReadOnly or StoreClosed if nothing can be written."""
         self.check_open()
         if self.settings.read_only:
-            raise read_only_error(self.address)
+            raise ReadOnly(f"{self.address} was opened read-only")
 
     def problems(self) -> tuple[list[str], list[str]]:
         """Return the problems that prevent writes, and other warnings."""

@@ -8,7 +8,6 @@ from psycopg import errors
 from stenolog.errors import (
     DamagedStore,
     MaybeStored,
-    ReadOnly,
     StenologError,
     StoreBusy,
     StoreUnavailable,
@@ -75,13 +74,8 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_temporary(error: BaseException) -> bool:
     """Return whether connecting may work later, for example after a server restart."""
-    return isinstance(error, psycopg.OperationalError) and not _is_refused(error)
-
-
-def _is_refused(error: psycopg.OperationalError) -> bool:
-    """Return whether the server refused a connection for a reason that a retry does not change."""
-    text = str(error)
-    return any(phrase in text for phrase in _REFUSAL_ADVICE)
+    is_refused = any(phrase in str(error) for phrase in _REFUSAL_ADVICE)
+    return isinstance(error, psycopg.OperationalError) and not is_refused
 
 
 def read_failure(error: Exception, action: str) -> StenologError:
@@ -124,16 +118,14 @@ def commit_failure(error: Exception, action: str) -> StenologError:
     return write_failure(error, action)
 
 
-def read_only_error(address: str) -> ReadOnly:
-    """Return the error for a write to a store that was opened read-only."""
-    return ReadOnly(f"{address} was opened read-only")
-
-
 def describe_error(error: Exception) -> str:
     """Return one line with the problem and advice."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     text = str(error)
-    line = _first_line(error)
+    # The message of the driver or server, without the address and hints.
+    server_message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    line = (server_message or text).strip().split("\n")[0].strip()
+    line = line.rpartition(" failed: ")[2] or line or type(error).__name__
     advice = _SQLSTATE_ADVICE.get(sqlstate) or _SQLSTATE_ADVICE.get(sqlstate[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
         advice = next((hint for phrase, hint in _REFUSAL_ADVICE.items() if phrase in text), None)
@@ -142,10 +134,3 @@ def describe_error(error: Exception) -> str:
     if advice is None and is_connection_lost(error):
         advice = "check that the server runs and can be reached"
     return line if advice is None else f"{line}; {advice}"
-
-
-def _first_line(error: Exception) -> str:
-    """Return the error message of the driver or server, without the address and hints."""
-    server_message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    line = (server_message or str(error)).strip().split("\n")[0].strip()
-    return line.rpartition(" failed: ")[2] or line or type(error).__name__

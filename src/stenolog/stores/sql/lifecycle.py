@@ -117,7 +117,7 @@ def _mark_deleted(
     transaction: Transaction, namespace: str, key: str, session: Session
 ) -> TrashedSession:
     rows = transaction.run("deletion_times", namespace, transaction.key_parameter(key))
-    deleted_at = deletion_time([deleted for (deleted,) in rows])
+    deleted_at = deletion_time(printable_text(deleted) for (deleted,) in rows)
     transaction.run("delete_session", session.id, deleted_at)
     count = message_count(session.state, session.last_seq)
     return TrashedSession(

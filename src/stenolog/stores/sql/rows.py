@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
@@ -238,23 +238,17 @@ def parse_time(text: str | bytes) -> datetime:
     return parsed_time
 
 
-def deletion_time(earlier_times: Iterable[str | bytes]) -> str:
+def deletion_time(earlier_times: Iterable[str]) -> str:
     """Return the time for a deletion: now, or later than all earlier deletions of the key.
 
     The last deleted session of a key thus has the latest time, even if the clock was set back.
     """
     current_time = now()
-    with suppress(ValueError, OverflowError):
-        latest_time = max(_parsed_times(earlier_times), default=None)
-        if latest_time is not None and latest_time >= parse_time(current_time):
-            return timestamp(latest_time + timedelta(microseconds=1))
+    latest_time = max(earlier_times, default="")
+    if latest_time >= current_time:
+        with suppress(ValueError, OverflowError):  # the row is damaged
+            return timestamp(parse_time(latest_time) + timedelta(microseconds=1))
     return current_time
-
-
-def _parsed_times(times: Iterable[str | bytes]) -> Iterator[datetime]:
-    for text in times:
-        with suppress(ValueError):
-            yield parse_time(text).astimezone(UTC)
 
 
 def prefix_end(prefix: str) -> str | None:

@@ -317,11 +317,6 @@ class ReadConnection:
     def _has_changed(self) -> bool:
         return _read_file_state(self._file) != self._opened_state
 
-    def end_transaction(self) -> None:
-        """End the transaction. Raises apsw.Error."""
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
-
 
 _FileState = tuple[int, int, int]
 
@@ -408,7 +403,8 @@ class ReadPool:
 
     def _return_reader(self, reader: ReadConnection) -> None:
         try:
-            reader.end_transaction()
+            if reader.connection.in_transaction:
+                reader.connection.execute("ROLLBACK")
             self._idle.append(reader)
         except apsw.Error:
             close_quietly(reader.connection)
