@@ -5,9 +5,7 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, assert_type
 
 import pytest
@@ -17,9 +15,7 @@ from stenolog.errors import (
     InvalidKey,
     LeaseLost,
     NothingToUndo,
-    OnceConflict,
     RefusedMessage,
-    SessionDeleted,
     StoreBusy,
     StoreClosed,
     UsageError,
@@ -64,20 +60,12 @@ class Gated(InMemoryStore):
         super().__init__()
         self.gate = threading.Event()
         self.waiting = threading.Semaphore(0)
-        self.most_at_once = 0
-        self._at_once = 0
-        self._count = threading.Lock()
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        with self._count:
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
         self.waiting.release()
         assert self.gate.wait(PATIENCE)
         yield
-        with self._count:
-            self._at_once -= 1
 
     def add_messages(self, *arguments: Any, **options: Any) -> list[int]:
         with self.passing():
@@ -221,88 +209,6 @@ def test_p7_messages_of_a_thousand_tasks_are_stored_in_order(store: Store) -> No
     run(main)
 
 
-def test_p8_each_of_several_tasks_gets_its_own_outcome(store: Store) -> None:
-    async def main() -> None:
-        async with AsyncStore(store) as mine:
-            await mine.add_message("a", "user", "first", once="t1")
-            batch = [user_message("x"), user_message("y")]
-            results = await asyncio.gather(
-                mine.add_message("a", "user", "fine"),
-                mine.add_message("a", "user", b"bytes"),
-                mine.add_message("a", "user", "other", once="t1"),
-                mine.add_message("a", "user", "first", once="t1"),
-                mine.add_messages("a", []),
-                mine.add_messages("a", batch, once="t2"),
-                mine.add_messages("a", batch, once="t2"),
-                mine.add_message("a", "user", "fine", once=""),
-                mine.add_message("a", "user", "last"),
-                return_exceptions=True,
-            )
-            texts = {m.seq: m.content for m in await mine.get_history("a")}
-            fine, last, first_x = results[0], results[8], results[5]
-            assert isinstance(first_x, list)
-            kinds = [
-                type(result) if isinstance(result, Exception) else result for result in results
-            ]
-            assert kinds == [
-                fine,
-                RefusedMessage,
-                OnceConflict,
-                1,
-                [],
-                first_x,
-                first_x,
-                stenolog.UsageError,
-                last,
-            ]
-            assert texts == {
-                1: "first",
-                fine: "fine",
-                last: "last",
-                first_x[0]: "x",
-                first_x[1]: "y",
-            }
-            assert len(texts) == 5
-
-    run(main)
-
-
-def test_p8_unreadable_object_fails_only_its_own_caller(store: Store) -> None:
-    class Unreadable(dict[str, Any]):
-        def items(self) -> Any:
-            raise RuntimeError("read it elsewhere")
-
-        def keys(self) -> Any:
-            raise RuntimeError("read it elsewhere")
-
-    async def main() -> None:
-        async with AsyncStore(store) as mine:
-            results = await asyncio.gather(
-                mine.add_message("a", "user", "before"),
-                mine.add_full_message("a", MappingProxyType(Unreadable(a=1))),
-                mine.add_message("a", "user", "after"),
-                return_exceptions=True,
-            )
-            assert {results[0], results[2]} == {1, 2}
-            assert isinstance(results[1], Exception)
-
-    run(main)
-
-
-def test_p8_failed_appends_raise_a_separate_error_for_each_caller(store: Store) -> None:
-    async def main() -> None:
-        mine = AsyncStore(store)
-        store.close()
-        errors = await asyncio.gather(
-            *(mine.add_message("a", "user", n) for n in range(5)), return_exceptions=True
-        )
-        assert {type(error) for error in errors} == {StoreClosed}
-        assert len({id(error) for error in errors}) == 5
-        await mine.close()
-
-    run(main)
-
-
 # --- cancellation --------------------------------------------------------------------------------
 
 
@@ -386,28 +292,6 @@ def test_timeout_is_raised_after_the_started_call_ends() -> None:
                     await mine.add_message("a", "user", "x")
             assert store.gate.is_set()
             assert [m.content for m in await mine.get_history("a")] == ["x"]
-
-    run(main)
-
-
-def test_call_waiting_for_a_thread_can_be_cancelled() -> None:
-    async def main() -> None:
-        store = Gated()
-        async with AsyncStore(store) as mine:
-            tasks = [
-                asyncio.create_task(mine.set_summary(f"k{n}", "x")) for n in range(MAX_THREADS)
-            ]
-            for _ in range(MAX_THREADS):
-                await store.somebody_waits()
-            late = asyncio.create_task(mine.set_summary("late", "x"))
-            await asyncio.sleep(0)
-            late.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await late
-            store.gate.set()
-            await asyncio.gather(*tasks)
-            assert len(await mine.list_sessions()) == MAX_THREADS
-        assert store.most_at_once == MAX_THREADS == 32
 
     run(main)
 
@@ -536,22 +420,6 @@ def test_p8_calls_after_close_raise_store_closed(store: Store) -> None:
     run(main)
 
 
-def test_waiting_appends_raise_store_closed_on_close() -> None:
-    async def main() -> None:
-        store = Gated()
-        mine = AsyncStore(store)
-        first = asyncio.create_task(mine.add_message("a", "user", "first"))
-        await store.somebody_waits()
-        waiting = [asyncio.create_task(mine.add_message("a", "user", n)) for n in range(3)]
-        await asyncio.sleep(0)
-        await mine.close()
-        store.gate.set()
-        results = await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert {type(result) for result in results} == {StoreClosed}
-
-    run(main)
-
-
 def test_a_follower_whose_thread_starts_after_the_close_ends() -> None:
     class Late(InMemoryStore):
         def __init__(self) -> None:
@@ -672,62 +540,7 @@ def test_follow_raises_its_errors_at_the_first_anext(store: Store) -> None:
     run(main)
 
 
-def test_follow_distinguishes_a_recreated_session(store: Store) -> None:
-    async def main() -> None:
-        async with AsyncStore(store) as mine:
-            await mine.add_messages("a", [user_message("1"), user_message("2")])
-            messages = mine.follow("a")
-            assert [(await anext(messages)).seq for _ in range(2)] == [1, 2]
-            await asyncio.sleep(0.6)
-            await mine.delete("a")
-            await mine.add_message("a", "user", "of another life")
-            with pytest.raises(SessionDeleted):
-                await anext(messages)
-
-    run(main)
-
-
 # --- lifecycle -----------------------------------------------------------------------------------
-
-
-def test_lifecycle_calls_work_as_in_the_store(store: Store) -> None:
-    async def main() -> None:
-        async with AsyncStore(store) as mine:
-            times = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
-            assert await mine.add_messages(
-                "a", [user_message("1"), user_message("2")], at=times
-            ) == [1, 2]
-            assert [m.at for m in await mine.get_history("a")] == times
-            await mine.fork("a", "b", at=1)
-            assert visible_texts(store, "b") == ["1"]
-            trashed = await mine.delete("a")
-            assert await mine.admin.list_trash() == [trashed] == store.admin.list_trash()
-            await mine.admin.restore("a", uid=trashed.uid, as_key="c")
-            assert sorted(await mine.admin.stamps()) == ["b", "c"]
-            assert (await mine.admin.purge("c", before=2)).messages == 1
-            assert visible_texts(store, "c") == ["2"]
-            assert (await mine.admin.purge("b")).messages == 1
-            assert await mine.list_sessions() == ["c"]
-
-    run(main)
-
-
-def test_p8_invalid_times_fail_only_their_own_caller(store: Store) -> None:
-    async def main() -> None:
-        then = datetime(2020, 1, 1, tzinfo=UTC)
-        async with AsyncStore(store) as mine:
-            results = await asyncio.gather(
-                mine.add_messages("a", [user_message("1")], at=[then]),
-                mine.add_messages("a", [user_message("refused")], at=[then, then]),
-                mine.add_messages("a", [user_message("2")]),
-                return_exceptions=True,
-            )
-            assert sorted([results[0], results[2]]) == [[1], [2]]  # type: ignore[type-var]
-            assert isinstance(results[1], stenolog.UsageError)
-            stored = {m.content: m.at == then for m in await mine.get_history("a")}
-            assert stored == {"1": True, "2": False}
-
-    run(main)
 
 
 def test_lease_is_acquired_and_released(store: Store) -> None:

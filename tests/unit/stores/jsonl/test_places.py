@@ -18,7 +18,7 @@ from stenolog import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.errors import ReadOnly, StoreClosed
+from stenolog.errors import ReadOnly
 from support import needs
 
 KEY = "a"
@@ -31,6 +31,7 @@ def test_p11_created_files_and_folders_are_private_with_any_umask(tmp_path: Path
             store.add_message(KEY, "user", "hello")
             store.clear(KEY)
             store.compact(KEY)
+            store.lease(KEY, ttl=60).release()
             # A compaction writes a new file; this one is as the first append created it.
             store.add_message("b", "user", "hello")
     finally:
@@ -169,23 +170,6 @@ def test_p8_read_only_store_does_not_create_a_missing_workspace(tmp_path: Path) 
     with pytest.raises(StoreUnavailable):
         JSONLStore(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
-
-
-def test_p8_calls_after_close_raise_store_closed(tmp_path: Path) -> None:
-    store = JSONLStore(tmp_path)
-    store.add_message(KEY, "user", "hello")
-    store.close()
-    store.close()
-    for call in (
-        lambda: store.add_message(KEY, "user", "x"),
-        lambda: store.get_history(KEY),
-        lambda: store.list_sessions(),
-        lambda: store.admin.health(),
-        lambda: store.follow(KEY),
-        lambda: store.compact(KEY),
-    ):
-        with pytest.raises(StoreClosed):
-            call()
 
 
 @pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/etc", "\ud800", "a\0b"])

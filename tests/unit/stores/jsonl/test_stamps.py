@@ -5,7 +5,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,34 +55,6 @@ def test_other_files_have_no_stamp(store: JSONLStore) -> None:
     (store.folder / "folder.jsonl").mkdir()
     (store.folder / "link.jsonl").symlink_to("k.jsonl")
     assert list(store.admin.stamps()) == ["k"]
-
-
-@pytest.mark.parametrize("known", [0, 1, 2, 3])
-def test_stamp_changes_with_every_change(store: JSONLStore, known: int) -> None:
-    store.add_message("k", "user", "x")
-    store.add_message("other", "user", "x")
-    for _ in range(known):
-        store.admin.stamps()
-    changes: list[Callable[[], object]] = [
-        lambda: store.add_message("k", "user", "y"),
-        lambda: store.set_meta("k", title="t"),
-        lambda: store.truncate_history("k", 1),
-        lambda: store.compact("k"),
-        lambda: store.undo("k"),
-        lambda: store.set_summary("k", "s"),
-    ]
-    for change in changes:
-        before = store.admin.stamps()
-        change()
-        after = store.admin.stamps()
-        assert before["k"] != after["k"]
-        assert before["other"] == after["other"]
-    store.delete("k")
-    assert list(store.admin.stamps()) == ["other"]
-    store.admin.restore("k")
-    assert sorted(store.admin.stamps()) == ["k", "other"]
-    store.admin.purge("k")
-    assert list(store.admin.stamps()) == ["other"]
 
 
 def test_stamps_reflect_changes_of_other_stores_immediately(

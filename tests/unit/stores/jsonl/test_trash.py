@@ -125,22 +125,6 @@ def test_restored_log_exists_only_under_its_key(tmp_path: Path) -> None:
         assert shown(store, "other") == ["1"]
 
 
-def test_p7_another_store_sees_each_delete_and_restore(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
-        fill(one, "1")
-        assert shown(two) == ["1"]
-        one.delete(KEY)
-        assert shown(two) == []
-        assert two.add_message(KEY, "user", "new") == 1
-        assert shown(one) == ["new"]
-        two.delete(KEY)
-        assert one.admin.list_trash() == two.admin.list_trash()
-        one.admin.restore(KEY, uid=one.admin.list_trash()[1].uid)
-        assert shown(two) == ["1"]
-        assert two.add_message(KEY, "user", "2") == 2
-        assert shown(one) == ["1", "2"]
-
-
 def test_p1_store_with_the_log_open_syncs_the_folder_after_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

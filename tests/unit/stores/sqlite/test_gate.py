@@ -15,8 +15,8 @@ from typing import Any
 import apsw
 import pytest
 
-from stenolog import MaybeStored, NotStored, OnceConflict, SQLiteStore, StoreBusy
-from stenolog.errors import StenologError, StoreClosed, copy_error
+from stenolog import MaybeStored, NotStored, SQLiteStore, StoreBusy
+from stenolog.errors import StenologError, StoreClosed
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 
@@ -94,56 +94,6 @@ def test_p7_exclusive_turns_keep_the_order_of_arrival() -> None:
     held.arrive(3)
     held.arrive_alone(4)
     assert held.release() == [[0, 1], [2], [3], [4]]
-
-
-def test_p7_only_the_first_in_the_queue_runs() -> None:
-    queue = WriteQueue()
-    first, second = QueuedWrite(), QueuedWrite()
-    queue.waiting += [first, second]
-    assert queue.is_first(first)
-    assert not queue.is_first(second)
-    with queue.lock:
-        assert not queue.is_first(first)
-
-
-def test_p8_write_that_waits_too_long_raises_and_leaves_the_queue() -> None:
-    queue = WriteQueue()
-    with queue.lock:
-        mine = QueuedWrite(lambda _: None)
-        queue.waiting.append(mine)
-        with pytest.raises(StoreBusy):
-            queue.wait_for_turn(mine, lambda _: None, time.monotonic())
-        with pytest.raises(StoreBusy), queue.exclusive_turn(time.monotonic()):
-            pass
-    assert queue.waiting == []
-
-
-def test_unfinished_members_of_a_group_return_to_the_head_of_the_queue() -> None:
-    queue = WriteQueue()
-    mine, second, third, alone = (
-        QueuedWrite(print),
-        QueuedWrite(print),
-        QueuedWrite(print),
-        QueuedWrite(),
-    )
-    queue.waiting += [mine, second, third, alone]
-
-    def interrupted(group: list[QueuedWrite]) -> None:
-        assert group == [mine, second, third]
-        second.finish()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        queue._run_group(mine, interrupted)
-    assert queue.waiting == [third, alone]
-
-
-def test_each_caller_gets_its_own_error_object() -> None:
-    error = OnceConflict("a", "t", 3)
-    other = copy_error(error)
-    assert isinstance(other, OnceConflict)
-    assert other is not error
-    assert (other.key, other.token, other.seq, str(other)) == ("a", "t", 3, str(error))
 
 
 # --- groups in a store -----------------------------------------------------------------------
@@ -446,27 +396,6 @@ def test_close_does_not_wait_and_running_calls_finish(file: Path) -> None:
     # The last call to end has checkpointed the log.
     assert not file.with_name("sessions.db-wal").exists()
     store.close()
-
-
-def test_failed_transaction_stores_nothing(store: SQLiteStore) -> None:
-    def fail() -> None:
-        with store.database.write_transaction() as transaction:
-            transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    with store.database.read_transaction() as transaction:
-        assert list(transaction.execute("SELECT * FROM purge")) == []
-
-
-def test_readers_do_not_wait_for_a_writer(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    with store.database.write_transaction() as transaction:
-        transaction.execute("DELETE FROM message")
-        assert [message.content for message in store.get_history("a")] == ["x"]
-        assert store.list_sessions() == ["a"]
-    assert store.get_history("a") == []
 
 
 def test_p8_readers_beyond_the_limit_wait(file: Path) -> None:

@@ -19,7 +19,6 @@ from stenolog.stores.sqlite.lease_holders import (
     has_ended,
     parse_process,
 )
-from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 
@@ -169,15 +168,3 @@ def test_invalid_text_is_not_a_process(words: str) -> None:
 @pytest.mark.parametrize("number", [0, -1, 10**30])
 def test_impossible_process_number_does_not_count_as_ended(number: int) -> None:
     assert not has_ended(replace(_here(), pid=number))
-
-
-def test_process_in_another_pid_namespace_cannot_check_this_one() -> None:
-    with _child(_WAITS, *in_namespace("--mount-proc")) as (_, words):
-        other = _parsed(words)
-        assert other.boot == _here().boot
-        assert not _here().can_check(other)
-
-
-def test_no_process_is_identified_if_proc_belongs_to_another_namespace() -> None:
-    with _child(_WAITS, *in_namespace()) as (_, words):
-        assert words == "None"

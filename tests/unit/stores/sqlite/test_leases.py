@@ -14,32 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, StoreBusy
+from stenolog import LeaseLost, SQLiteStore, StenologError, StoreBusy
 from stenolog.errors import StoreClosed
 from stenolog.stores.sql.leases import StoreLeases
 from stenolog.stores.sqlite import lease_holders
 from support.namespaces import in_namespace
-
-
-def _take_over(store: SQLiteStore, key: str) -> None:
-    """Let the lease expire and another holder acquire it."""
-    with store.database.write_transaction() as transaction:
-        transaction.execute("UPDATE lease SET expires = 1, process = '' WHERE key = ?", (key,))
-    store.lease(key, ttl=60).release()
-
-
-def test_p7_epochs_are_never_reused(file: Path) -> None:
-    epochs: list[int] = []
-    for turn in range(3):
-        with SQLiteStore(file) as store:
-            store.add_message("a", "user", "x")
-            store.add_message("b", "user", "x")
-            for key in ("a", "b", "a"):
-                with store.lease(key, ttl=60) as lease:
-                    epochs.append(lease.epoch)
-            if turn:
-                store.admin.purge("a")
-    assert epochs == sorted(set(epochs))
 
 
 def test_lease_survives_deletion_and_new_session_of_the_key(store: SQLiteStore) -> None:
@@ -51,31 +30,6 @@ def test_lease_survives_deletion_and_new_session_of_the_key(store: SQLiteStore) 
             store.lease("a", ttl=60, wait=0)
         assert not lease.lost
     store.lease("a", ttl=60, wait=0).release()
-
-
-def test_p8_purge_by_another_process_ends_the_lease(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    with store.lease("a", ttl=60) as lease:
-        store.admin.purge("a")
-        assert lease.lost
-        with pytest.raises(LeaseLost):
-            lease.store.add_message("a", "user", "late")
-        with pytest.raises(NoSuchSession):
-            store.lease("a", ttl=60)
-    assert store.list_sessions() == []
-
-
-def test_p8_write_through_a_lost_lease_stores_nothing(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    lease = store.lease("a", ttl=60)
-    _take_over(store, "a")
-    with pytest.raises(LeaseLost):
-        lease.store.add_messages("a", [{"role": "user", "content": "late"}] * 2)
-    with pytest.raises(LeaseLost):
-        lease.store.admin.restore("a")
-    with pytest.raises(LeaseLost):
-        lease.store.compact("a")
-    assert store.info("a").count == 1
 
 
 def test_p8_lease_is_checked_inside_the_write_transaction(
@@ -123,33 +77,6 @@ def test_p7_concurrent_acquirers_get_one_lease(store: SQLiteStore) -> None:
     for taker in takers:
         taker.join(20)
     assert sorted(found, key=str) == [1, StoreBusy]
-
-
-def test_error_names_the_lease_holder(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    with store.lease("a", ttl=60), pytest.raises(StoreBusy, match=f"process {os.getpid()} on"):
-        store.lease("a", ttl=60, wait=0)
-
-
-def test_closing_ends_the_wait_for_a_lease(file: Path) -> None:
-    store = SQLiteStore(file)
-    store.add_message("a", "user", "x")
-    lease = store.lease("a", ttl=60)
-    found: list[object] = []
-
-    def wait() -> None:
-        try:
-            store.lease("a", ttl=60, wait=60)
-        except StoreClosed as error:
-            found.append(type(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    store.close()
-    waiting.join(20)
-    assert found == [StoreClosed]
-    assert lease.lost
-    lease.release()
 
 
 def test_leases_of_namespaces_are_independent(file: Path) -> None:
@@ -407,12 +334,6 @@ def test_child_that_outlives_the_holder_does_not_hold_the_lease(
         assert _is_free(store)
 
 
-def test_running_holder_keeps_the_lease(store: SQLiteStore, file: Path) -> None:
-    store.add_message("a", "user", "x")
-    with _holder(file, _WAITS), pytest.raises(StoreBusy):
-        store.lease("a", ttl=60, wait=0.2)
-
-
 def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     store.lease("a", ttl=60).release()
@@ -432,15 +353,6 @@ def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
     assert _is_free(store) or lease_holders.current_process() is None
     for descriptor in (heard, says, reads):
         os.close(descriptor)
-
-
-def test_lease_of_another_store_in_this_process_is_held(store: SQLiteStore, file: Path) -> None:
-    store.add_message("a", "user", "x")
-    with SQLiteStore(file) as other, other.lease("a", ttl=600) as lease:
-        assert not _is_free(store)
-        lease.renew()
-        assert not _is_free(store)
-        assert not lease.lost
 
 
 @told
