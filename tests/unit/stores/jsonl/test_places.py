@@ -18,7 +18,6 @@ from stenolog import (
     StoreUnavailable,
     UsageError,
 )
-from stenolog.errors import ReadOnly
 from support import needs
 
 KEY = "a"
@@ -129,41 +128,6 @@ def test_p8_removed_folder_raises_and_is_not_recreated(tmp_path: Path) -> None:
             store.add_message(KEY, "user", "again")
         assert not store.admin.health().ok
         assert not (tmp_path / "sessions").exists()
-
-
-def test_p8_read_only_store_writes_nothing(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_message(KEY, "user", "hello")
-    path = tmp_path / "sessions" / "a.jsonl"
-    with path.open("ab") as file:
-        file.write(b'{"kind":"mess')
-    before = {p: p.stat() for p in (path, path.parent, tmp_path)}
-    with JSONLStore(tmp_path, read_only=True) as store:
-        assert [m.content for m in store.get_history(KEY)] == ["hello"]
-        assert store.info(KEY).void_bytes == 13
-        for call in (
-            lambda: store.add_message(KEY, "user", "x"),
-            lambda: store.add_messages(KEY, [{}]),
-            lambda: store.set_summary(KEY, "x"),
-            lambda: store.truncate_history(KEY, 0),
-            lambda: store.clear(KEY),
-            lambda: store.set_history(KEY, []),
-            lambda: store.admin.hide(KEY, 1, 1),
-            lambda: store.pop(KEY),
-            lambda: store.checkpoint(KEY, summary="", upto=1),
-            lambda: store.undo(KEY),
-            lambda: store.compact(KEY),
-            lambda: store.set_meta(KEY, a=1),
-        ):
-            with pytest.raises(ReadOnly):
-                call()
-    for path, status in before.items():
-        now = path.stat()
-        assert (now.st_size, now.st_mtime_ns, now.st_ctime_ns) == (
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
 
 
 def test_p8_read_only_store_does_not_create_a_missing_workspace(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from stenolog import (
     StenologError,
     StoreUnavailable,
 )
-from stenolog.errors import ReadOnly, SessionExists
+from stenolog.errors import SessionExists
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
@@ -248,28 +248,6 @@ def test_p11_symlinked_trash_folder_is_rejected(tmp_path: Path, target: str) -> 
             store.admin.purge(KEY)
         assert shown(store) == ["1"]
     assert list(outside.iterdir()) == []
-
-
-def test_p8_read_only_store_rejects_lifecycle_calls(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        fill(store, "1")
-        fill(store, "2", key="b")
-        deleted = store.delete("b")
-    before = sorted(tmp_path.rglob("*"))
-    with JSONLStore(tmp_path, read_only=True) as store:
-        assert store.admin.list_trash() == [deleted]
-        for call in (
-            lambda: store.delete(KEY),
-            lambda: store.admin.restore("b"),
-            lambda: store.fork(KEY, "c"),
-            lambda: store.admin.purge(KEY),
-            lambda: store.admin.purge(KEY, before=2),
-            lambda: store.lease(KEY, ttl=60),
-            lambda: store.delete("nobody"),
-        ):
-            with pytest.raises(ReadOnly):
-                call()
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_p8_delete_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path) -> None:

@@ -453,37 +453,6 @@ def test_p7_returning_process_does_not_overtake_waiting_ones(file: Path) -> None
     mine.close()
 
 
-def test_p7_stopped_process_that_is_next_does_not_block_others(file: Path) -> None:
-    mine, third = ProcessLock(file), ProcessLock(file)
-    mine.lock(0)
-    next_one = file.with_name(f"{file.name}-next")
-    next_one.touch()
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", _NEXT, str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as other,
-        next_one.open("r+b") as looking,
-    ):
-        _wait_until(lambda: _is_taken(looking.fileno()))
-        other.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(other.pid, os.WUNTRACED)[1])
-        mine.unlock()
-        try:
-            for lock, seconds in ((mine, 20), (third, 20), (mine, 0.1)):
-                lock.lock(time.monotonic() + seconds)
-                lock.unlock()
-        finally:
-            other.send_signal(signal.SIGCONT)
-        assert other.stdout is not None
-        assert other.stdout.readline() == "inside\n"
-        other.communicate()
-    mine.close()
-    third.close()
-
-
 def test_p7_writer_stopped_at_the_gate_does_not_block_others(file: Path) -> None:
     code = "import sys, stenolog; stenolog.SQLiteStore(sys.argv[1]).add_message('k', 'user', 'b')"
     with SQLiteStore(file) as store:

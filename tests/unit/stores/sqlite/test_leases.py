@@ -334,27 +334,6 @@ def test_child_that_outlives_the_holder_does_not_hold_the_lease(
         assert _is_free(store)
 
 
-def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x")
-    store.lease("a", ttl=60).release()
-    (heard, says), (reads, ends) = os.pipe(), os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(ends)
-        with store.lease("a", ttl=600):
-            os.write(says, b".")
-            os.read(reads, 1)
-            os._exit(0)
-    os.read(heard, 1)
-    while_it_lived = _is_free(store)
-    os.close(ends)
-    os.waitpid(pid, 0)
-    assert not while_it_lived
-    assert _is_free(store) or lease_holders.current_process() is None
-    for descriptor in (heard, says, reads):
-        os.close(descriptor)
-
-
 @told
 @pytest.mark.parametrize("field", range(2), ids=["boot", "processes"])
 def test_holder_of_another_boot_or_namespace_blocks_until_expiry(

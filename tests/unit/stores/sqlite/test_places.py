@@ -23,7 +23,7 @@ from stenolog import (
     UsageError,
     open_store,
 )
-from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
+from stenolog.errors import ForeignLog, NewerFormat, StoreClosed
 from stenolog.stores.sqlite.database_file import fingerprint, run_script
 from support import needs
 from support.crash.disks import tiny_tmpfs
@@ -256,27 +256,6 @@ def test_p8_damaged_page_raises_damaged_store_and_names_the_doctor(file: Path) -
 
 
 # --- read-only -------------------------------------------------------------------------------
-
-
-def test_read_only_store_rejects_writes(file: Path) -> None:
-    with SQLiteStore(file) as store:
-        store.add_message(KEY, "user", "hello")
-    before, changed = file.read_bytes(), file.stat().st_mtime_ns
-    with SQLiteStore(file, read_only=True) as store:
-        assert [message.content for message in store.get_history(KEY)] == ["hello"]
-        assert store.info(KEY).count == 1
-        assert store.admin.health().ok
-        for call in (
-            lambda: store.add_message(KEY, "user", "x"),
-            lambda: store.add_messages(KEY, []),
-            lambda: store.set_summary(KEY, "x"),
-            lambda: store.delete(KEY),
-            lambda: store.admin.purge(KEY),
-            lambda: store.lease(KEY, ttl=1),
-        ):
-            with pytest.raises(ReadOnly):
-                call()
-    assert (file.read_bytes(), file.stat().st_mtime_ns) == (before, changed)
 
 
 def test_read_only_store_sees_writes_of_others(file: Path) -> None:
