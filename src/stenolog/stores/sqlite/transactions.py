@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from stenolog.records import Message, Span, State
 from stenolog.stores import spans
-from stenolog.stores.sql.dialect import named_statements
+from stenolog.stores.sql.dialect import Row, named_statements
 from stenolog.stores.sql.rows import now, parse_iso, parse_time
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ PARAMETER_COUNTS: Final = {
 }
 """Number of parameters of each SQL statement."""
 
-
-Row = tuple[Any, ...]
 
 # This is `crc32` itself: each read checks every message, and a wrapper would double the time.
 # The checksum does not cover the time of the message.
