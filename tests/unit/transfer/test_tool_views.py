@@ -217,7 +217,7 @@ def test_a_diff_contains_both_texts(old: list[str], new: list[str]) -> None:
     assert [one.text for one in block.lines if one.kind in ("same", "added")] == new
 
 
-@pytest.mark.parametrize("budget", [DiffBudget(), DiffBudget(0)])
+@pytest.mark.parametrize("budget", [DiffBudget(), DiffBudget(pairs=0)])
 def test_texts_that_differ_too_much_are_shown_one_after_the_other(budget: DiffBudget) -> None:
     old = "\n".join(f"a{number}" for number in range(100))
     new = "\n".join(f"b{number}" for number in range(100))

@@ -7,6 +7,7 @@ functions are pure.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import chain, groupby, islice, takewhile
 from json import JSONEncoder
 from pathlib import PurePosixPath
@@ -30,12 +31,8 @@ _MAX_DECODED_CHARS: Final = 1_000_000
 """Maximum number of characters of a JSON text that is decoded."""
 _MAX_DIFF_LINES: Final = 2_000
 """Maximum number of lines of all diffs of one call; further lines are only counted."""
-_MAX_COMPARED_LINES: Final = 1_000
-"""Maximum number of lines of one edit that are compared line by line."""
-_MAX_LONG_LINES: Final = 1_000_000
-"""Maximum total number of lines, per page, of edits with more than _MAX_COMPARED_LINES lines."""
-_MAX_CHANGES: Final = 60
-"""Maximum number of changed lines for which the shortest diff is searched."""
+_MAX_COMPARED_PAIRS: Final = 40_000
+"""Maximum number of pairs of an old and a new line of one edit that are compared."""
 _MAX_ITEMS: Final = 200
 """Maximum number of items of a checklist."""
 _MAX_BLOCKS: Final = 50
@@ -150,28 +147,13 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
     """Number of lines or items that are not in the block."""
 
 
-class DiffBudget:
-    """The number of lines that may still be compared. The default is the limit for one page."""
+class DiffBudget(Struct):
+    """The work that diffs may still take. The default is the limit for one page."""
 
-    def __init__(self, lines_left: int = 20_000) -> None:
-        self.lines_left = lines_left
-        self._long_lines_left = _MAX_LONG_LINES
-
-    def take(self, line_count: int) -> bool:
-        """Return whether the budget allows this number of lines. If yes, reduce the budget."""
-        if line_count > min(self.lines_left, _MAX_COMPARED_LINES):
-            return False
-        self.lines_left -= line_count
-        return True
-
-    def take_long_edit(self, line_count: int) -> bool:
-        """Return whether an edit with this number of lines may be split into lines.
-
-        The lines of a long edit are subtracted from a separate budget.
-        """
-        if line_count > _MAX_COMPARED_LINES:
-            self._long_lines_left -= line_count
-        return line_count <= _MAX_COMPARED_LINES or self._long_lines_left >= 0
+    pairs: int = 500_000
+    """Number of pairs of an old and a new line that may be compared."""
+    lines: int = 1_000_000
+    """Number of lines into which texts may be split."""
 
 
 # --- summary ---------------------------------------------------------------------------------
@@ -497,8 +479,9 @@ def _compare_texts(
 ) -> tuple[list[DiffLine], int]:
     """Return at most `max_lines` lines of the diff of two texts, and how many were omitted."""
     line_count = old_text.count("\n", 0, MAX_BLOCK) + new_text.count("\n", 0, MAX_BLOCK) + 2
-    if max_lines <= 0 or not budget.take_long_edit(line_count):
+    if max_lines <= 0 or line_count > budget.lines:
         return [], line_count
+    budget.lines -= line_count
     old_lines, new_lines = _split_lines(old_text), _split_lines(new_text)
     head_count = _common_start_length(old_lines, new_lines)
     tail_count = _common_start_length(old_lines[head_count:][::-1], new_lines[head_count:][::-1])
@@ -522,65 +505,22 @@ def _common_start_length(first: Sequence[str], second: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _diff_lines(old_lines: list[str], new_lines: list[str], budget: DiffBudget) -> list[DiffLine]:
-    """Return the diff of two lists of lines. In too long lists, all lines count as changed."""
-    if old_lines and new_lines and budget.take(len(old_lines) + len(new_lines)):
-        diff = _shortest_diff(old_lines, new_lines)
-        if diff is not None:
-            return diff
-    removed_lines = [DiffLine("removed", line) for line in old_lines]
-    return [*removed_lines, *(DiffLine("added", line) for line in new_lines)]
-
-
-def _shortest_diff(old_lines: list[str], new_lines: list[str]) -> list[DiffLine] | None:
-    """Return the shortest diff (Myers), or None if it has more than _MAX_CHANGES changes.
-
-    The search takes at most about 2 * _MAX_CHANGES * (len(old_lines) + len(new_lines)) steps.
-    """
-    furthest_x = {1: 0}
-    history: list[dict[int, int]] = []
-    for change_count in range(_MAX_CHANGES + 1):
-        history.append(dict(furthest_x))
-        for diagonal in range(-change_count, change_count + 1, 2):
-            is_added = _adds_line(furthest_x, change_count, diagonal)
-            x = furthest_x[diagonal + 1] if is_added else furthest_x[diagonal - 1] + 1
-            y = x - diagonal
-            while x < len(old_lines) and y < len(new_lines) and old_lines[x] == new_lines[y]:
-                x, y = x + 1, y + 1
-            furthest_x[diagonal] = x
-            if x >= len(old_lines) and y >= len(new_lines):
-                return _rebuild_diff(old_lines, new_lines, history)
-    return None
-
-
-def _adds_line(furthest_x: Mapping[int, int], change_count: int, diagonal: int) -> bool:
-    """Return True if the last change before this diagonal adds a line, False if it removes one."""
-    is_first, is_last = diagonal == -change_count, diagonal == change_count
-    return is_first or (not is_last and furthest_x[diagonal - 1] < furthest_x[diagonal + 1])
-
-
-def _rebuild_diff(
-    old_lines: list[str], new_lines: list[str], history: list[dict[int, int]]
-) -> list[DiffLine]:
-    lines: list[DiffLine] = []
-    x, y = len(old_lines), len(new_lines)
-    for change_count in range(len(history) - 1, -1, -1):
-        furthest_x, diagonal = history[change_count], x - y
-        is_added = _adds_line(furthest_x, change_count, diagonal)
-        previous_diagonal = diagonal + 1 if is_added else diagonal - 1
-        from_x = furthest_x[previous_diagonal] if change_count else 0
-        from_y = from_x - previous_diagonal if change_count else 0
-        while x > from_x and y > from_y:
-            x, y = x - 1, y - 1
-            lines.append(DiffLine("same", old_lines[x]))
-        if change_count:
-            lines.append(
-                DiffLine("added", new_lines[from_y])
-                if is_added
-                else DiffLine("removed", old_lines[from_x])
-            )
-        x, y = from_x, from_y
-    return lines[::-1]
+def _diff_lines(
+    old_lines: list[str], new_lines: list[str], budget: DiffBudget
+) -> Iterator[DiffLine]:
+    """Yield the diff of two lists of lines. In too long lists, all lines count as changed."""
+    pairs = len(old_lines) * len(new_lines)
+    steps: Sequence[tuple[str, int, int, int, int]]
+    steps = [("replace", 0, len(old_lines), 0, len(new_lines))]
+    if pairs <= min(_MAX_COMPARED_PAIRS, budget.pairs):
+        budget.pairs -= pairs
+        steps = SequenceMatcher(None, old_lines, new_lines).get_opcodes()
+    for step, old_start, old_end, new_start, new_end in steps:
+        if step == "equal":
+            yield from (DiffLine("same", line) for line in old_lines[old_start:old_end])
+        else:
+            yield from (DiffLine("removed", line) for line in old_lines[old_start:old_end])
+            yield from (DiffLine("added", line) for line in new_lines[new_start:new_end])
 
 
 def _omit_unchanged(lines: Sequence[DiffLine]) -> Iterator[DiffLine]:
