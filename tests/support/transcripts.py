@@ -1,6 +1,7 @@
 """Sample transcripts of other programs, rows of llm, and an outline of a transcript."""
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from stenolog.catalog.message_metadata import is_copied
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptReader,
-    restore_record,
+    record_field_name,
+    texts_of,
 )
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "transcripts"
@@ -49,6 +51,22 @@ def rebuild_records(
             groups.setdefault(one.identity.partition(separator)[0], []).append(one.body)
         rebuilt += [restore_record(messages, reader.program) for messages in groups.values()]
     return rebuilt
+
+
+def restore_record(messages: Sequence[Mapping[str, Any]], program: str) -> Any:
+    """Return the record from which these messages were made."""
+    return _resolve_references(messages[0][record_field_name(program)], texts_of(messages))
+
+
+def _resolve_references(value: Any, texts: Sequence[str]) -> Any:
+    if isinstance(value, dict):
+        target = value["$text"] if value.keys() == {"$text"} else value
+        if isinstance(target, int):
+            return texts[target]
+        return {name: _resolve_references(item, texts) for name, item in target.items()}
+    if isinstance(value, list):
+        return [_resolve_references(item, texts) for item in value]
+    return value
 
 
 # --- llm ---------------------------------------------------------------------------------------

@@ -29,13 +29,9 @@ from stenolog.transfer.transcripts.program_messages import KIND, Kind, kind_of, 
 
 MAX_TITLE_CHARS: Final = 80
 _REFERENCE_KEY: Final = "$text"
-"""In a stored record, an object with only this key refers to a value of the messages."""
+"""In a stored record, an object with only this key refers to a text of the messages."""
 _MIN_REF_CHARS: Final = 40
 """Minimum number of characters of a text that is replaced by a reference."""
-_MAX_SEARCH_PASSES: Final = 4
-"""Maximum number of searches through all texts of the messages, to bound the run time."""
-_MIN_SEARCHED_CHARS: Final = 200
-"""Minimum number of characters of a text that is looked up inside longer texts."""
 MAX_SIDE_FILE_BYTES: Final = 1024 * 1024
 """Maximum size of a file beside a transcript. A larger file is not read."""
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
@@ -50,7 +46,6 @@ MAX_ID_BYTES: Final = 512
 """Maximum size of an id in a key. A place of `steno view` may put its name before the key."""
 SHAPE_ERRORS: Final = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 """Errors that occur if a value has an unexpected type."""
-_SCALAR_TYPES: Final = frozenset({int, float, bool, type(None)})
 _decode_json: Final = msgspec.json.Decoder().decode
 _to_json: Final = JSONEncoder(ensure_ascii=False).encode
 
@@ -466,98 +461,47 @@ def record_field_name(program: str) -> str:
 def keep_record(messages: Sequence[dict[str, Any]], program: str, record: Any) -> None:
     """Store a record in the first of its messages.
 
-    In the record, references replace long texts and arguments that the messages have.
+    In the record, references replace the long texts that the messages have. A reference is the
+    index of the text in `texts_of`.
     """
     try:
-        stored_record = _KnownValues(messages).add_references(record)
+        texts = {text: index for index, text in enumerate(texts_of(messages))}
+        stored_record = _add_references(record, texts)
     except RecursionError:
         stored_record = record  # nested too deeply
     messages[0][record_field_name(program)] = stored_record
 
 
-def restore_record(messages: Sequence[Mapping[str, Any]], program: str) -> Any:
-    """Return the record from which these messages were made."""
-    values = [value for message in messages for value in _values_of(message)]
-    return _resolve_references(messages[0][record_field_name(program)], values)
+def texts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the texts in the content and the thoughts of messages, and in the calls of tools."""
+    texts: list[str] = []
+    for message in messages:
+        calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        fields = [message.get("content"), message.get("reasoning_content"), calls]
+        _collect_texts([*fields, *map(parse_json, calls)], texts)
+    return texts
 
 
-def _values_of(message: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the texts of a message, and the arguments of its tool calls."""
-    content = message.get("content")
-    texts = [content, message.get("reasoning_content")]
-    for part in content if isinstance(content, list) else ():
-        fields = as_dict(part)
-        image, file = as_dict(fields.get("image_url")), as_dict(fields.get("file"))
-        texts += [part, fields.get("text"), image.get("url"), file.get("file_data")]
-    for call in message.get("tool_calls", ()):
-        text = call["function"]["arguments"]
-        arguments = as_dict(parse_json(text))
-        yield arguments
-        texts += [text, *arguments.values()]
-    yield from (text for text in texts if isinstance(text, str))
+def _collect_texts(value: Any, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value)
+        if value.startswith("data:"):
+            texts.append(value.partition(",")[2])  # a record may have only the base64 text
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _collect_texts(item, texts)
 
 
-class _KnownValues:
-    """Texts and tool arguments of a record's messages, to which the stored record can refer."""
-
-    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        self._values = [value for message in messages for value in _values_of(message)]
-        self._text_indexes = {
-            value: index for index, value in enumerate(self._values) if isinstance(value, str)
-        }
-        """Index of each text in the values."""
-        self._argument_names = {tuple(value) for value in self._values if isinstance(value, dict)}
-        """Names of the arguments of each tool call."""
-        self._characters_left = _MAX_SEARCH_PASSES * sum(map(len, self._text_indexes))
-        """Number of characters that may still be searched or compared."""
-
-    def add_references(self, value: Any) -> Any:
-        """Return the value with references instead of known long texts and known arguments."""
-        if type(value) is dict:
-            if value and tuple(value) in self._argument_names and self._characters_left > 0:
-                text = _to_json(value)
-                self._characters_left -= len(text)
-                if text in self._text_indexes:
-                    return {_REFERENCE_KEY: [self._text_indexes[text]]}
-            fields = {
-                name: item
-                if (type(item) is str and len(item) < _MIN_REF_CHARS) or type(item) in _SCALAR_TYPES
-                else self.add_references(item)
-                for name, item in value.items()
-            }
-            # An object that looks like a reference is wrapped, so that it is not resolved later.
-            return {_REFERENCE_KEY: fields} if value.keys() == {_REFERENCE_KEY} else fields
-        if type(value) is list:
-            return [self.add_references(item) for item in value]
-        if type(value) is str and len(value) >= _MIN_REF_CHARS:
-            return self._reference_to(value)
-        return value
-
-    def _reference_to(self, text: str) -> Any:
-        """Return a reference to a known text or to a part of a known text; otherwise the text."""
-        if text in self._text_indexes:
-            return {_REFERENCE_KEY: [self._text_indexes[text], 0, len(text)]}
-        if len(text) >= _MIN_SEARCHED_CHARS:
-            for known_text, index in self._text_indexes.items():
-                is_longer = len(known_text) > len(text)
-                self._characters_left -= len(known_text) if is_longer else 1
-                if self._characters_left < 0:
-                    break
-                if is_longer and (start := known_text.find(text)) >= 0:
-                    return {_REFERENCE_KEY: [index, start, start + len(text)]}
-        return text
-
-
-def _resolve_references(value: Any, values: Sequence[Any]) -> Any:
-    """Return the value with each reference replaced by the value that it refers to."""
+def _add_references(value: Any, texts: Mapping[str, int]) -> Any:
+    """Return the value with references instead of the long texts of which the index is known."""
     if isinstance(value, dict):
-        target = value[_REFERENCE_KEY] if value.keys() == {_REFERENCE_KEY} else value
-        if isinstance(target, list):
-            index, *span = target
-            return values[index][slice(*span)] if span else parse_json(values[index])
-        return {name: _resolve_references(item, values) for name, item in target.items()}
+        fields = {name: _add_references(item, texts) for name, item in value.items()}
+        # An object that looks like a reference is wrapped.
+        return {_REFERENCE_KEY: fields} if value.keys() == {_REFERENCE_KEY} else fields
     if isinstance(value, list):
-        return [_resolve_references(item, values) for item in value]
+        return [_add_references(item, texts) for item in value]
+    if isinstance(value, str) and len(value) >= _MIN_REF_CHARS and value in texts:
+        return {_REFERENCE_KEY: texts[value]}
     return value
 
 
