@@ -9,7 +9,6 @@ once.
 import os
 import re
 import threading
-from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
@@ -18,7 +17,7 @@ from time import monotonic
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stenolog.catalog.message_metadata import without_usage
 from stenolog.stores.json_file import NotASession
@@ -131,8 +130,8 @@ class ClaudeCode(TranscriptReader):
         index.refresh(path)
         for message in transcript.messages:
             owner = index.owner_of(message.identity.partition("#")[0])
-            if owner not in (None, path.name):
-                transcript.facts["forked_from"] = session_key(PROGRAM, Path(str(owner)).stem)
+            if owner is not None and owner != path.name:
+                transcript.facts["forked_from"] = session_key(PROGRAM, Path(owner).stem)
                 transcript.facts["forked_after"] = message.identity
                 message.body = without_usage(message.body, copied=True)
 
@@ -173,34 +172,25 @@ def _read_records(path: Path) -> Iterator[tuple[bytes, Any]]:
         yield msgspec.json.encode(record), record
 
 
-class _IndexedFile(Struct):
-    """Index of the records that were read from a session file so far."""
-
-    end_offset: int = 0
-    """Offset of the end of the last complete line."""
-    first_time: str = ""
-    """Time of the first record."""
-    uuid_hashes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Hash of the uuid of each record."""
-
-
 class _ProjectIndex:
-    """Index of the records that several sessions of a project have, for example after a fork.
+    """The oldest file of a project that has each record: a fork has copies of the records.
 
     Files only grow, so each refresh reads only their new lines.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, _IndexedFile] = {}
         self._refreshed_at = float("-inf")
-        self._seen_hashes: set[int] = set()
-        self._shared_hashes: set[int] = set()
-        self._owners: dict[int, str] = {}
+        self._end_offsets: dict[str, int] = {}
+        """Offset of the end of the last complete line, by file name."""
+        self._files: dict[str, tuple[str, str]] = {}
+        """Time of the first record, and name, of each file, by file name."""
+        self._owners: dict[int, tuple[str, str]] = {}
+        """The value of the oldest file in `_files`, by the hash of the uuid of a record."""
 
     def refresh(self, own_file: Path) -> None:
         """Read the new lines of the files, at least those of `own_file`. Raises OSError."""
-        self._read_new_lines(own_file, self._files.setdefault(own_file.name, _IndexedFile()))
+        self._read_new_lines(own_file)
         # An import calls this method for each file, so other files are not read every time.
         if monotonic() - self._refreshed_at < REFRESH_SECONDS:
             return
@@ -209,43 +199,27 @@ class _ProjectIndex:
             for entry in entries:
                 # Skip a file that cannot be read, and continue with the other files.
                 with suppress(OSError):
-                    if entry.name.endswith(".jsonl") and entry.is_file():
-                        file = self._files.setdefault(entry.name, _IndexedFile())
-                        if entry.stat().st_size > file.end_offset:
-                            self._read_new_lines(Path(entry.path), file)
+                    is_session = entry.name.endswith(".jsonl") and entry.is_file()
+                    if is_session and entry.stat().st_size > self._end_offsets.get(entry.name, 0):
+                        self._read_new_lines(Path(entry.path))
 
-    def _read_new_lines(self, path: Path, file: _IndexedFile) -> None:
-        known_hashes = set(file.uuid_hashes)
+    def _read_new_lines(self, path: Path) -> None:
+        name = path.name
         with open_transcript(path) as opened:
-            opened.seek(file.end_offset)
+            opened.seek(self._end_offsets.get(name, 0))
             for line in read_lines(opened):
                 if not line.endswith(b"\n"):
                     return
-                file.end_offset += len(line)
-                if not file.first_time and (time_match := _TIME_FIELD.search(line)):
-                    file.first_time = time_match[1].decode("ascii", "replace")
-                if (match := _UUID_FIELD.search(line)) is None:
-                    continue
-                uuid_hash = hash(match[1])
-                if uuid_hash in known_hashes:
-                    continue
-                known_hashes.add(uuid_hash)
-                file.uuid_hashes.append(uuid_hash)
-                if uuid_hash in self._seen_hashes:
-                    self._shared_hashes.add(uuid_hash)
-                    self._owners.pop(uuid_hash, None)
-                self._seen_hashes.add(uuid_hash)
+                self._end_offsets[name] = self._end_offsets.get(name, 0) + len(line)
+                if name not in self._files and (time_match := _TIME_FIELD.search(line)):
+                    self._files[name] = time_match[1].decode("ascii", "replace"), name
+                if (match := _UUID_FIELD.search(line)) is not None:
+                    file, uuid_hash = self._files.get(name, ("", name)), hash(match[1])
+                    self._owners[uuid_hash] = min(file, self._owners.get(uuid_hash, file))
 
     def owner_of(self, uuid: str) -> str | None:
-        """Return the name of the oldest file with this record; None if at most one file has it."""
-        uuid_hash = hash(uuid.encode("utf-8", "surrogatepass"))
-        if uuid_hash not in self._shared_hashes:
-            return None
-        if uuid_hash not in self._owners:
-            names = (name for name, file in self._files.items() if uuid_hash in file.uuid_hashes)
-            oldest_name = min(names, key=lambda name: (self._files[name].first_time, name))
-            self._owners[uuid_hash] = oldest_name
-        return self._owners[uuid_hash]
+        """Return the name of the oldest file with this record; None if no file has it."""
+        return self._owners.get(hash(uuid.encode("utf-8", "surrogatepass")), (None, None))[1]
 
 
 class _RecordNode(Struct):
