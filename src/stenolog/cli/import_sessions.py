@@ -171,8 +171,7 @@ def import_command(
     Other programs, detected automatically unless --from is given:
       picoclaw  .jsonl with .meta.json, and the older .json
       zeroclaw  .jsonl
-      plain     [{"role": ...}, ...] as .json, or one message per line;
-                a line {"messages": [...]} is one session
+      plain     [{"role": ...}, ...] as .json, or one message per line
 
     SOURCE is not changed, with one exception: if it is the session folder of the workspace itself,
     imported files are renamed to .migrated. Importing again adds only new messages. If SOURCE is a

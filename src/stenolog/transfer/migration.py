@@ -42,7 +42,6 @@ from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import merge as merging
 from stenolog.transfer.answer_seqs import without_answer_seqs
-from stenolog.transfer.importers.chat_format import ConversationLines, find_line_files
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     LOG_SUFFIX,
@@ -178,8 +177,7 @@ def import_folder(
       and keys are dropped.
     - `accept_aliases`: accept aliases even without `is_own`. If False, they are only reported.
     - `dry_run`: write nothing.
-    - `layouts`: layouts to import. With `rename_files`, a file with one conversation per line is
-      skipped.
+    - `layouts`: layouts to import.
     - `map_key`: function that returns the new key for the old key of a session.
     - `time_field`: name of the field with the time of a plain message.
     - `progress`: function that is called with the number of bytes that were just imported.
@@ -196,15 +194,12 @@ def import_folder(
         progress=progress,
     )
     try:
-        may_have_lines = "plain" in layouts and not rename_files
-        line_files = find_line_files(path, only) if may_have_lines else []
         folder = Folder(
             path,
             only=only,
             follow_links=not rename_files,
             thorough=thorough,
             layouts=layouts,
-            exclude=[file.name for file in line_files],
             time_field=time_field,
         )
     except FileNotFoundError:
@@ -218,11 +213,7 @@ def import_folder(
         except StoreBusy as error:
             # The process that holds the lock imports the same files, so they are skipped here.
             return _skipped_report(str(path), str(error))
-        report = _ImportRun(store, folder, options).import_all()
-    for file in line_files:
-        lines = ConversationLines(file, time_field=time_field)
-        report = report.combined_with(_ImportRun(store, lines, options).import_all())
-    return report
+        return _ImportRun(store, folder, options).import_all()
 
 
 def log_report(report: ImportReport, store: Store) -> None:
@@ -276,18 +267,14 @@ class _ImportJob(Struct):
 
 
 class _ImportRun:
-    """The import of all sessions of a folder, or of a file with one conversation per line."""
+    """The import of all sessions of a folder."""
 
-    def __init__(
-        self, store: Store, source: Folder | ConversationLines, options: _ImportOptions
-    ) -> None:
+    def __init__(self, store: Store, folder: Folder, options: _ImportOptions) -> None:
         self._store = store
-        self._source = source
+        self._folder = folder
         self._options = options
-        renames_files = options.rename_files and not options.dry_run
-        self._renamed_folder = source if renames_files and isinstance(source, Folder) else None
-        """The folder in which files are renamed; None if all files keep their names."""
-        self._is_agent_start = options.is_own or renames_files
+        self._renames_files = options.rename_files and not options.dry_run
+        self._is_agent_start = options.is_own or self._renames_files
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
         self._alias_claims: Counter[str] = Counter()
@@ -296,21 +283,21 @@ class _ImportRun:
     def import_all(self) -> ImportReport:
         """Import all sessions, then rename all files."""
         try:
-            sources = self._source.sources()
+            sources = self._folder.sources()
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
-            return _skipped_report(self._source.name, reason)
-        jobs = [_ImportJob(source, str(self._source.path / source.name)) for source in sources]
+            return _skipped_report(str(self._folder.path), reason)
+        jobs = [_ImportJob(source, str(self._folder.path / source.name)) for source in sources]
         try:
             finished_jobs = self._import_and_retry_blocked(jobs)
         except BaseException:
             self._restore_names(jobs)
             raise
         self._restore_names([job for job in jobs if job.imported is None])
-        if self._renamed_folder is not None:
-            self._rename_imported(finished_jobs, self._renamed_folder)
+        if self._renames_files:
+            self._rename_imported(finished_jobs)
         imported = tuple(job.imported for job in finished_jobs if job.imported is not None)
-        migrated = self._source.count_imported() if isinstance(self._source, Folder) else 0
+        migrated = self._folder.count_imported()
         return ImportReport(imported=imported, skipped=tuple(self._skipped), migrated=migrated)
 
     def _import_and_retry_blocked(self, jobs: list[_ImportJob]) -> list[_ImportJob]:
@@ -319,16 +306,15 @@ class _ImportRun:
         If a file has the name that the store needs for its log, rename the file and retry its job.
         """
         # Count the claims of each alias. An alias that two sessions claim is given to neither.
-        if isinstance(self._source, Folder):
-            for job in jobs:
-                self._alias_claims.update(self._source.aliases(job.source))
+        for job in jobs:
+            self._alias_claims.update(self._folder.aliases(job.source))
         blocked_jobs = self._import_jobs(jobs)
-        if self._renamed_folder is not None:
+        if self._renames_files:
             # These logs have names that the store needs for its own logs.
             renamed_jobs = []
             for job, _ in blocked_jobs:
                 try:
-                    job.source = self._renamed_folder.rename_for_import(job.source)
+                    job.source = self._folder.rename_for_import(job.source)
                     renamed_jobs.append(job)
                 except OSError as error:
                     reason = "stenolog's log needs its file name, and the file cannot be renamed"
@@ -352,7 +338,7 @@ class _ImportRun:
             # Return the text, because the error object would keep a reference to the log.
             return str(error)
         except NotASession as error:
-            if not (error.is_other_json and self._renamed_folder is not None):
+            if not (error.is_other_json and self._renames_files):
                 self._skipped.append(SkippedFile(job.file, str(error)))
         except (DamagedStore, UsageError) as error:
             self._skipped.append(SkippedFile(job.file, str(error)))
@@ -360,7 +346,7 @@ class _ImportRun:
 
     def _read_and_merge(self, job: _ImportJob) -> None:
         try:
-            content = self._source.read(job.source)
+            content = self._folder.read(job.source)
         except OSError as error:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
         if content.session.layout == "stenolog-json" and not self._options.with_fallbacks:
@@ -578,15 +564,16 @@ class _ImportRun:
     # --- names of files ----------------------------------------------------------------------
 
     def _restore_names(self, jobs: Sequence[_ImportJob]) -> None:
-        if self._renamed_folder is not None:
+        if self._renames_files:
             # If two files had the same name, the newest (last) file gets its name back.
             for job in reversed(jobs):
                 try:
-                    self._renamed_folder.restore_names(job.source)
+                    self._folder.restore_names(job.source)
                 except OSError as error:
                     _logger.warning("%s keeps its name %s: %s", job.file, job.source.files, error)
 
-    def _rename_imported(self, jobs: Iterable[_ImportJob], folder: Folder) -> None:
+    def _rename_imported(self, jobs: Iterable[_ImportJob]) -> None:
+        folder = self._folder
         for job in jobs:
             try:
                 if job.content is None or folder.is_unchanged(job.source, job.content):

@@ -1,4 +1,4 @@
-"""`steno import` of plain messages in other shapes: folders, fine-tuning files, aliases, times."""
+"""`steno import` of plain messages in other shapes: folders, aliases, times."""
 
 import json
 from collections.abc import Callable
@@ -69,39 +69,11 @@ def test_recursive_keys_can_be_mapped(steno: Steno) -> None:
     assert keys() == ["app:talk"]
 
 
-# --- one conversation per line -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("source", ["train.jsonl", "data"])
-def test_each_line_of_a_fine_tuning_file_is_a_session(steno: Steno, source: str) -> None:
-    name = "train.jsonl" if source == "train.jsonl" else "data/train.jsonl"
-    write(
-        name,
-        {"messages": [said("a"), said("b", "assistant")], "weight": 1},
-        {"messages": [said("c")]},
-    )
-    done = steno("import", source)
-    assert (done.exit_code, done.stderr) == (0, "Imported 2 sessions, 3 messages.\n")
-    assert keys() == ["train:1", "train:2"]
-    assert stored("train:1") == [said("a"), said("b", "assistant")]
-    with open_store("workspace", read_only=True) as store:
-        assert store.info("train:1").meta["plain"] == {"weight": 1}
-    with Path(name).open("a") as file:
-        file.write(json.dumps({"messages": [said("d")]}) + "\n")
-    again = steno("import", source)
-    assert "Imported 1 session, 1 message; 2 sessions already imported." in again.stderr
-
-
-def test_a_line_of_another_shape_is_reported_with_its_number(steno: Steno) -> None:
-    write("train.jsonl", {"messages": [said("a")]}, {"prompt": "x"}, {"messages": [{"x": 1}]})
-    with Path("train.jsonl").open("a") as file:
-        file.write("{broken\n")
+def test_a_fine_tuning_file_is_reported(steno: Steno) -> None:
+    write("train.jsonl", {"messages": [said("a")]}, {"messages": [said("b")]})
     done = steno("import", "train.jsonl")
-    assert done.exit_code == 3
-    assert keys() == ["train:1"]
-    for number, reason in ((2, "has no list of messages"), (4, "is not JSON")):
-        assert f"train.jsonl was skipped: line {number} {reason}" in done.stderr
-    assert "train.jsonl was skipped: line 3: it contains no messages" in done.stderr
+    assert done.exit_code == 1
+    assert "train.jsonl was skipped: line 1 is not a message" in done.stderr
 
 
 # --- fields --------------------------------------------------------------------------------------

@@ -8,23 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from json import loads
 from pathlib import Path
 from typing import Any, Final
-
-from msgspec.structs import replace
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, parse_go_time
 from stenolog.transfer.importers.legacy_session import (
     LegacySession,
-    Source,
-    SourceContent,
     make_session,
-    time_of_nanoseconds,
-    without_oversized_parts,
 )
 
 MAX_PROBLEMS: Final = 20
@@ -124,7 +117,6 @@ def _reject_constant(constant: str) -> Any:
     raise NotAMessage(f"{constant} is not valid JSON")
 
 
-# --- one conversation per file -------------------------------------------------------------------
 # `[{"role": …}]` or `{"messages": […]}` as one JSON value, or one message per line.
 
 CHAT_FIELDS: Final = frozenset(
@@ -251,95 +243,3 @@ def _parse_any_time(value: Any) -> datetime | None:
     except (OverflowError, ValueError):
         return None
     return time if time > NO_TIME else None
-
-
-# --- one conversation per line -------------------------------------------------------------------
-# Files for fine-tuning have `{"messages": [{"role": …}, …]}` in each line.
-# Each line becomes a separate session.
-# The key of the session is the name of the file and the number of the line.
-
-MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum number of bytes of a line. A longer line is not imported."""
-LINE_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
-"""Suffixes of these files in a folder. A file that the user names may have any suffix."""
-
-
-class ConversationLines:
-    """A file with one conversation per line."""
-
-    def __init__(self, file: Path, *, time_field: str = "") -> None:
-        self.path = file.parent
-        self.name = str(file)
-        self._file = file
-        self._time_field = time_field
-
-    def sources(self) -> list[Source]:
-        """Return a source for each line that is not empty, with its offset. Raises OSError."""
-        sources = []
-        offset = 0
-        name = self._file.name
-        with self._file.open("rb") as file:
-            for line_number, line in enumerate(file, 1):
-                if line.strip():
-                    identifier, size = (str(line_number), str(offset)), len(line)
-                    sources.append(Source(name=name, body=None, identifier=identifier, bytes=size))
-                offset += len(line)
-        return sources
-
-    def read(self, source: Source) -> SourceContent:
-        """Return the conversation of a line. Raises NotASession, OSError."""
-        line_number, offset = source.identifier
-        label = f"line {line_number}"
-        mtime = time_of_nanoseconds(self._file.stat().st_mtime_ns)
-        with self._file.open("rb") as file:
-            file.seek(int(offset))
-            line = file.readline(MAX_LINE_BYTES)
-        try:
-            value = parse_json(line.removeprefix(b"\xef\xbb\xbf"), label)
-        except NotAMessage as error:
-            raise NotASession(str(error)) from error
-        messages = value.pop("messages", None) if isinstance(value, dict) else None
-        if not isinstance(messages, list):
-            raise NotASession(f"{label} has no list of messages")
-        name = f"{self._file.stem}:{line_number}.jsonl"
-        try:
-            session = read_plain(
-                messages, value, name=name, mtime=mtime, time_field=self._time_field
-            )
-        except NotASession as error:
-            raise NotASession(f"{label}: {error}") from error
-        session = without_oversized_parts(session)
-        problems = tuple(f"{label}, {problem}" for problem in session.problems)
-        session = replace(session, problems=problems)
-        return SourceContent(session, sha256(line).hexdigest(), mtime, ())
-
-
-def find_line_files(folder: Path, only: str | None) -> list[Path]:
-    """Return the files with one conversation per line, in a folder or its single file `only`.
-
-    Raises OSError.
-    """
-    if only is not None:
-        files = [folder / only]
-    else:
-        regular_files = (f for f in sorted(folder.iterdir()) if f.is_file() and not f.is_symlink())
-        files = [file for file in regular_files if file.suffix.lower() in LINE_SUFFIXES]
-    return [file for file in files if _has_conversation_lines(file)]
-
-
-def _has_conversation_lines(file: Path) -> bool:
-    """Return whether the file has one conversation per line, judged by its first line."""
-    try:
-        with file.open("rb") as lines:
-            first_line = next((line for line in lines if line.strip()), b"")
-            has_second_line = bool(lines.readline(MAX_LINE_BYTES).strip())
-        value = loads(first_line.decode("utf-8-sig")) if len(first_line) <= MAX_LINE_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    is_conversation = (
-        isinstance(value, dict)
-        and isinstance(value.get("messages"), list)
-        and not isinstance(value.get("role"), str)
-    )
-    # A .json file with one line is a single conversation.
-    return is_conversation and (has_second_line or file.suffix.lower() in (".jsonl", ".ndjson"))

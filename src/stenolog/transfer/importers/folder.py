@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
@@ -54,8 +54,8 @@ _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
 class Folder:
     """A folder that may contain old sessions. A context manager.
 
-    `only`: name of the single file to read. `exclude`: names of files to skip. `follow_links`: the
-    path itself may be a symbolic link. Raises OSError if the path is not a folder.
+    `only`: name of the single file to read. `follow_links`: the path itself may be a symbolic link.
+    Raises OSError if the path is not a folder.
     """
 
     def __init__(
@@ -66,15 +66,12 @@ class Folder:
         follow_links: bool = False,
         thorough: bool = True,
         layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
-        exclude: Collection[str] = (),
         time_field: str = "",
     ) -> None:
         self.path = path
-        self.name = str(path)
         self._only = only
         self._thorough = thorough
         self._layouts = layouts
-        self._exclude = exclude
         self._time_field = time_field
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
@@ -123,7 +120,6 @@ class Folder:
         return [
             replace(source, bytes=sum(size for _, size, _ in self._file_versions(source)))
             for source in selected
-            if source.name not in self._exclude
         ]
 
     def _has_unknown_name(self, names: set[str]) -> bool:

@@ -159,8 +159,6 @@ class Source(Struct, frozen=True, kw_only=True):
     """Current name of the file with the messages; None if there is only a meta file."""
     meta: str | None = None
     """Current name of the `.meta.json` file."""
-    identifier: tuple[str, ...] = ()
-    """Identifier of the session in a file with several sessions."""
     bytes: int = 0
 
     @property
