@@ -20,8 +20,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from stenolog.transfer.transcripts.database_reader import DatabaseReader
-from stenolog.transfer.transcripts.sqlite_file import fetch_dicts
+from stenolog.transfer.transcripts.sqlite_file import DatabaseReader, fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     as_dict,

@@ -11,8 +11,7 @@ from sqlite3 import Connection
 from typing import Any, Final
 
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.transcripts.database_reader import DatabaseReader
-from stenolog.transfer.transcripts.sqlite_file import fetch_dicts
+from stenolog.transfer.transcripts.sqlite_file import DatabaseReader, fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Draft,
     Transcript,

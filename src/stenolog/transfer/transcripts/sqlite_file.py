@@ -3,12 +3,15 @@
 In WAL mode even a reader would create files. If there is no WAL file, no process has the database
 open, and the database is read as immutable. If there is a WAL file, but no shared-memory file, the
 database and the WAL file are copied, and the copy is read.
+
+`DatabaseReader` is the base of readers of programs that keep all conversations in such a file.
 """
 
 import os
 import shutil
 import sqlite3
 import stat
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
@@ -19,6 +22,7 @@ from urllib.parse import quote
 
 from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.json_file import NotASession
+from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile, TranscriptReader
 
 MAGIC: Final = b"SQLite format 3\x00"
 BUSY_TIMEOUT: Final = 5.0
@@ -176,3 +180,43 @@ def _check_not_truncated(path: Path) -> None:
     # Old writers do not maintain the page count: it is valid if both change counters are equal.
     if header[24:28] == header[92:96] and size < page_size * page_count:
         raise NotASession(f"the file is cut: it has {size:,} of {page_size * page_count:,} bytes")
+
+
+# --- reader of transcripts -------------------------------------------------------------------
+
+
+class DatabaseReader(TranscriptReader):
+    """Reader of a SQLite database that holds all conversations of a program."""
+
+    file_name: str
+    may_copy = True
+    """Whether the file may be copied for reading. False for a file that holds credentials."""
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the conversations of a database. `path` is the file or its folder.
+
+        Raises NotASession.
+        """
+        path = path / self.file_name if path.is_dir() else path
+        if not path.is_file():
+            return
+        with connect(path, may_copy=self.may_copy) as connection:
+            ids = self.list_ids(connection)
+        for id_ in ids:
+            yield self.file_at(str(id_), path, conversation_id=id_)
+
+    def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
+        """Add the messages of a conversation. Raises NotASession, OSError."""
+        path = file.paths[0]
+        with connect(path, may_copy=self.may_copy) as connection:
+            self.convert(connection, file.conversation_id, transcript)
+
+    @abstractmethod
+    def list_ids(self, connection: sqlite3.Connection) -> list[str]:
+        """Return the ids of the conversations."""
+
+    @abstractmethod
+    def convert(
+        self, connection: sqlite3.Connection, conversation_id: str, transcript: Transcript
+    ) -> None:
+        """Add the conversation with this id to an empty transcript."""
