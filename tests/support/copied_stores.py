@@ -9,7 +9,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark
-from stenolog.transfer.comparison import digest_of
+from stenolog.transfer.copy import digest_of
 
 LONG = "what was said \ud800 \x00 " * 1_000
 """A summary that is too long for an engine to repeat in each state."""

@@ -21,7 +21,6 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.workspace import (
     check_workspace_exists,
-    dry_run_option,
     json_option,
     workspace_option,
 )
@@ -36,9 +35,8 @@ _PHASE_LABELS: Final = {"copying": "Copying", "comparing": "Comparing"}
 @click.command("copy")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@dry_run_option
 @_json_option
-def copy_command(source: str, target: str, dry_run: bool) -> int:
+def copy_command(source: str, target: str) -> int:
     """Copy all sessions from one workspace or database to another.
 
     SRC and DST are a folder, sqlite:FILE or postgresql://…. Everything is copied: messages,
@@ -60,13 +58,13 @@ def copy_command(source: str, target: str, dry_run: bool) -> int:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied or are
     different in DST.
     """
-    return _copy(source, target, dry_run=dry_run)
+    return _copy(source, target)
 
 
-def _copy(source: str, target: str, *, dry_run: bool = False) -> int:
+def _copy(source: str, target: str) -> int:
     """Copy all sessions, print the report, and return the exit code."""
-    with _show_copy_progress(enabled=not dry_run) as on_progress:
-        report = copy_place(source, target, dry_run=dry_run, on_progress=on_progress)
+    with _show_copy_progress() as on_progress:
+        report = copy_place(source, target, on_progress=on_progress)
     if not print_json(_report_fields(report), indent=2):
         for line in _problem_lines(report):
             click.echo(line)
@@ -75,14 +73,8 @@ def _copy(source: str, target: str, *, dry_run: bool = False) -> int:
 
 
 @contextmanager
-def _show_copy_progress(*, enabled: bool = True) -> Iterator[OnProgress | None]:
-    """Yield a function that shows progress: a bar in a terminal, otherwise one line per phase.
-
-    If not `enabled`, yield None.
-    """
-    if not enabled:
-        yield None
-        return
+def _show_copy_progress() -> Iterator[OnProgress]:
+    """Yield a function that shows progress: a bar in a terminal, otherwise one line per phase."""
     if not sys.stderr.isatty():
         previous_phase: tuple[str, str] | None = None
 
@@ -119,13 +111,11 @@ def _report_fields(report: CopyReport) -> dict[str, Any]:
         **attributes_of(report, "sessions", "deleted", "written", "messages"),
         "seconds": round(report.seconds, 3),
         "messages_per_second": _messages_per_second(report),
-        **attributes_of(report, "digest", "dry_run"),
         "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
                 "sessions": len(result.copied),
                 "messages": result.messages,
-                "digest": result.digest(name),
                 "problems": [
                     attributes_of(problem, "key", "uid", "reason") for problem in result.problems
                 ],
@@ -153,15 +143,10 @@ def _report_lines(report: CopyReport) -> Iterator[str]:
         yield "There are no sessions to copy."
         return
     written_text = f"{plural(report.written, 'session')}, {plural(report.messages, 'message')}"
-    if report.dry_run:
-        unchanged_count = report.sessions + report.deleted - report.written
-        yield f"Would copy {written_text}; {unchanged_count:,} are up to date."
-        return
     sessions = plural(report.sessions + report.deleted, "session")
     trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
     yield f"Copied {written_text} ({_messages_per_second(report):,} per second)."
     yield f"Verified {sessions}{trash_text}: identical on both sides."
-    yield f"Digest {report.digest}."
     for session in _copied_sessions(report):
         if session.lost:
             yield (

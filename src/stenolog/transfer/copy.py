@@ -5,12 +5,14 @@ snapshot. Sessions are recognized by uid. Sessions that the destination has are 
 the end, all copied sessions are read from the destination and compared with the source by digest.
 """
 
+import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from stenolog.errors import (
@@ -29,8 +31,11 @@ from stenolog.stores.snapshots import (
     SnapshotMark,
     SnapshotReading,
     SnapshotWriter,
+    token_of,
 )
-from stenolog.transfer.comparison import MessagesDigest, UnknownDamage, combined_digest, digest_of
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
@@ -89,7 +94,7 @@ class CopiedSession(Struct, frozen=True, kw_only=True):
     messages: int
     digest: str
     written: bool
-    """Whether this copy wrote the session. In a dry run, whether a copy would write it."""
+    """Whether this copy wrote the session."""
     lost: int
     """Number of messages that damage destroyed in both source and destination."""
 
@@ -107,25 +112,15 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
         """Number of messages written."""
         return sum(session.messages for session in self.copied if session.written)
 
-    def digest(self, namespace: str) -> str:
-        """Return one digest of all copied sessions."""
-        return combined_digest((namespace, session.uid, session.digest) for session in self.copied)
 
-
-def copy_snapshots(
-    source: Store,
-    target: Store,
-    *,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> CopyTotals:
+def copy_snapshots(source: Store, target: Store, *, progress: Progress | None = None) -> CopyTotals:
     """Copy the sessions that the destination lacks, and compare the other sessions.
 
     The result lists in `problems` the sessions that could not be copied or are different in the
-    destination. With `dry_run`, nothing is written. Raises the errors of the destination, for
-    example NotStored if the disk is full. After an error, a repeated call continues the copy.
+    destination. Raises the errors of the destination, for example NotStored if the disk is full.
+    After an error, a repeated call continues the copy.
     """
-    return _CopyRun(source.admin, target.admin, progress).run(dry_run=dry_run)
+    return _CopyRun(source.admin, target.admin, progress).run()
 
 
 class _CopyRun:
@@ -141,19 +136,17 @@ class _CopyRun:
         self._copied: dict[str, CopiedSession] = {}
         self._problems: list[CopyProblem] = []
 
-    def run(self, *, dry_run: bool) -> CopyTotals:
+    def run(self) -> CopyTotals:
         """Copy the sessions that the destination lacks, and compare all copied sessions."""
         source_marks, target_marks = self._source.list_snapshots(), self._target.list_snapshots()
         self._target_marks = {mark.uid: mark for mark in target_marks}
         existing, missing = self._divide(source_marks, target_marks)
         self._start_phase("copying", len(existing) + len(missing))
-        for mark in (*existing, *missing) if dry_run else existing:
+        for mark in existing:
             self._copy(mark)
-        if not dry_run:
-            self._write_groups(deque(missing))
-        in_target = [s for s in self._copied.values() if not (dry_run and s.written)]
-        self._start_phase("comparing", len(in_target))
-        for session in in_target:
+        self._write_groups(deque(missing))
+        self._start_phase("comparing", len(self._copied))
+        for session in list(self._copied.values()):
             self._compare(session)
         copied = sorted(self._copied.values(), key=lambda session: (session.key, session.uid))
         source_uids = {mark.uid for mark in source_marks}
@@ -206,7 +199,7 @@ class _CopyRun:
 
     # --- one session -------------------------------------------------------------------------
 
-    def _copy(self, mark: SnapshotMark, writer: SnapshotWriter | None = None) -> MessagesDigest:
+    def _copy(self, mark: SnapshotMark, writer: SnapshotWriter | None = None) -> "MessagesDigest":
         """Read a session of the source, write it with `writer`, and record the result.
 
         Without `writer`, the session is only read. Return the digest of the copied messages.
@@ -237,7 +230,7 @@ class _CopyRun:
 
     def _read(
         self, mark: SnapshotMark, writer: SnapshotWriter | None
-    ) -> tuple[Snapshot, MessagesDigest]:
+    ) -> tuple[Snapshot, "MessagesDigest"]:
         """Read a session of the source, and write it with `writer`, if given.
 
         Raises NoSuchSession, SessionExists, StoreBusy, DamagedStore, and errors of the destination.
@@ -330,3 +323,90 @@ def _with_lost(snapshot: Snapshot, lost: Sequence[Span]) -> Snapshot:
         spans.union(snapshot.lost, lost), spans.union(snapshot.void, snapshot.purged)
     )
     return replace(snapshot, lost=lost)
+
+
+# --- comparison ------------------------------------------------------------------------------
+# Two sessions have the same digest if all messages are equal, including seqs, times and idempotency
+# keys, and if all other fields are equal, for example key, deletion time and summary. Digests do
+# not depend on the storage engine.
+
+
+class UnknownDamage(Exception):
+    """Raised if messages are missing because of damage that the store did not know of."""
+
+    def __init__(self, seqs: list[Span]) -> None:
+        self.seqs = seqs
+        super().__init__(f"damaged: {seqs}")
+
+
+class MessagesDigest:
+    """Incremental digest of the messages of a session, in the order of their seqs."""
+
+    __slots__ = ("_hash", "bytes", "messages")
+
+    def __init__(self) -> None:
+        self._hash: _Hash = sha256()
+        self.messages = 0
+        """Number of messages added."""
+        self.bytes = 0
+        """Total length of the bodies of all added messages, in bytes."""
+
+    def add(self, message: Message) -> None:
+        """Add a message to the digest."""
+        body = message.to_json()
+        token = b""
+        if message._once is not None and (token_and_count := token_of(message)) is not None:
+            token = json.dumps(token_and_count).encode()
+        self._hash.update(b"%d %b %b %d\n" % (message.seq, message._at.encode(), token, len(body)))
+        self._hash.update(body)
+        self.messages += 1
+        self.bytes += len(body)
+
+    def session_digest(self, snapshot: Snapshot) -> str:
+        """Return the digest of a complete session: the added messages and this snapshot.
+
+        The digests of idempotency keys are left out, because some engines do not keep them.
+        """
+        fields: dict[str, Any] = to_builtins(snapshot)
+        fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
+        digest = self._hash.copy()
+        # `dumps` writes lone surrogates as ASCII escapes, so `encode` accepts every text.
+        digest.update(json.dumps(fields, separators=(",", ":")).encode())
+        return digest.hexdigest()
+
+    def add_and_yield(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
+        """Add each message to the digest, and yield it.
+
+        Raises UnknownDamage at the end if messages are missing without a known reason.
+        """
+        expected_seq, gaps, add = 1, list[Span](), self.add
+        for message in messages:
+            if message.seq != expected_seq:
+                gaps.append((expected_seq, message.seq - 1))
+            expected_seq = message.seq + 1
+            add(message)
+            yield message
+        if expected_seq <= snapshot.last_seq:
+            gaps.append((expected_seq, snapshot.last_seq))
+        if gaps and (new_gaps := spans.minus(gaps, _missing_seqs(snapshot))):
+            raise UnknownDamage(new_gaps)
+
+
+def _missing_seqs(snapshot: Snapshot) -> list[Span]:
+    """Return the seqs of a snapshot that are known to have no message."""
+    return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
+
+
+def digest_of(reading: SnapshotReading) -> str:
+    """Return the digest of a session. `reading` must start at the first message.
+
+    Damaged messages count as lost in the digest, even if the store did not know of the damage.
+    """
+    digest = MessagesDigest()
+    snapshot = reading.snapshot
+    try:
+        for _ in digest.add_and_yield(snapshot, reading.messages):
+            pass
+    except UnknownDamage as damage:
+        snapshot = replace(snapshot, lost=spans.union(snapshot.lost, damage.seqs))
+    return digest.session_digest(snapshot)

@@ -4,10 +4,9 @@ A workspace has the sessions of a named agent in the folder `agents/NAME/session
 these sessions in the namespace `agents.NAME`. This module uses the name of the namespace for both.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +24,9 @@ from stenolog.sessions.folders import (
 )
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import unescape_key
-from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, open_store, parse_address
 from stenolog.stores.postgres import PostgresStore
-from stenolog.stores.snapshots import EmptyStore
 from stenolog.stores.sql.store import SQLStore
-from stenolog.transfer.comparison import combined_digest
 from stenolog.transfer.copy import (
     CopiedSession,
     CopyProblem,
@@ -48,7 +44,6 @@ class CopyReport(Struct, frozen=True, kw_only=True):
 
     namespaces: dict[str, CopyTotals]
     seconds: float
-    dry_run: bool = False
 
     @property
     def sessions(self) -> int:
@@ -71,15 +66,6 @@ class CopyReport(Struct, frozen=True, kw_only=True):
         return sum(totals.messages for totals in self.namespaces.values())
 
     @property
-    def digest(self) -> str:
-        """One digest of all copied sessions."""
-        return combined_digest(
-            (namespace, session.uid, session.digest)
-            for namespace, totals in self.namespaces.items()
-            for session in totals.copied
-        )
-
-    @property
     def problems(self) -> int:
         """Number of sessions and namespaces that could not be copied."""
         return sum(len(totals.problems) for totals in self.namespaces.values())
@@ -89,9 +75,7 @@ class CopyReport(Struct, frozen=True, kw_only=True):
             yield from totals.copied
 
 
-def copy_place(
-    source: str, target: str, *, dry_run: bool = False, on_progress: OnProgress | None = None
-) -> CopyReport:
+def copy_place(source: str, target: str, *, on_progress: OnProgress | None = None) -> CopyReport:
     """Copy all namespaces of one workspace or database to another one.
 
     A namespace that cannot be opened in the destination is reported as a problem. If no namespace
@@ -99,25 +83,21 @@ def copy_place(
     """
     check_different_places(source, target)
     started_at = time.monotonic()
-    open_target = _opened_for_dry_run if dry_run else opened_store
     copied_totals: dict[str, CopyTotals] = {}
     errors: dict[str, UsageError | StoreUnavailable] = {}
     for name in list_namespaces(source):
-        with opened_read_only(source, name) as source_store, ExitStack() as stack:
+        with _open_namespace(source, name, read_only=True) as source_store, ExitStack() as stack:
             try:
-                target_store = stack.enter_context(open_target(target, name))
+                target_store = stack.enter_context(_open_namespace(target, name))
             except (UsageError, StoreUnavailable) as error:
                 errors[name] = error
                 continue
-            has_aliases = alias_mark(source_store) != NO_ALIASES
-            if has_aliases and not dry_run:
+            if alias_mark(source_store) != NO_ALIASES:
                 # The new mark makes processes that use the destination reload the aliases.
                 prepare_alias_mark(target_store)
                 stack.callback(change_alias_mark, target_store)
             progress = None if on_progress is None else partial(on_progress, name)
-            copied_totals[name] = copy_snapshots(
-                source_store, target_store, dry_run=dry_run, progress=progress
-            )
+            copied_totals[name] = copy_snapshots(source_store, target_store, progress=progress)
     if errors and not copied_totals:
         raise next(iter(errors.values()))
     failed_totals = {
@@ -125,7 +105,7 @@ def copy_place(
         for name, error in errors.items()
     }
     seconds = time.monotonic() - started_at
-    return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds, dry_run=dry_run)
+    return CopyReport(namespaces=copied_totals | failed_totals, seconds=seconds)
 
 
 # --- namespaces ------------------------------------------------------------------------------
@@ -197,50 +177,9 @@ def _is_same_database(source: str, target: str) -> bool:
 # --- opening ---------------------------------------------------------------------------------
 
 
-def opened_store(where: str, namespace: str) -> AbstractContextManager[Store]:
-    """Open the store of one namespace. Raises the errors of `open_store`."""
-    return _closing(_open_namespace(where, namespace, read_only=False))
-
-
-def opened_read_only(where: str, namespace: str) -> AbstractContextManager[Store]:
-    """Open the store of one namespace read-only."""
-    return _closing(_open_namespace(where, namespace, read_only=True))
-
-
-def _opened_for_dry_run(where: str, namespace: str) -> AbstractContextManager[Store]:
-    """Open a destination read-only. If the destination does not exist, open an empty store."""
-    try:
-        return opened_read_only(where, namespace)
-    except StoreUnavailable as error:
-        if not isinstance(error, EmptyStore) and _namespace_exists(where, namespace):
-            raise
-        return _closing(InMemoryStore())
-
-
-@contextmanager
-def _closing(store: Store) -> Iterator[Store]:
-    with store:
-        yield store
-
-
-def _namespace_exists(where: str, namespace: str) -> bool:
-    address = parse_address(where)
-    if address.engine != "jsonl":
-        return address.engine != "sqlite" or Path(address.path).exists()
-    try:
-        return Path(*_workspace_and_folder(where, namespace)).exists()
-    except OSError:
-        return True  # opening the namespace reports the problem
-
-
-def _open_namespace(where: str, namespace: str, *, read_only: bool) -> Store:
+def _open_namespace(where: str, namespace: str, *, read_only: bool = False) -> Store:
     if parse_address(where).engine != "jsonl":
         return open_store(where, namespace=namespace, read_only=read_only)
-    workspace, folder = _workspace_and_folder(where, namespace)
-    return open_store(workspace, namespace=folder, read_only=read_only)
-
-
-def _workspace_and_folder(where: str, namespace: str) -> tuple[str | os.PathLike[str], str]:
-    """Return the workspace, and the folder in it that holds the sessions of this namespace."""
     agent = agent_in_namespace(namespace)
-    return locate_sessions(where, agent).where, namespace if agent is None else NAMESPACE
+    folder = namespace if agent is None else NAMESPACE
+    return open_store(locate_sessions(where, agent).where, namespace=folder, read_only=read_only)

@@ -257,7 +257,6 @@ class CopyProblem(_Exact):
 class CopiedNamespace(_Exact):
     sessions: int
     messages: int
-    digest: str
     problems: list[CopyProblem]
     only_there: list[str]
 
@@ -269,8 +268,6 @@ class Copied(_Exact):
     messages: int
     seconds: float
     messages_per_second: int
-    digest: str
-    dry_run: bool
     lost: int
     namespaces: dict[str, CopiedNamespace]
 
@@ -333,7 +330,6 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("config path", ConfigPath),
     ("ask hello --model scripted", Answered),
     ("copy workspace sqlite:copy.db", Copied),
-    ("copy workspace sqlite:copy.db --dry-run", Copied),
     ("backup copies", Copied),
     ("config show", SettingsShown),
     ("doctor", Report),

@@ -223,22 +223,6 @@ def test_copy_can_be_written_like_the_source(stores: Open, one: str, other: str)
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_dry_run_reports_the_result_and_writes_nothing(stores: Open, engine: str) -> None:
-    source, target = stores(engine, "source"), stores(engine, "target")
-    fill(source)
-    found = copy_snapshots(source, target, dry_run=True)
-    assert digests(target) == {}
-    assert found == _copied(source, target)
-    source.add_message("a", "user", "more")
-    source.add_message("new", "user", "one")
-    before = digests(target)
-    again = copy_snapshots(source, target, dry_run=True)
-    assert (again.messages, [c.key for c in again.copied if c.written]) == (1, ["new"])
-    assert [problem.key for problem in again.problems] == ["a"]
-    assert digests(target) == before
-
-
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
 @settings(
     max_examples=25,

@@ -37,18 +37,17 @@ def _reason(copied: CopyReport) -> tuple[str, str]:
     return problem.key, problem.reason
 
 
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_copy_to_sqlite_skips_an_unreadable_session(place: Path, dry_run: bool) -> None:
+def test_a_copy_to_sqlite_skips_an_unreadable_session(place: Path) -> None:
     (place / "ws" / LOG).chmod(0)
     target = f"sqlite:{place}/new.db"
-    copied = copy_place(str(place / "ws"), target, dry_run=dry_run)
+    copied = copy_place(str(place / "ws"), target)
     assert (copied.sessions, _reason(copied)[0]) == (2, KEY)
     (place / "ws" / LOG).chmod(0o600)
     copy_place(str(place / "ws"), target)
     before = _of(target)
     assert before == _of(place / "ws")
     (place / "ws" / LOG).chmod(0)
-    copied = copy_place(str(place / "ws"), target, dry_run=dry_run)
+    copied = copy_place(str(place / "ws"), target)
     assert (copied.sessions, _reason(copied)[0]) == (2, KEY)
     assert copied.namespaces["sessions"].only_in_target == ()
     assert _of(target) == before

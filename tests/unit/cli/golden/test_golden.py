@@ -38,7 +38,7 @@ CASES = {
         "config init",
         "config show",
     ],
-    "copy": ["copy workspace sqlite:copy.db --dry-run", "copy workspace sqlite:copy.db"],
+    "copy": ["copy workspace sqlite:copy.db"],
     "delete": [
         "delete telegram:123",
         "delete telegram:123 cli:default --dry-run",
