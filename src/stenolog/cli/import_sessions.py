@@ -31,13 +31,13 @@ from stenolog.cli.workspace import (
     json_option,
     location_options,
 )
+from stenolog.codec import check_key
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import is_server_address, open_store, parse_address
-from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, Layout
 from stenolog.transfer.migration import ImportedSession, ImportReport, import_folder
 
@@ -124,23 +124,12 @@ def _is_stenolog_database(path: str) -> bool:
     help="Import session OLD as NEW; a * in both stands for the same text. Repeatable.",
 )
 @click.option(
-    "--map-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with OLD=NEW pairs, one per line.",
-)
-@click.option(
     "--aliases/--no-aliases",
     default=None,
     help="Use the aliases in SOURCE, or do not.  [default: ask in a terminal, otherwise do not]",
 )
 @click.option(
     "-r", "--recursive", is_flag=True, help="Also search subfolders; keys start with the path."
-)
-@click.option(
-    "--time-field",
-    metavar="NAME",
-    default="",
-    help="Field with the time of a plain message: ISO 8601, or seconds or milliseconds since 1970.",
 )
 @click.option("--watch", is_flag=True, help="Keep importing new messages. Transcripts only.")
 @dry_run_option
@@ -150,10 +139,8 @@ def import_command(
     source: Path | str,
     program: str | None,
     key_pairs: tuple[str, ...],
-    map_file: Path | None,
     aliases: bool | None,
     recursive: bool,
-    time_field: str,
     watch: bool,
     dry_run: bool,
     location: Location,
@@ -205,7 +192,7 @@ def import_command(
       steno import claude-code
       steno import ~/Downloads/chatgpt-export.zip
       steno import ~/.picoclaw/workspace --dry-run
-      steno import --recursive --time-field sent_at chats/
+      steno import --recursive chats/
 
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
@@ -216,10 +203,8 @@ def import_command(
         raise click.UsageError(f"SOURCE is {source}, but --from is {program}.")
     transcripts = _find_transcripts(source, program)
     if transcripts is not None:
-        if key_pairs or map_file is not None or aliases is not None or time_field:
-            raise click.UsageError(
-                "--map, --map-file, --aliases and --time-field do not apply to transcripts."
-            )
+        if key_pairs or aliases is not None:
+            raise click.UsageError("--map and --aliases do not apply to transcripts.")
         return _import_transcripts(*transcripts, location, watch=watch, dry_run=dry_run)
     if watch:
         raise click.UsageError("--watch applies only to transcripts of coding agents.")
@@ -229,10 +214,8 @@ def import_command(
     if recursive and file_name is None:
         folders = [source, *_find_subfolders(source)]
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
-    import_all = partial(
-        _import_folders, folders, only=file_name, layouts=layouts, time_field=time_field
-    )
-    import_all = partial(import_all, map_key=_make_key_map(key_pairs, map_file, import_all))
+    import_all = partial(_import_folders, folders, only=file_name, layouts=layouts)
+    import_all = partial(import_all, map_key=_make_key_map(key_pairs, import_all))
     report = _import_sessions(import_all, folders, file_name, location, aliases, dry_run=dry_run)
     return _print_report(report, source, program, recursive=recursive, dry_run=dry_run)
 
@@ -375,22 +358,20 @@ def _import_transcripts(
 
 
 def _make_key_map(
-    key_pairs: Sequence[str], map_file: Path | None, import_all: Callable[..., ImportReport]
-) -> KeyMap:
-    """Return the map from old to new keys. Raises UsageError for a wrong OLD=NEW pair.
+    key_pairs: Sequence[str], import_all: Callable[..., ImportReport]
+) -> Callable[[str], str]:
+    """Return the function from old to new keys. Raises UsageError for a wrong OLD=NEW pair.
 
-    A dry run of `import_all` finds the keys of SOURCE.
+    A pair without `*` wins over pairs with `*`. Of several pairs with `*`, the first wins. A dry
+    run of `import_all` finds the keys of SOURCE.
     """
-    try:
-        option_key_map = KeyMap(tuple(map(parse_pair, key_pairs)))
-        text = "" if map_file is None else map_file.read_text("utf-8-sig")
-        key_map = KeyMap(option_key_map.pairs + parse_pairs(text))
-    except UsageError as error:
-        raise click.UsageError(f"--map: {one_line(str(error))}") from error
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"--map-file cannot be read: {error}") from error
-    if not key_map.pairs:
-        return key_map
+    pairs = {text: _parse_pair(text) for text in sorted(key_pairs, key=lambda text: "*" in text)}
+
+    def map_key(key: str) -> str:
+        matches = ((pattern.fullmatch(key), new) for pattern, new in pairs.values())
+        new_keys = (new.replace("*", "".join(match.groups())) for match, new in matches if match)
+        return next(new_keys, key)
+
     source_keys: list[str] = []
 
     def collect_key(key: str) -> str:
@@ -398,16 +379,31 @@ def _make_key_map(
         return key
 
     # Check the keys before writing: a typing error would create sessions with wrong keys.
-    import_all(store=InMemoryStore(), dry_run=True, map_key=collect_key)
-    for pair in option_key_map.unmatched(source_keys):
-        names_text = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
-        more = ", …" if len(source_keys) > MAX_LISTED_KEYS else ""
-        known_text = f"; known keys: {names_text}{more}" if source_keys else ""
-        text = f"--map {one_line(str(pair))}: SOURCE has no session with that key"
-        raise click.UsageError(f"{text}{known_text}")
-    for key in key_map.duplicates(source_keys):
-        raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
-    return key_map
+    if pairs:
+        import_all(store=InMemoryStore(), dry_run=True, map_key=collect_key)
+    for text, (pattern, _) in pairs.items():
+        if not any(map(pattern.fullmatch, source_keys)):
+            names_text = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
+            more = ", …" if len(source_keys) > MAX_LISTED_KEYS else ""
+            known_text = f"; known keys: {names_text}{more}" if source_keys else ""
+            error = f"--map {one_line(text)}: SOURCE has no session with that key"
+            raise click.UsageError(f"{error}{known_text}")
+    return map_key
+
+
+def _parse_pair(text: str) -> tuple[re.Pattern[str], str]:
+    """Return the pattern of old keys, and the new key, of an OLD=NEW pair. Raises UsageError."""
+    old, _, new = text.partition("=")
+    if not old or not new or old.count("*") != new.count("*") or old.count("*") > 1:
+        raise click.UsageError(
+            f"--map {one_line(text)}: the form is OLD=NEW, the key in SOURCE and the key here, "
+            "with one * in both or in neither"
+        )
+    try:
+        check_key(new)
+    except UsageError as error:
+        raise click.UsageError(f"--map: {one_line(str(error))}") from error
+    return re.compile(re.escape(old).replace(r"\*", "(.*)"), re.DOTALL), new
 
 
 def _session_fields(imported: ImportedSession) -> dict[str, Any]:

@@ -162,7 +162,6 @@ def import_folder(
     dry_run: bool = False,
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
     map_key: Callable[[str], str] | None = None,
-    time_field: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> ImportReport:
     """Import the old sessions of a folder, or of the single file `only` in it.
@@ -179,7 +178,6 @@ def import_folder(
     - `dry_run`: write nothing.
     - `layouts`: layouts to import.
     - `map_key`: function that returns the new key for the old key of a session.
-    - `time_field`: name of the field with the time of a plain message.
     - `progress`: function that is called with the number of bytes that were just imported.
 
     Raises the errors of the store.
@@ -200,7 +198,6 @@ def import_folder(
             follow_links=not rename_files,
             thorough=thorough,
             layouts=layouts,
-            time_field=time_field,
         )
     except FileNotFoundError:
         return ImportReport()

@@ -129,26 +129,14 @@ def test_a_file_of_unknown_shape_is_reported(steno: Steno) -> None:
         ("created_at", "1700000000"),
         ("time", 1_700_000_000.0),
         ("at", "2023-11-14T22:13:20Z"),
-        ("sent", 1_700_000_000_000),
     ],
 )
 def test_times_since_1970_and_their_field(steno: Steno, name: str, value: Any) -> None:
     write("talk.jsonl", {**said("a"), name: value, "time_zone": "x"}, said("b"))
-    options = ["--time-field", "sent"] if name == "sent" else []
-    done = steno("import", "talk.jsonl", *options)
+    steno("import", "talk.jsonl")
     with open_store("workspace", read_only=True) as store:
         first = store.get_history("talk")[0].at
     assert first.isoformat() == "2023-11-14T22:13:20+00:00"
-    if options:
-        assert done.exit_code == 3
-        assert "line 2 has no time in the field 'sent'" in done.stderr
-
-
-def test_the_time_field_does_not_apply_to_transcripts(steno: Steno) -> None:
-    Path("x").mkdir()
-    done = steno("import", "--from", "codex", "x", "--time-field", "t")
-    assert done.exit_code == 2
-    assert "--time-field" in done.stderr
 
 
 @pytest.mark.parametrize(

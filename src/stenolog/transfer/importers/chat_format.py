@@ -144,7 +144,6 @@ def read_plain(
     *,
     name: str,
     mtime: datetime,
-    time_field: str,
 ) -> LegacySession:
     """Return the session in a file with this name. Raises NotASession.
 
@@ -156,10 +155,9 @@ def read_plain(
     for label, value in _labelled_values(content, report):
         with report.skip_unreadable(label):
             fields = _as_chat_message(value, label, report)
-            at = _find_time(fields, time_field)
-            if time_field and at is None:
-                report.report_loss(f"{label} has no time in the field {time_field!r}")
-            messages += report.encode(fields, at or _find_time(fields), label)
+            times = (_parse_any_time(fields.get(name)) for name in TIME_FIELDS)
+            at = next((time for time in times if time is not None), None)
+            messages += report.encode(fields, at, label)
     return report.build_session(Path(name).stem, messages, mtime=mtime, state=other_fields)
 
 
@@ -220,12 +218,6 @@ def _text_of_parts(parts: Any) -> str | None:
     texts: list[Any] = [p.get("text") if isinstance(p, dict) else p for p in values]
     are_texts = all(isinstance(text, str) for text in texts)
     return "\n\n".join(texts) if texts and are_texts else None
-
-
-def _find_time(fields: dict[str, Any], time_field: str = "") -> datetime | None:
-    names = (time_field,) if time_field else TIME_FIELDS
-    times = (_parse_any_time(fields.get(name)) for name in names)
-    return next((at for at in times if at is not None), None)
 
 
 def _parse_any_time(value: Any) -> datetime | None:

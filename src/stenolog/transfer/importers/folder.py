@@ -25,7 +25,8 @@ from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl.scan import may_be_torn_log
-from stenolog.transfer.importers import chat_format, claw_logs
+from stenolog.transfer.importers import claw_logs
+from stenolog.transfer.importers.chat_format import CHAT_FIELDS, has_message, read_plain
 from stenolog.transfer.importers.claw_logs import Line, read_lines
 from stenolog.transfer.importers.legacy_session import (
     IMPORTED_NAME_END,
@@ -66,13 +67,11 @@ class Folder:
         follow_links: bool = False,
         thorough: bool = True,
         layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
-        time_field: str = "",
     ) -> None:
         self.path = path
         self._only = only
         self._thorough = thorough
         self._layouts = layouts
-        self._time_field = time_field
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
 
@@ -219,11 +218,11 @@ class Folder:
             return self._read_log(name, text, meta, mtime)
         if may_be_plain:
             messages, other_fields = _find_message_array(text)
-            if messages is not None and chat_format.has_message(messages):
-                return self._read_plain(messages, other_fields, name, mtime)
+            if messages is not None and has_message(messages):
+                return read_plain(messages, other_fields, name=name, mtime=mtime)
             if any(line.fields is not None for line in read_lines(text)):
                 # The file has one JSON value per line, although its suffix is `.json`.
-                return self._read_plain(text, {}, name, mtime)
+                return read_plain(text, {}, name=name, mtime=mtime)
             if messages == []:
                 raise NotASession("the file is an empty list, without messages")
         if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
@@ -247,20 +246,13 @@ class Folder:
             if "zeroclaw" in layouts and claw_logs.is_zeroclaw_log(lines):
                 return claw_logs.read_zeroclaw(lines, name=name, mtime=mtime)
         if "plain" in layouts and claw_logs.messages_in(lines):
-            return self._read_plain(text, {}, name, mtime)
+            return read_plain(text, {}, name=name, mtime=mtime)
         if not lines:
             raise NotASession("it is empty")
         if layouts < REFERENCE_LAYOUTS:
             raise NotASession(self._layout_error())
         problems = (line.problem for line in lines if line.problem)
         raise NotASession(next(problems, "its layout is unknown"))
-
-    def _read_plain(
-        self, content: list[Any] | bytes, other_fields: dict[str, Any], name: str, mtime: datetime
-    ) -> LegacySession:
-        return chat_format.read_plain(
-            content, other_fields, name=name, mtime=mtime, time_field=self._time_field
-        )
 
     def _layout_error(self) -> str:
         names = ", ".join(sorted(self._layouts))
@@ -355,7 +347,7 @@ def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no field that identifies a particular program."""
     messages = claw_logs.messages_in(lines)
     if not claw_logs.is_zeroclaw_log(lines):
-        return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
+        return all(fields.keys() <= CHAT_FIELDS for fields in messages)
     is_packed = any(claw_logs.unpack_content(fields) != fields for fields in messages)
     return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
 
