@@ -3,19 +3,14 @@
 In the new tables, threads share messages, and messages have no time. A message gets the time of the
 turn that added it. A thread that continues an old conversation also has the old messages.
 
-Each imported message keeps the rows from which it was made, by table. The rows leave out:
-
-- columns that are NULL, and the spaces of JSON in `payload`
-- definitions of tools and schemas; the rows have their ids and names
-- aliases of fragments, and the tables of llm's search
-- rows of `responses` that repeat messages of a thread, if the thread continues an old
-  conversation
+Each imported message keeps the row from which it was made, without columns that are NULL, and the
+rows of its parts, calls or turn.
 """
 
 import os
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -32,6 +27,7 @@ from stenolog.transfer.transcripts.transcript import (
     make_message,
     make_tool_call,
     make_tool_result,
+    omit,
     parse_json,
     session_key,
     text_part,
@@ -39,8 +35,6 @@ from stenolog.transfer.transcripts.transcript import (
 )
 
 _Row = dict[str, Any]
-_TableRow = tuple[str, _Row]
-"""Name of a table, and a row of this table."""
 
 
 class LLMLogs(DatabaseReader):
@@ -68,13 +62,12 @@ class LLMLogs(DatabaseReader):
         database = _Database(connection)
         conversations = database.find("conversations", "id", conversation_id)
         threads = database.find("threads", "id", conversation_id)
-        conversation_rows = [("conversations", row) for row in conversations]
         parent_id = ""
         if threads:
-            _read_thread(database, threads[0], conversation_rows, transcript)
+            _read_thread(database, threads[0], transcript)
             parent_id = as_text(threads[0].get("forked_from"))
         else:
-            _read_conversation(database, conversation_id, conversation_rows, transcript)
+            _read_conversation(database, conversation_id, transcript)
         # The name of an old conversation is better than the name of the thread.
         names = (as_text(row["name"]) for row in (*conversations, *threads))
         forked_from = session_key(self.program, parent_id) if parent_id else ""
@@ -99,26 +92,23 @@ class _Database:
         sql = f"SELECT * FROM {table} WHERE {column}=? ORDER BY {order}"  # noqa: S608
         return fetch_dicts(self._connection, sql, value)
 
-    def find_linked(self, link_table: str, column: str, value: Any) -> list[_TableRow]:
-        """Return the rows of `link_table` with this value, each followed by its linked row.
+    def find_linked(self, link_table: str, column: str, value: Any) -> list[_Row]:
+        """Return the rows to which the rows of `link_table` with this value link.
 
         The name of a link table ends with the name of the table that its rows link to.
         """
         table = link_table.partition("_")[2]
-        all_rows: list[_TableRow] = []
-        for link in self.find(link_table, column, value, '"order"'):
-            all_rows.append((link_table, link))
-            target_id = link[f"{table.removesuffix('s')}_id"]
-            all_rows += [(table, row) for row in self.find(table, "id", target_id)]
-        return all_rows
+        links = self.find(link_table, column, value, '"order"')
+        ids = [link[f"{table.removesuffix('s')}_id"] for link in links]
+        return [row for id_ in ids for row in self.find(table, "id", id_)]
 
     def make_attachment_part(self, row: _Row) -> dict[str, Any]:
-        """Return an attachment as a part of a message, and put its data URL into `row`."""
+        """Return an attachment as a part of a message."""
         sql = "SELECT content FROM attachments WHERE id=?"
         [content] = self._connection.execute(sql, (row["id"],)).fetchone()
         mime_type, url = as_text(row["type"]), as_text(row["url"])
         if content:
-            row["content"] = url = f"data:{mime_type};base64,{b64encode(content).decode()}"
+            url = f"data:{mime_type};base64,{b64encode(content).decode()}"
         if url and mime_type.startswith("image/"):
             return image_part(url)
         if content:
@@ -129,12 +119,7 @@ class _Database:
 # --- the new tables ------------------------------------------------------------------------------
 
 
-def _read_thread(
-    database: _Database,
-    thread: _Row,
-    conversation_rows: Sequence[_TableRow],
-    transcript: Transcript,
-) -> None:
+def _read_thread(database: _Database, thread: _Row, transcript: Transcript) -> None:
     message_by_hash: dict[str, _Row] = {}
     message_hash = thread["tip_message_hash"]
     while isinstance(message_hash, str) and message_hash not in message_by_hash:
@@ -154,41 +139,33 @@ def _read_thread(
         times[message["hash"]] = at
     for position, message in enumerate(messages):
         turn = turn_by_tip.get(message["hash"], {})
-        shared_rows: list[_TableRow] = [("messages", message)]
-        if turn:
-            shared_rows.append(("turns", turn))
-            shared_rows += database.find_linked("turn_fragments", "turn_id", turn["id"])
-        if position == len(messages) - 1:
-            shared_rows += [*conversation_rows, ("threads", thread)]
         identity = f"{message['hash']}:{position}"
-        for number, (body, rows) in enumerate(_make_messages(database, message)):
+        for number, (body, parts) in enumerate(_make_messages(database, message)):
             is_answer = turn and message["role"] == "assistant"
             notes = _answer_notes(turn) if is_answer else {}
-            if body["role"] == "tool" and _parse_payload(rows[0][1]).get("exception"):
+            if body["role"] == "tool" and as_dict(parts[0].get("payload")).get("exception"):
                 notes["failed"] = True
             message_identity = f"{identity}#{number}" if number else identity
-            rows = [*shared_rows, *rows]
-            _add_message(transcript, message_identity, body, times[message["hash"]], notes, rows)
-            shared_rows = []
+            record = {"message": _filled(message), "turn": _filled(turn), "parts": parts}
+            _add_message(transcript, message_identity, body, times[message["hash"]], notes, record)
 
 
 def _make_messages(
     database: _Database, message: Mapping[str, Any]
-) -> Iterator[tuple[dict[str, Any], list[_TableRow]]]:
-    """Yield each tool result as a message, then the rest as a message, each with its rows."""
+) -> Iterator[tuple[dict[str, Any], list[_Row]]]:
+    """Yield each tool result as a message, then the rest as a message, each with its parts."""
     contents: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    rows: list[_TableRow] = []
+    parts: list[_Row] = []
     for part in database.find("parts", "message_hash", message["hash"], "position"):
-        payload = _parse_payload(part)
+        payload = as_dict(parse_json(as_text(part["payload"]) or "null"))
+        decoded = {"payload": payload} if payload else {}
         if part["type"] == "tool_result":
             result = make_tool_result(payload.get("tool_call_id"), payload.get("output", ""))
-            yield {**result, "name": as_text(payload.get("name"))}, [("parts", part)]
+            yield {**result, "name": as_text(payload.get("name"))}, [{**_filled(part), **decoded}]
             continue
-        rows.append(("parts", part))
-        rows += database.find_linked("part_fragments", "part_id", part["id"])
-        rows += database.find_linked("part_attachments", "part_id", part["id"])
+        parts.append({**_filled(part), **decoded})
         match part["type"]:
             case "tool_call":
                 call_id, name = payload.get("tool_call_id"), payload.get("name")
@@ -201,16 +178,11 @@ def _make_messages(
                 contents.append(text_part(text))
             case kind:
                 attachment = as_dict(payload.get("attachment")).get("id")
-                attachments = database.find("attachments", "id", attachment)
-                rows += [("attachments", row) for row in attachments]
-                parts = [database.make_attachment_part(row) for row in attachments]
-                contents += parts or [{"type": kind, **payload}]
+                rows = database.find("attachments", "id", attachment)
+                attached = [database.make_attachment_part(row) for row in rows]
+                contents += attached or [{"type": kind, **payload}]
     if contents or thoughts or calls:
-        yield make_message(message["role"], make_content(contents), thoughts, calls), rows
-
-
-def _parse_payload(part: Mapping[str, Any]) -> dict[str, Any]:
-    return as_dict(parse_json(as_text(part["payload"]) or "null"))
+        yield make_message(message["role"], make_content(contents), thoughts, calls), parts
 
 
 def _text_of_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
@@ -228,28 +200,18 @@ def _text_of_pieces(database: _Database, payload: Mapping[str, Any]) -> str:
 # --- the old tables ------------------------------------------------------------------------------
 
 
-def _read_conversation(
-    database: _Database,
-    conversation_id: str,
-    conversation_rows: Sequence[_TableRow],
-    transcript: Transcript,
-) -> None:
+def _read_conversation(database: _Database, conversation_id: str, transcript: Transcript) -> None:
     system_prompt = ""
     call_ids: list[str] = []
     responses = database.find("responses", "conversation_id", conversation_id, "datetime_utc, id")
     for response in responses:
         id_, at = response["id"], response["datetime_utc"]
-        response_row = dict(response)
-        rows: list[_TableRow] = [("responses", response_row)]
         fragments = database.find_linked("system_fragments", "response_id", id_)
         text = _join_fragments("\n\n", fragments, response["system"])
         if text and text != system_prompt:
             system_prompt = text
-            fragments.append(("responses", {"id": id_, "system": response_row.pop("system")}))
             body: dict[str, Any] = {"role": "system", "content": system_prompt}
-            _add_message(transcript, f"{id_}:system", body, at, {}, fragments)
-        else:
-            rows += fragments
+            _add_message(transcript, f"{id_}:system", body, at, {}, {"response": {"id": id_}})
         results = database.find("tool_results", "response_id", id_)
         for number, result in enumerate(results):
             # Results without an id belong to the calls of the previous answer, in order.
@@ -258,18 +220,16 @@ def _read_conversation(
             body = make_tool_result(call_id, as_text(result["output"]))
             body["name"] = as_text(result["name"])
             notes = {"failed": bool(as_text(result.get("exception")))}
-            result_rows = [("tool_results", result)]
-            _add_message(transcript, f"{id_}:result{number}", body, at, notes, result_rows)
-        prompt_rows = database.find_linked("prompt_fragments", "response_id", id_)
-        text = _join_fragments("\n", prompt_rows, response["prompt"])
-        prompt_rows += database.find_linked("prompt_attachments", "response_id", id_)
-        attachments = [row for table, row in prompt_rows if table == "attachments"]
+            record: dict[str, Any] = {"tool_result": _filled(result)}
+            _add_message(transcript, f"{id_}:result{number}", body, at, notes, record)
+        fragments = database.find_linked("prompt_fragments", "response_id", id_)
+        text = _join_fragments("\n", fragments, response["prompt"])
+        attachments = database.find_linked("prompt_attachments", "response_id", id_)
         parts = [database.make_attachment_part(row) for row in attachments]
         if text or parts or not results:
-            prompt_rows.append(("responses", {"id": id_, "prompt": response_row.pop("prompt")}))
             content = [text_part(text), *parts] if parts else text
             body = {"role": "user", "content": content}
-            _add_message(transcript, f"{id_}:prompt", body, at, {}, prompt_rows)
+            _add_message(transcript, f"{id_}:prompt", body, at, {}, {"response": {"id": id_}})
         calls = database.find("tool_calls", "response_id", id_)
         call_ids = [
             as_text(call["tool_call_id"]) or f"{id_}:{number}" for number, call in enumerate(calls)
@@ -280,15 +240,14 @@ def _read_conversation(
             for call_id, call in zip(call_ids, calls, strict=True)
         ]
         body = make_message("assistant", as_text(response["response"]), thoughts, tool_calls)
-        rows += [("tool_calls", call) for call in calls]
-        if response is responses[-1]:
-            rows += conversation_rows
-        _add_message(transcript, f"{id_}:response", body, at, _answer_notes(response), rows)
+        response_row = omit(_filled(response), "system", "prompt")
+        record = {"response": response_row, "tool_calls": [*map(_filled, calls)]}
+        _add_message(transcript, f"{id_}:response", body, at, _answer_notes(response), record)
 
 
-def _join_fragments(separator: str, fragments: Iterable[_TableRow], text: Any) -> str:
+def _join_fragments(separator: str, fragments: Iterable[_Row], text: Any) -> str:
     """Return the texts of fragments and the text after them, as llm sent them to the model."""
-    texts = [as_text(row["content"]) for table, row in fragments if table == "fragments"]
+    texts = [as_text(row["content"]) for row in fragments]
     return separator.join(filter(None, [*texts, as_text(text)]))
 
 
@@ -313,14 +272,13 @@ def _add_message(
     body: dict[str, Any],
     at: Any,
     notes: dict[str, Any],
-    rows: Iterable[_TableRow],
+    record: Mapping[str, Any],
 ) -> None:
-    """Add a message with the rows from which it was made."""
-    record: dict[str, list[_Row]] = {}
-    for table, row in rows:
-        columns = {name: value for name, value in row.items() if value is not None}
-        if table == "parts" and (payload := _parse_payload(row)):
-            columns["payload"] = payload
-        record.setdefault(table, []).append(columns)
+    """Add a message with the record from which it was made."""
     keep_record([body], transcript.program, record)
     transcript.add(identity, body, at=at, **notes)
+
+
+def _filled(row: _Row) -> _Row:
+    """Return the columns of a row that are not NULL."""
+    return {name: value for name, value in row.items() if value is not None}
