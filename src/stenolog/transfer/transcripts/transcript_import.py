@@ -104,15 +104,15 @@ class TranscriptImport:
     """An import of many transcripts. New sessions are stored in batches, with few syncs.
 
     `reports` has the reports of stored sessions. Call `flush` at the end to store the last batch.
-    With `dry_run` the reports are the same, and nothing is stored.
+    With `dry_run`, nothing is stored, and of several files of a session, only the first is read.
     """
 
     def __init__(self, reader: TranscriptReader, store: Store, *, dry_run: bool = False) -> None:
         self._reader = reader
         self._store = store
         self._dry_run = dry_run
-        self._previewed_files: dict[str, list[TranscriptFile]] = {}
-        """Files that a dry run has read, by the key of their session."""
+        self._previewed_keys: set[str] = set()
+        """Keys of the sessions of which a dry run has read a file."""
         self._pending: list[tuple[TranscriptFile, TranscriptReport, Snapshot, list[Message]]] = []
         self._pending_bytes = 0
         self.reports: list[TranscriptReport] = []
@@ -125,11 +125,13 @@ class TranscriptImport:
         if any(file.key == pending.key for pending, *_ in self._pending):
             self.flush()
         info = find_info(self._store, file.key)
-        earlier_files = self._previewed_files.get(file.key, [])
-        if file in earlier_files or (info is not None and _is_same_file(info.meta, file)):
+        is_same_file = info is not None and _is_same_file(info.meta, file)
+        if is_same_file or file.key in self._previewed_keys:
             self.reports.append(TranscriptReport(key=file.key, is_unchanged=True))
             return
-        transcript = self._read(file)
+        transcript = self._reader.read(file)
+        if not transcript.has_own_messages():
+            transcript.messages.clear()  # a fork without messages of its own
         report = TranscriptReport(
             key=file.key,
             messages=len(transcript.messages),
@@ -137,10 +139,9 @@ class TranscriptImport:
             problems=transcript.problems,
         )
         if self._dry_run:
-            earlier = [(self._read(f), f) for f in earlier_files]
-            _update_session(self._store, transcript, file, report, earlier, dry_run=True)
-            if transcript.messages or info is not None:
-                self._previewed_files[file.key] = [*earlier_files, file]
+            _update_session(self._store, transcript, file, report, dry_run=True)
+            if transcript.messages:
+                self._previewed_keys.add(file.key)
         elif info is not None:
             # The hook and --watch may import the same transcript at once, so the session is leased.
             with self._store.lease(file.key, ttl=LEASE_SECONDS) as lease:
@@ -149,13 +150,6 @@ class TranscriptImport:
             self._add_to_batch(transcript, file, report)
             return
         self.reports.append(report)
-
-    def _read(self, file: TranscriptFile) -> Transcript:
-        """Read a transcript. A fork without messages of its own is empty."""
-        transcript = self._reader.read(file)
-        if not transcript.has_own_messages():
-            transcript.messages.clear()
-        return transcript
 
     def _add_to_batch(
         self, transcript: Transcript, file: TranscriptFile, report: TranscriptReport
@@ -192,21 +186,14 @@ def _update_session(
     transcript: Transcript,
     file: TranscriptFile,
     report: TranscriptReport,
-    earlier_transcripts: Sequence[tuple[Transcript, TranscriptFile]] = (),
     *,
     dry_run: bool = False,
 ) -> None:
-    """Add new messages to a session, and hide and show messages as in the file.
-
-    `earlier_transcripts` are other files of the session, which the same dry run has read.
-    """
+    """Add new messages to a session, and hide and show messages as in the file."""
     info = find_info(store, file.key)
     old_facts = {} if info is None else as_dict(info.meta.get(META_FIELD))
     is_newest = _is_newest(file, old_facts)
     stored = _StoredMessages(store, file.key, dry_run=dry_run)
-    for earlier_transcript, earlier_file in earlier_transcripts:
-        is_newest = is_newest and _rank(earlier_file) < _rank(file)
-        stored.append(stored.find_new_messages(earlier_transcript), earlier_file, [])
     new_messages = stored.find_new_messages(transcript, may_be_newer=is_newest)
     changed_ids = {message.identity for message in new_messages if message.identity in stored.seqs}
     stored_count = stored.append(new_messages, file, report.problems)
