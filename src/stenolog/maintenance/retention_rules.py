@@ -81,18 +81,10 @@ def must_delete(rule: Rule, info: SessionInfo, now: datetime) -> bool:
 
 
 def _last_import_time(info: SessionInfo) -> datetime | None:
-    """Return the time of the last import into the session; None without an import.
-
-    An import without a time counts as a new import, unless messages were added after the import.
-    """
-    times = []
-    for receipt in receipts_of_imports(info.meta):
-        import_time = _parse_time(receipt.get(IMPORT_TIME))
-        if import_time is not None:
-            times.append(import_time)
-        elif receipt.get("last_seq") == info.last_seq:
-            times.append(datetime.max.replace(tzinfo=UTC))
-    return max(times, default=None)
+    """Return the time of the last import into the session; None without an import."""
+    receipts = receipts_of_imports(info.meta)
+    times = (_parse_time(receipt.get(IMPORT_TIME)) for receipt in receipts)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _parse_time(value: object) -> datetime | None:

@@ -64,9 +64,8 @@ def apply_rules(
     rules = [rule for rule in rules if rule.has_condition]
     if not rules:
         return []
-    agents = [(agent, namespace)]
-    if agent is None and namespace is None:
-        agents += ((name, None) for name in other_namespaces(workspace).agents)
+    has_agent = agent is not None or namespace is not None
+    agents = iter([(agent, namespace)]) if has_agent else _list_agents(workspace)
     results: list[RetentionResult] = []
     for agent_name, agent_namespace in agents:
         for result in _apply_to_agent(
