@@ -40,7 +40,6 @@ class Kind(StrEnum):
     DAMAGED_ARCHIVE = "damaged archive"
     LEFTOVER = "leftover"
     UNREFERENCED_ARCHIVE = "unreferenced archive"
-    STALLED_LEASE = "stalled lease"
     WIDE_PERMISSIONS = "wide permissions"
 
 

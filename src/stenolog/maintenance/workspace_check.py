@@ -4,7 +4,6 @@
 locks a file against writers where necessary. Only `repair.py` writes.
 """
 
-import fcntl
 import os
 import re
 import shlex
@@ -13,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -36,7 +34,6 @@ from stenolog.stores.catalog_file import CATALOG_NAME as CATALOG
 from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import (
     lock_until,
-    open_descriptor,
     release_lock,
     wait_for_lock,
 )
@@ -174,7 +171,6 @@ def _check_folder(directory: Directory, workspace: Path, report: FolderReport) -
         if status is not None:
             _check_entry(directory, name, status, report)
     _check_trash(directory, report)
-    _check_leases(directory, report)
     # A log without a record may have lost the session that the remaining archives belong to.
     has_lost_session = not archives_by_uid.keys() <= report.archives_by_uid.keys()
     for finding in report.logs_without_record:
@@ -258,7 +254,7 @@ def examine_log_file(
         return examine_log(read_file(locked_descriptor), name, folder=namespace, deleted=deleted)
 
 
-# --- the trash and the locks -----------------------------------------------------------------
+# --- the trash -----------------------------------------------------------------
 
 
 def _check_trash(directory: Directory, report: FolderReport) -> None:
@@ -282,32 +278,6 @@ def _check_trash(directory: Directory, report: FolderReport) -> None:
                 _check_log(folder, name, report, parent=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
                 report.may_hide_sessions = True
-
-
-def _check_leases(directory: Directory, report: FolderReport) -> None:
-    with open_subfolder(directory, leases.FOLDER) as folder:
-        for name in list_folder(folder):
-            path = f"{report.namespace}/{leases.FOLDER}/{name}"
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with suppress(OSError):
-                with closing(open_descriptor(name, flags, dir_fd=folder)) as descriptor:
-                    _check_mode(report, path, os.fstat(descriptor))
-                    holder = _find_expired_holder(descriptor)
-                if holder is not None:
-                    report.findings.append(_stalled_lease_finding(path, name, holder))
-
-
-def _find_expired_holder(descriptor: int) -> leases.Holder | None:
-    """Return the holder of a lease that has expired but is still locked; otherwise None."""
-    holder = leases.read_holder(descriptor)
-    if holder is None or datetime.fromisoformat(holder.until) >= datetime.now(UTC):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return holder
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return None
 
 
 # --- archives --------------------------------------------------------------------------------
@@ -419,18 +389,10 @@ def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None
 
 def _wrong_file_type_finding(path: str, name: str, status: os.stat_result) -> Finding:
     """Return the finding for a path that is neither the expected log nor the expected folder."""
-    kinds = {
-        stat.S_IFLNK: "a symbolic link, which is not followed",
-        stat.S_IFDIR: "a folder",
-        stat.S_IFREG: "a file",
-    }
-    actual_kind = kinds.get(stat.S_IFMT(status.st_mode), "something that is not a file")
-    folders = {
-        archive.FOLDER: "the folder of the archives",
-        trash.FOLDER: "the folder of the deleted sessions",
-        leases.FOLDER: "the folder of the lock files",
-    }
-    meaning = f"Expected {folders.get(name, 'a log')}, but found {actual_kind}."
+    expected = "a folder" if name in _STENOLOG_FOLDERS else "a log"
+    is_link = stat.S_ISLNK(status.st_mode)
+    found = "a symbolic link, which is not followed" if is_link else "something else"
+    meaning = f"Expected {expected} of stenolog, but found {found}."
     advice = "Move it elsewhere and restore the expected file or folder."
     key = file_names.key_of_log(name)
     return Finding(kind=Kind.NOT_A_FILE, key=key, path=path, meaning=meaning, advice=advice)
@@ -508,18 +470,6 @@ def _unfinished_purge_finding(folder: Directory, path: str, name: str) -> Findin
             key, advice = state.key, "Purge the session again."
     meaning = "A purge was interrupted: the session is deleted, but its file is still there."
     return Finding(kind=Kind.LEFTOVER, key=key, path=path, meaning=meaning, advice=advice)
-
-
-def _stalled_lease_finding(path: str, name: str, holder: leases.Holder) -> Finding:
-    """Return the finding for a lease that is still held after it has expired."""
-    return Finding(
-        kind=Kind.STALLED_LEASE,
-        key=file_names.key_of_log(name.removesuffix(leases.SUFFIX)),
-        path=path,
-        meaning=f"{holder.describe()}, holds the lease of this session, which expired at "
-        f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
-        advice="Check that process; the lease ends when the process ends.",
-    )
 
 
 def _wide_permissions_finding(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:

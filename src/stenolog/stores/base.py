@@ -337,8 +337,7 @@ class Lease(Protocol):
     """The right to run a turn in a session, until `release`, or until ttl passes without `renew`.
 
     Used as a context manager, a lease is released on exit. On the JSONL store, ttl does not end the
-    lease: the operating system releases the lease when the holder's process ends. When ttl has
-    passed, `steno doctor` only reports the holder as stalled.
+    lease: the operating system releases the lease when the holder's process ends.
     """
 
     @property

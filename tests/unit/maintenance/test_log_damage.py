@@ -151,7 +151,6 @@ def test_every_kind_of_log_damage_has_a_case() -> None:
         Kind.DAMAGED_ARCHIVE,
         Kind.LEFTOVER,
         Kind.UNREFERENCED_ARCHIVE,
-        Kind.STALLED_LEASE,
         Kind.WIDE_PERMISSIONS,
     }
     assert {case.kind for case in CASES.values()} == set(Kind) - of_folders

@@ -1,10 +1,10 @@
 """Leases: the right to run a turn in a session, as a file lock that is held during the turn.
 
-One line in the lock file describes the holder, for users and `steno doctor`, and contains the epoch
-of the lease, which is higher than the epochs of all earlier leases of the session. The operating
-system releases the lock when the process ends, so no process has to take over the lease of a dead
-process. Only a purge ends a lease early: the purge deletes the lock file. Later writes of the
-holder are rejected, because they would recreate the session.
+One line in the lock file describes the holder, for users, and contains the epoch of the lease,
+which is higher than the epochs of all earlier leases of the session. The operating system releases
+the lock when the process ends, so no process has to take over the lease of a dead process. Only a
+purge ends a lease early: the purge deletes the lock file. Later writes of the holder are rejected,
+because they would recreate the session.
 
 The purge deletes the lock file while it holds the lock of the log, right before it removes the log.
 So if a writer holds the lock of the log and the lock file of its lease still exists, its write
@@ -67,7 +67,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     host: str
     since: str
     until: str
-    """Time after which `steno doctor` reports the holder of the lock as stalled."""
+    """Time at which the ttl ends, for people who read the file."""
 
     def describe(self) -> str:
         """Return a description of the holder for an error message."""
@@ -165,7 +165,7 @@ class JSONLLease:
             return True
 
     def renew(self) -> None:
-        """Restart the ttl, after which `steno doctor` reports a stalled holder.
+        """Restart the ttl.
 
         Raises LeaseLost, StoreUnavailable.
         """
