@@ -41,7 +41,7 @@ class ImportProblems:
     def report_dropped(self, text: str) -> None:
         """Report a message that is lost."""
         self.dropped += 1
-        self.report_loss(text)
+        self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
     @contextmanager
     def skip_unreadable(self, label: str) -> Iterator[None]:
@@ -52,10 +52,6 @@ class ImportProblems:
             text = str(error)
             is_labelled = text.startswith(label)
             self.report_dropped(text if is_labelled else f"{label} cannot be read: {text}")
-
-    def report_loss(self, text: str) -> None:
-        """Report lost content that is less than a message."""
-        self._problems.append(_shorten(text, MAX_PROBLEM_LENGTH))
 
     def count_converted(self, text: str) -> None:
         """Count a message with the conversion that `text` describes."""

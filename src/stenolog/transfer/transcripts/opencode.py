@@ -1,7 +1,7 @@
 """Sessions of opencode, in its database `opencode.db`.
 
-Only the tables `session`, `message` and `part` are read, and the file is never copied, because the
-database also holds accounts and credentials.
+Only the tables `session`, `message` and `part` are read, because the database also holds accounts
+and credentials.
 """
 
 import os
@@ -42,7 +42,6 @@ class OpenCode(DatabaseReader):
 
     program = "opencode"
     file_name = "opencode.db"
-    may_copy = False
 
     def default_folder(self) -> Path | None:
         """Return the database, if it exists."""

@@ -116,7 +116,7 @@ def _detect_in_export(path: Path) -> str | None:
 
 def _detect_in_database(path: Path) -> str | None:
     try:
-        with sqlite_file.connect(path, may_copy=False) as connection:
+        with sqlite_file.connect(path) as connection:
             rows = connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
             tables = {name.decode() for (name,) in rows}
     except (NotASession, OSError):

@@ -1,22 +1,20 @@
 """Reading of another program's SQLite file without creating files next to it.
 
 In WAL mode even a reader would create files. If there is no WAL file, no process has the database
-open, and the database is read as immutable. If there is a WAL file, but no shared-memory file, the
-database and the WAL file are copied, and the copy is read.
+open, and the database is read as immutable. A WAL file without a shared-memory file, which only an
+incomplete copy has, is not read.
 
 `DatabaseReader` is the base of readers of programs that keep all conversations in such a file.
 """
 
 import os
-import shutil
 import sqlite3
 import stat
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -68,44 +66,37 @@ def _read_header(path: Path) -> bytes:
 
 
 @contextmanager
-def connect(path: Path, *, may_copy: bool = True) -> Iterator[sqlite3.Connection]:
+def connect(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a connection to a file that is only read. The connection returns texts as bytes.
 
-    Pass `may_copy=False` for a file that holds credentials, so that the file is never copied.
     Raises NotASession, OSError. Errors of SQLite in the `with` block also become NotASession.
     """
     real_path = path.resolve()
     _check_not_truncated(real_path)  # guard: cut-database-refused
-    with ExitStack() as exit_stack:
-        uri = _make_uri(real_path, exit_stack, may_copy=may_copy)
-        try:
-            opened = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
-            with closing(opened) as connection:
-                # Invalid UTF-8 in one row must not make the other rows unreadable.
-                connection.text_factory = bytes
-                _limit_cost(connection, _file_size(real_path))
-                connection.execute("BEGIN")
-                _check_no_generated_columns(connection)
-                yield connection
-        except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
-            raise NotASession(f"SQLite cannot read it: {error}") from error
+    uri = _make_uri(real_path)
+    try:
+        opened = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
+        with closing(opened) as connection:
+            # Invalid UTF-8 in one row must not make the other rows unreadable.
+            connection.text_factory = bytes
+            _limit_cost(connection, _file_size(real_path))
+            connection.execute("BEGIN")
+            _check_no_generated_columns(connection)
+            yield connection
+    except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError, MemoryError) as error:
+        raise NotASession(f"SQLite cannot read it: {error}") from error
 
 
-def _make_uri(real_path: Path, exit_stack: ExitStack, *, may_copy: bool) -> str:
+def _make_uri(real_path: Path) -> str:
     """Return the URI with which SQLite creates no files next to the database."""
     wal, shm = (real_path.with_name(real_path.name + suffix) for suffix in ("-wal", "-shm"))
     if _WAL_VERSION not in _read_header(real_path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]:
         return f"file:{quote(str(real_path))}?mode=ro"
     if not _file_size(wal):
         return f"file:{quote(str(real_path))}?mode=ro&immutable=1"
-    if shm.exists():
-        return f"file:{quote(str(real_path))}?mode=ro"
-    if not may_copy:
+    if not shm.exists():
         raise NotASession("the file has unwritten changes; open and close its program first")
-    copy = Path(exit_stack.enter_context(TemporaryDirectory(prefix="stenolog-"))) / "copy.db"
-    shutil.copyfile(real_path, copy)
-    shutil.copyfile(wal, f"{copy}-wal")
-    return f"file:{quote(str(copy))}"
+    return f"file:{quote(str(real_path))}?mode=ro"
 
 
 def _limit_cost(connection: sqlite3.Connection, file_size: int) -> None:
@@ -189,8 +180,6 @@ class DatabaseReader(TranscriptReader):
     """Reader of a SQLite database that holds all conversations of a program."""
 
     file_name: str
-    may_copy = True
-    """Whether the file may be copied for reading. False for a file that holds credentials."""
 
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the conversations of a database. `path` is the file or its folder.
@@ -200,7 +189,7 @@ class DatabaseReader(TranscriptReader):
         path = path / self.file_name if path.is_dir() else path
         if not path.is_file():
             return
-        with connect(path, may_copy=self.may_copy) as connection:
+        with connect(path) as connection:
             ids = self.list_ids(connection)
         for id_ in ids:
             yield self.file_at(str(id_), path, conversation_id=id_)
@@ -208,7 +197,7 @@ class DatabaseReader(TranscriptReader):
     def fill(self, transcript: Transcript, file: TranscriptFile) -> None:
         """Add the messages of a conversation. Raises NotASession, OSError."""
         path = file.paths[0]
-        with connect(path, may_copy=self.may_copy) as connection:
+        with connect(path) as connection:
             self.convert(connection, file.conversation_id, transcript)
 
     @abstractmethod

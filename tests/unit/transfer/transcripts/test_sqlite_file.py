@@ -75,13 +75,15 @@ def test_wal_file_is_read_and_no_files_are_created(tmp_path: Path) -> None:
         writer.execute("PRAGMA wal_autocheckpoint=0")
         writer.execute("INSERT INTO message VALUES ('in the log')")
         writer.commit()
-        # As it stands while its program runs, and as a copy made meanwhile has it.
+        before = sorted(path.name for path in live.iterdir())
+        assert contents(source) == ["in the log"]
+        assert sorted(path.name for path in live.iterdir()) == before
+        # A copy that was made meanwhile lacks the shared memory.
         for name in (source.name, f"{source.name}-wal"):
             shutil.copyfile(live / name, copy / name)
-        for folder in (live, copy):
-            before = sorted(path.name for path in folder.iterdir())
-            assert contents(folder / source.name) == ["in the log"]
-            assert sorted(path.name for path in folder.iterdir()) == before
+        with pytest.raises(NotASession, match="unwritten changes"):
+            contents(copy / source.name)
+        assert len(list(copy.iterdir())) == 2
     # And when its program has ended, and left the mode.
     assert [path.name for path in live.iterdir()] == [source.name]
     assert contents(source) == ["in the log"]
@@ -155,6 +157,7 @@ def test_size_that_a_wal_file_claims_does_not_raise_the_limit(tmp_path: Path) ->
         shutil.copyfile(source, copy)
         wal = (tmp_path / "logs.db-wal").read_bytes()
     (tmp_path / "copy.db-wal").write_bytes(_claim_pages(wal, 1_000_000))
+    (tmp_path / "copy.db-shm").touch()
 
     large = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n WHERE i < 100) "
