@@ -1,9 +1,12 @@
-"""Small files of plain messages, which can grow turn by turn."""
+"""Small files of plain messages, which can grow turn by turn, and what a store has of them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from stenolog.stores.base import Store
+from stenolog.transfer.merge import IMPORT_TIME
 
 DAY: Final = "2026-11-15"
 
@@ -42,3 +45,21 @@ SHAPES: Final[dict[str, Callable[[Path, int], Path]]] = {
     "plain-lines": plain_lines,
 }
 """Functions that write the session `k` with a number of messages and return SOURCE."""
+
+
+def picture(store: Store) -> dict[str, Any]:
+    """Return everything that a store has of its sessions, without the times of imports."""
+    return {
+        key: (
+            [(m.seq, m.hidden, m.at, m.to_json()) for m in store.get_history(key, full=True)],
+            store.get_summary(key),
+            store.info(key).floor,
+            _timeless(store.info(key).meta),
+        )
+        for key in store.list_sessions()
+    }
+
+
+def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
+    return {**meta, "imported": receipts}

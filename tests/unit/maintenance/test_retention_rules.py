@@ -264,18 +264,6 @@ def test_session_with_running_turn_is_left_alone(where: str) -> None:
     assert _all_keys(where) == ["a"]
 
 
-def test_session_found_damaged_is_not_deleted(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _open(where) as store:
-        read_info = type(store).info
-
-    def read_damaged(store: Any, key: str) -> SessionInfo:
-        return replace(read_info(store, key), lost_spans=((1, 1),))
-
-    monkeypatch.setattr(type(store), "info", read_damaged)
-    assert apply_rules(where, [Rule(name="r", older_than=EVERY)]) == []
-    assert _all_keys(where) == ["a", "b"]
-
-
 def test_rule_without_condition_applies_to_no_session(where: str) -> None:
     with _open(where) as store:
         store.set_meta("a", tags=["x"])
@@ -414,20 +402,6 @@ def test_session_that_is_restored_meanwhile_is_not_purged(
         assert (result.outcome, result.message) == ("skipped", "the session is not there any more")
         assert len(store.admin.list_trash()) == is_deleted_again
         assert ("a" in store.list_sessions()) != is_deleted_again
-
-
-def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
-    with _open(where) as store:
-        store.set_meta("a", tags=["keep", "x"])
-        for key in ("a", "b"):
-            store.delete(key)
-    rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
-    found = apply_rules(where, [rule])
-    assert [(one.outcome, one.key) for one in found] == [("done", "b")]
-    with _open(where) as store:
-        assert [one.key for one in store.admin.list_trash()] == ["a"]
-        store.admin.restore("a")
-        assert store.info("a").count == 4
 
 
 DELETE_MESSAGE = "DELETE FROM message WHERE seq = 3 AND session = ?"
@@ -593,11 +567,6 @@ def _interrupt(where: str, key: str) -> None:
         log.rename(f"{log}.purged")
 
 
-def test_existing_session_is_never_purged(where: str) -> None:
-    assert apply_rules(where, [PURGE]) == []
-    assert _all_keys(where) == ["a", "b"]
-
-
 def test_retention_can_be_stopped_between_two_steps(where: str) -> None:
     asked = iter([False, True, True])
     rule = Rule(name="r", action="delete", older_than=EVERY)
@@ -694,9 +663,3 @@ def test_skipped_sessions_are_not_logged(folder: Path, caplog: pytest.LogCapture
         results = apply_rules(str(folder), [Rule(name="r", older_than=EVERY)])
     assert {result.outcome for result in results} <= {"skipped"}
     assert "retention" not in caplog.text
-
-
-def test_file_times_do_not_affect_retention(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        os.utime(path, (0, 0))
-    assert apply_rules(str(folder), [Rule(name="r", action="delete", older_than=DAY)]) == []

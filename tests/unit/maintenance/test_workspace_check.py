@@ -108,11 +108,17 @@ def test_p11_non_file_in_place_of_a_log_is_reported(workspace: Path, what: str) 
     assert not finding.repairable
 
 
-def test_file_in_place_of_the_archive_folder_is_reported(workspace: Path) -> None:
-    (workspace / "sessions" / "archive").write_bytes(b"")
+@pytest.mark.parametrize("name", ["archive", "trash", "locks"])
+@pytest.mark.parametrize("what", ["file", "symlink"])
+def test_p11_folder_of_stenolog_that_is_a_file_or_link_is_reported_and_not_followed(
+    tmp_path: Path, workspace: Path, name: str, what: str
+) -> None:
+    (tmp_path / "outside").mkdir()
+    place = workspace / "sessions" / name
+    place.symlink_to(tmp_path / "outside") if what == "symlink" else place.write_bytes(b"")
     finding = _only(workspace)
-    assert (finding.kind, finding.path) == (Kind.NOT_A_FILE, "sessions/archive")
-    assert finding.meaning == "Expected a folder of stenolog, but found something else."
+    assert (finding.kind, finding.path) == (Kind.NOT_A_FILE, f"sessions/{name}")
+    assert ("symbolic link" in finding.meaning) == (what == "symlink")
 
 
 def test_other_files_next_to_the_logs_are_not_reported(workspace: Path) -> None:
@@ -421,47 +427,6 @@ def test_interrupted_write_in_a_deleted_session_is_not_a_finding(workspace: Path
     assert _findings(workspace) == []
 
 
-def test_leftover_of_interrupted_restore_is_reported(workspace: Path) -> None:
-    with open_store(workspace) as store:
-        store.delete(KEY)
-    leftover = _trashed(workspace).parent / f".{_trashed(workspace).name}.new"
-    leftover.write_bytes(b"half of it")
-    leftover.chmod(0o600)
-
-    finding = _only(workspace)
-
-    assert (finding.kind, finding.repairable) == (Kind.LEFTOVER, True)
-    assert finding.path == str(leftover.relative_to(workspace))
-
-
-def test_unreferenced_archives_of_a_deleted_session_are_reported(compacted: Path) -> None:
-    spare = _archives(compacted)[0].with_name("1-9.jsonl.gz")
-    shutil.copy2(_archives(compacted)[0], spare)
-    with open_store(compacted) as store:
-        store.delete(KEY)
-        store.add_message(KEY, "user", "the next life")
-
-    finding = _only(compacted)
-
-    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
-    assert finding.path == str(spare.relative_to(compacted))
-
-
-@pytest.mark.parametrize("name", ["trash", "locks"])
-def test_file_in_place_of_the_trash_or_locks_folder_is_reported(workspace: Path, name: str) -> None:
-    (workspace / "sessions" / name).write_bytes(b"")
-    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
-
-
-@pytest.mark.parametrize("name", ["trash", "locks"])
-def test_p11_symlinked_trash_or_locks_folder_is_reported_and_not_followed(
-    tmp_path: Path, workspace: Path, name: str
-) -> None:
-    (tmp_path / "outside").mkdir()
-    (workspace / "sessions" / name).symlink_to(tmp_path / "outside")
-    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
-
-
 def test_p11_wide_modes_of_trash_locks_and_catalog_are_reported(workspace: Path) -> None:
     with open_store(workspace) as store:
         store.lease(KEY, ttl=60).release()
@@ -562,16 +527,6 @@ def test_p3_damaged_log_of_an_agent_is_reported_and_repaired(workspace: Path, lo
     ]
     assert [one.done for one in repair(workspace)] == [True] * 3
     assert examine(workspace).findings == ()
-
-
-def test_files_are_moved_aside_in_folder_of_their_agent(workspace: Path) -> None:
-    with open_store(workspace / "agents" / "ada") as store:
-        store.add_message(KEY, "user", "one")
-    ada = workspace / "agents" / "ada" / "sessions"
-    (ada / "empty.jsonl").touch(mode=0o600)
-    (settled,) = repair(workspace)
-    assert settled.message.startswith("moved to agents/ada/sessions/aside/empty.jsonl.")
-    assert len(list((ada / "aside").iterdir())) == 1
 
 
 def test_hand_edit_in_log_of_an_agent_is_accepted(workspace: Path) -> None:

@@ -327,12 +327,6 @@ def test_p7_a_forked_child_keeps_the_fallback_in_use(where: str, fallback: Fallb
         assert contents(good) == ["said", "by the child"]
 
 
-def test_two_processes_use_one_fallback(fallback: Fallback) -> None:
-    with fallback() as one, fallback() as other:
-        assert one.add_message(KEY, "user", "one") == 1
-        assert other.add_message(KEY, "user", "two") == 2
-
-
 def test_failed_merge_leaves_the_fallback_unchanged(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,37 +424,6 @@ def test_p7_a_session_that_was_merged_and_then_purged_stays_purged(
     open_sessions(where).close()
     assert not folder.exists()
     assert not list(workspace.rglob("merged"))
-
-
-def test_p7_a_deleted_session_gets_no_messages_that_were_merged_before(
-    where: str, fallback: Fallback
-) -> None:
-    keep(outage(fallback, "merged"))
-    with open_sessions(where) as good:
-        good.store.delete(KEY)
-        good.add_message(KEY, "user", "a new beginning")
-    outage(fallback, "later")
-    with open_sessions(where) as good:
-        assert contents(good, full=True) == ["a new beginning", "later"]
-
-
-def test_purge_of_the_trash_does_not_restore_a_session_of_the_fallback(
-    where: str, workspace: Path, fallback: Fallback
-) -> None:
-    folder = legacy(workspace)
-    text = (folder / "telegram_91001.json").read_bytes()
-    with open_sessions(where) as good:
-        good.store.delete(KEY)
-    (folder / "telegram_91001.json").write_bytes(text)
-    os.utime(folder / "telegram_91001.json", (1_700_000_000, 1_700_000_000))
-    with fallback() as sessions:
-        assert contents(sessions) == LEGACY
-        keep(sessions.store.folder)  # type: ignore[attr-defined]
-    with open_sessions(where) as good:
-        assert KEY not in good.list_sessions()
-        good.store.admin.purge(KEY)
-    with open_sessions(where) as good:
-        assert KEY not in good.list_sessions()
 
 
 def test_session_with_an_unreadable_merge_record_is_not_merged(

@@ -1,7 +1,7 @@
 """Taken in twice it adds nothing, grown it goes on, killed it is continued."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +14,9 @@ from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
-from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
-from support.import_sources import SHAPES, plain, role, words
+from support.import_sources import SHAPES, picture, plain, role, words
 
 STEPS: Final = ("set_meta", "add_messages", "checkpoint", "hide", "set_summary")
 
@@ -46,24 +45,6 @@ def bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def picture(store: Store) -> dict[str, Any]:
-    return {
-        key: (
-            [(m.seq, m.hidden, m.at, m.to_json()) for m in store.get_history(key, full=True)],
-            store.get_summary(key),
-            store.info(key).floor,
-            _timeless(store.info(key).meta),
-        )
-        for key in store.list_sessions()
-    }
-
-
-def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta without the times at which something was taken in."""
-    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
-    return {**meta, "imported": receipts}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -164,20 +164,6 @@ def test_second_import_of_all_samples_adds_nothing(
         assert sum(store.info(key).count for key in store.list_sessions()) == 52
 
 
-def test_skipped_content_is_printed_with_reason(steno: Steno, tmp_path: Path) -> None:
-    for layout in LAYOUTS:
-        shutil.copytree(SAMPLES / layout, tmp_path / "old", dirs_exist_ok=True)
-    result = steno("import", "old")
-    assert result.exit_code == 3
-    words = result.stderr.splitlines()
-    assert any("broken.json was skipped: it is not JSON" in line for line in words)
-    assert any("telegram_1001_alice.jsonl: line 5 is not JSON" in line for line in words)
-    assert any("cli_torn-1001.jsonl: line 2 is not JSON" in line for line in words)
-    counted = "1 file skipped; 2 messages could not be imported."
-    assert words[-1] == f"Imported 6 sessions, 52 messages; {counted}"
-    assert len(result.stdout.splitlines()) == 6
-
-
 def test_dry_run_prints_same_report_and_writes_nothing(steno: Steno, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "picoclaw", tmp_path / "old")
     before = bytes_of(tmp_path)
@@ -252,15 +238,6 @@ def test_oversized_summary_is_skipped_and_session_imported(
     assert "old/k.jsonl: the summary was skipped: 67,108,878 bytes as" in again.stderr
 
 
-def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -> None:
-    shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "old")
-    with open_store("workspace") as store:
-        store.add_message("telegram:91001", "user", "something else")
-    result = steno("import", "old")
-    assert "telegram:91001 (legacy 2026-11-15)" in result.stdout
-    assert "'telegram:91001' already contains another conversation" in result.stderr
-
-
 @pytest.mark.parametrize("content", [None, "{}", "hello"])
 def test_folder_without_sessions_is_reported(
     steno: Steno, tmp_path: Path, content: str | None
@@ -276,15 +253,6 @@ def test_folder_without_sessions_is_reported(
         assert steno("import", "old", "-w", where).exit_code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["old"]  # no workspace for nothing
     assert steno("import", "nowhere").exit_code == 2
-
-
-def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) -> None:
-    for layout in LAYOUTS:
-        shutil.copytree(SAMPLES / layout, tmp_path / "old" / layout)
-    result = steno("import", "old")
-    assert result.exit_code == 1
-    told = f"{len(LAYOUTS)} subfolders not searched. Use --recursive to search them.\n"
-    assert result.stderr.endswith(told)
 
 
 def test_file_name_cannot_control_the_terminal(steno: Steno, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,10 @@ from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder
-from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
 from stenolog.transfer.session_import import BATCH_MESSAGES
 from support import temporary_folders
+from support.import_sources import picture
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
@@ -106,25 +106,6 @@ def _is_old(path: Path) -> bool:
 
 def contents(store: Store, key: str = "k", *, full: bool = False) -> list[Any]:
     return [message.content for message in store.get_history(key, full=full)]
-
-
-def picture(store: Store) -> dict[str, Any]:
-    """All that a store says of its sessions, and no time of ours."""
-    return {
-        key: (
-            [(m.seq, m.hidden, m.at, m.to_json()) for m in store.get_history(key, full=True)],
-            store.get_summary(key),
-            store.info(key).floor,
-            _timeless(store.info(key).meta),
-        )
-        for key in store.list_sessions()
-    }
-
-
-def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The meta without the times at which something was taken in."""
-    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
-    return {**meta, "imported": receipts}
 
 
 # --- every sample, message by message --------------------------------------------------------
@@ -903,15 +884,6 @@ def test_p12_messages_of_session_manager_are_merged_by_idempotency_key(
     assert store.add_message("k", "user", "c", once="c") == 3
 
 
-def test_later_writes_of_session_manager_are_merged_too(store: Store, place: Path) -> None:
-    manager = SessionManager(place)
-    for number in range(4):
-        manager.add_message("k", "user", number, once=f"t{number}")
-        assert migrate_from_json(place, store).messages == 1
-        store.add_message("k", "user", f"answer {number}")
-    assert contents(store) == [text for number in range(4) for text in (number, f"answer {number}")]
-
-
 def test_conflicting_idempotency_key_loses_no_message(store: Store, place: Path) -> None:
     store.add_message("k", "user", "here", once="t")
     SessionManager(place).add_message("k", "user", "there", once="t")
@@ -1156,16 +1128,6 @@ def test_alias_opens_the_same_session(migrated: Store, alias: str) -> None:
     assert migrated.list_sessions() == keys
     # Another process, or the next start, has only the store.
     assert [m.content for m in JSONLBackend(migrated).get_history(alias)] == ["only"]
-
-
-def test_running_process_finds_new_aliases(store: Store, place: Path) -> None:
-    sessions = JSONLBackend(store)
-    assert sessions.get_history("telegram_1001") == []
-    assert sessions.add_message("telegram:5", "user", "x") == 1
-    put(place)
-    migrate_from_json(place, store)
-    assert len(sessions.get_history("telegram_1001")) == 5
-    assert sessions.add_message("agent:main:slack:1001", "user", "x") == 31
 
 
 @pytest.mark.parametrize("scheme", ["jsonl:{}", "sqlite:{}/steno.db"])

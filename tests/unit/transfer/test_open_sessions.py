@@ -111,27 +111,6 @@ def test_in_memory_store_imports_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "ftp://host/x", "sqlite:", "sqlite::memory:", "postgresql://h/x?no=1", "memory:x"]
-)
-def test_place_without_engine_raises_usage_error(wrong: str) -> None:
-    with pytest.raises(UsageError):
-        open_sessions(wrong)
-
-
-def test_folder_can_be_given_in_any_usual_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    places: list[str | Path] = [tmp_path / "a", str(tmp_path / "b"), "c", "~/d", "jsonl:e", "f:g"]
-    for place in places:
-        sessions = open_sessions(place)
-        assert sessions.add_message("k", "user", "x") == 1
-        sessions.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "d", "e", "f:g"]
-
-
-@pytest.mark.parametrize(
     ("where", "agent", "fallback", "json_files"),
     [
         ("w", None, "w/sessions.fallback", "w/sessions"),

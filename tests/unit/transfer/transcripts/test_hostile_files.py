@@ -20,7 +20,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer import read_only_stores
 from stenolog.transfer.read_only_stores import TranscriptStore
 from stenolog.transfer.transcripts import chat_exports, codex, transcript
-from stenolog.transfer.transcripts.chat_exports import ChatGPT, ClaudeAI
+from stenolog.transfer.transcripts.chat_exports import ChatGPT
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
 from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
@@ -113,16 +113,6 @@ def test_half_an_emoji_in_a_title_costs_no_other_conversation(tmp_path: Path) ->
     assert [store.info(f"chatgpt:{name}").count for name in "abc"] == [1, 1, 1]
     with TranscriptStore([(ChatGPT(), tmp_path)]) as viewed, open_catalog(viewed) as catalog:
         assert sorted(entry.title for entry in catalog.list().entries) == ["cut ?", "t", "t"]
-
-
-def test_half_an_emoji_in_an_export_of_claude_costs_no_other_conversation(tmp_path: Path) -> None:
-    said = {"uuid": "m", "sender": "human", "text": "hello"}
-    chats = [{"uuid": name, "name": "\ud83d", "chat_messages": [said]} for name in "ab"]
-    (tmp_path / "conversations.json").write_text(json.dumps(chats))
-    assert {key: len(one.messages) for key, one in read_all(ClaudeAI(), tmp_path).items()} == {
-        "claude-ai:a": 1,
-        "claude-ai:b": 1,
-    }
 
 
 def test_ids_of_a_database_may_be_numbers(tmp_path: Path) -> None:

@@ -224,14 +224,6 @@ def test_a_session_that_continued_here_gets_new_messages_and_hides_none(
     assert len(shown) == 29
 
 
-def test_codex_threads_are_imported(store: Store) -> None:
-    reports = run(Codex(), SAMPLES / "codex" / "sessions", store)
-    assert sum(report.added for report in reports) == 68
-    info = store.info("codex:01a1e437-f8fe-7d63-b58e-5b07d6b939fb")
-    assert info.summary == "The user counted lighthouses: 3. count.md was written."
-    assert len(bodies(store, info.key, full=False)) == 4
-
-
 # --- messages that a program changed -------------------------------------------------------------
 
 
