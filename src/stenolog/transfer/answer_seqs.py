@@ -22,7 +22,7 @@ from stenolog.codec import encode_object
 from stenolog.errors import NoSuchSession, RefusedMessage
 from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, decode_object
-from stenolog.stores.base import Store
+from stenolog.stores.base import SessionView, Store
 
 
 class AnswerSeqs(Struct):
@@ -38,6 +38,12 @@ class AnswerSeqs(Struct):
     """Last known seq of the new session."""
     unseen: int | None = None
     """Seq of the first message of the new session that no added answer has seen, or None."""
+
+    @classmethod
+    def in_view(cls, view: SessionView, seqs: dict[int, int]) -> "AnswerSeqs":
+        """Return the seqs `seqs` of messages that the new session has already."""
+        unseen = find_unseen(view.messages, set(seqs.values()))
+        return cls(seqs=seqs, upto=view.upto, unseen=unseen)
 
     def add(self, old_seqs: Iterable[int], new_seqs: Sequence[int]) -> None:
         """Record that messages were added."""

@@ -74,7 +74,6 @@ from stenolog.transfer import merge
 from stenolog.transfer.answer_seqs import (
     AnswerSeqs,
     find_equal_messages,
-    find_unseen,
     message_of,
     without_answer_seqs,
 )
@@ -503,9 +502,7 @@ class _Merger:
             raise _CannotMerge(_MOVED_TEXT) from error
         if view.uid != info.uid:
             raise _CannotMerge(_MOVED_TEXT)
-        seqs = _stored_seqs(snapshot, batches, stored)
-        unseen = find_unseen(view.messages, set(seqs.values()))
-        return AnswerSeqs(seqs=seqs, upto=view.upto, unseen=unseen)
+        return AnswerSeqs.in_view(view, _stored_seqs(snapshot, batches, stored))
 
     def _add_batch(self, key: str, batch: _Batch, answer_seqs: AnswerSeqs) -> list[int]:
         """Add the messages of a batch, and return their seqs. Raises _CannotMerge."""

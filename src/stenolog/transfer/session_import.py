@@ -21,7 +21,6 @@ from stenolog.transfer import merge as merging
 from stenolog.transfer.answer_seqs import (
     AnswerSeqs,
     find_equal_messages,
-    find_unseen,
     message_of,
     names_seqs,
 )
@@ -117,10 +116,7 @@ class SessionImport(Struct):
         """Return which of the old messages are stored so far."""
         seqs = {old_seq: seq for old_seq, seq in enumerate(self.seqs, 1) if seq}
         view = find_view(self.store, self.key) if self.existing.seqs else None
-        if view is None:
-            return AnswerSeqs(seqs=seqs)
-        unseen = find_unseen(view.messages, set(seqs.values()))
-        return AnswerSeqs(seqs=seqs, upto=view.upto, unseen=unseen)
+        return AnswerSeqs(seqs=seqs) if view is None else AnswerSeqs.in_view(view, seqs)
 
     def _append_batch(
         self, batch: Sequence[JSONMessage], payloads: Sequence[bytes], once: str

@@ -41,6 +41,7 @@ from stenolog.transfer.transcripts.transcript import (
     open_transcript,
     parse_json,
     read_json_lines,
+    read_json_object,
     read_lines,
     read_side_file,
     session_key,
@@ -161,11 +162,7 @@ def _read_records(path: Path) -> Iterator[tuple[bytes, Any]]:
         yield from read_json_lines(path)
         return
     # Claude Code on the web gives one object with all records in `loglines`.
-    with open_transcript(path) as file:
-        content = file.read(MAX_RECORD_BYTES + 1)
-    if len(content) > MAX_RECORD_BYTES:
-        raise OSError(f"the file has more than {MAX_RECORD_BYTES:,} bytes")
-    records = as_dict(parse_json(content)).get("loglines")
+    records = read_json_object(path).get("loglines")
     if not isinstance(records, list):
         raise NotASession("it is not a session of Claude Code")
     for record in records:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from stenolog.transfer.transcripts.transcript import (
-    MAX_RECORD_BYTES,
     Draft,
     Transcript,
     TranscriptFile,
@@ -25,9 +24,8 @@ from stenolog.transfer.transcripts.transcript import (
     make_tool_call,
     make_tool_result,
     omit,
-    open_transcript,
-    parse_json,
     read_json_lines,
+    read_json_object,
     read_side_file,
     sum_counts,
     usage_counts,
@@ -85,11 +83,7 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
             yield as_dict(record)
         return
     # Older versions wrote one JSON object with all messages.
-    with open_transcript(path) as file:
-        text = file.read(MAX_RECORD_BYTES + 1)
-    if len(text) > MAX_RECORD_BYTES:
-        raise OSError(f"the file has more than {MAX_RECORD_BYTES:,} bytes")
-    session = as_dict(parse_json(text))
+    session = read_json_object(path)
     yield omit(session, "messages")
     yield from map(as_dict, list_or_empty(session.get("messages")))
 

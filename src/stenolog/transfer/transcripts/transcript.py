@@ -519,6 +519,15 @@ def digest_of_json(value: Any) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty dict for other JSON. Raises OSError."""
+    with open_transcript(path) as file:
+        text = file.read(MAX_RECORD_BYTES + 1)
+    if len(text) > MAX_RECORD_BYTES:
+        raise OSError(f"the file has more than {MAX_RECORD_BYTES:,} bytes")
+    return as_dict(parse_json(text))
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Yield each complete line of a file with its JSON value; None for a line that is not JSON."""
     with open_transcript(path) as file:
