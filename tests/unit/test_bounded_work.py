@@ -23,7 +23,7 @@ from stenolog.memory.evidence import is_related, shares_enough_words, unsupporte
 from stenolog.memory.facts import Fact, is_supported
 from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.settings.secrets import mask_secrets
+from stenolog.settings.values import mask_secrets
 from stenolog.tokens import estimate
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import one_line

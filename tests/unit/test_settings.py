@@ -32,8 +32,7 @@ from stenolog.settings.fields import (
 )
 from stenolog.settings.file import config_path, join_path
 from stenolog.settings.loading import load_effective_settings, variable_of
-from stenolog.settings.secrets import mask_secrets
-from stenolog.settings.values import ModelSettings, Settings
+from stenolog.settings.values import ModelSettings, Settings, mask_secrets
 
 
 @pytest.fixture
@@ -153,14 +152,14 @@ def test_named_agent_inherits_the_settings_of_agent(file: Path) -> None:
 def test_reference_name_of_session_persistence_is_accepted(file: Path) -> None:
     other = "[channels_config]\nsession_persistence = false\n"
     assert _load(file, other).channels.session_persistence is False
-    same = other + "[channels]\nsession_persistence = false\n"
-    assert _load(file, same).channels.session_persistence is False
+    variable = {"STENO_CHANNELS_CONFIG__SESSION_PERSISTENCE": "no"}
+    assert _load(file, environment=variable).channels.session_persistence is False
     assert _refused(file, other + "[channels]\nsession_persistence = true\n") == [
-        "FILE: channels_config.session_persistence: contradicts "
-        "channels.session_persistence; remove one of them"
+        "FILE: channels_config: is the same table as channels; remove one of them"
     ]
     assert _refused(file, "[channels_config]\nsession_backend = 1\n") == [
-        "FILE: channels_config.session_backend: unknown setting; known ones are session_persistence"
+        "FILE: channels.session_backend: unknown setting; known ones are session_persistence, "
+        "telegram"
     ]
 
 

@@ -235,7 +235,7 @@ def display_name(workspace: str) -> str:
     if "://" not in workspace and "password" not in workspace:
         return workspace
     # This import is only needed for databases.
-    from stenolog.settings.secrets import mask_secrets
+    from stenolog.settings.values import mask_secrets
 
     return mask_secrets(workspace)
 

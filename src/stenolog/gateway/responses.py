@@ -19,8 +19,7 @@ from stenolog.agent.scheduler import SessionBusy
 from stenolog.codec import encode_object
 from stenolog.errors import StenologError, StoreUnavailable
 from stenolog.records import Message, decode_object
-from stenolog.settings.secrets import HIDDEN, mask_secrets
-from stenolog.settings.values import Settings
+from stenolog.settings.values import HIDDEN, Settings, mask_secrets
 
 _ERROR_TYPES: Final = {
     401: "authentication_error",

@@ -19,8 +19,7 @@ from stenolog.settings.model_selection import (
     open_model,
     probe_ollama,
 )
-from stenolog.settings.secrets import has_user
-from stenolog.settings.values import ModelSettings, Settings
+from stenolog.settings.values import ModelSettings, Settings, has_user
 
 CLI: Final = "cli"
 """Name of the channel for terminals."""

@@ -18,18 +18,15 @@ from msgspec import Struct, inspect
 from stenolog.errors import UsageError
 from stenolog.settings import values
 from stenolog.settings.file import KeyPath, quote_text
-from stenolog.settings.secrets import has_secret, has_user
-from stenolog.settings.values import Settings
+from stenolog.settings.values import Settings, has_secret, has_user
 from stenolog.stores.open_store import parse_address
 
 ANY_NAME: Final = "NAME"
 """Placeholder for a user-chosen name in the path of a setting: `models.NAME.key`."""
 NAMED_TABLES: Final = ("models", "agents", "webhooks", "retention")
 """Tables that contain tables with user-chosen names."""
-FIELD_ALIASES: Final[Mapping[KeyPath, KeyPath]] = MappingProxyType(
-    {("channels_config", "session_persistence"): ("channels", "session_persistence")}
-)
-"""Path of a setting, by the path that other programs use for the same setting."""
+TABLE_ALIASES: Final = {"channels_config": "channels"}
+"""Name of a table, by the name that zeroclaw uses for the same table."""
 
 IGNORED_PATHS: Final = (("keys",), ("agent", "routes"))
 """Paths of fields in the value classes that are not settings."""
@@ -56,8 +53,7 @@ def all_fields() -> Mapping[KeyPath, Field]:
 
 
 def find_field(path: KeyPath) -> Field | None:
-    """Return the field at this path or alias, or None."""
-    path = FIELD_ALIASES.get(path, path)
+    """Return the field at this path, or None."""
     if len(path) > 1 and path[0] in NAMED_TABLES:
         path = (path[0], ANY_NAME, *path[2:])
     return all_fields().get(path)

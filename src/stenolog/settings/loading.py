@@ -17,9 +17,9 @@ from msgspec import Struct, inspect
 
 from stenolog.errors import Problem, WrongSettings
 from stenolog.settings.fields import (
-    FIELD_ALIASES,
     IGNORED_PATHS,
     NAMED_TABLES,
+    TABLE_ALIASES,
     Field,
     InvalidValue,
     check_value,
@@ -209,19 +209,11 @@ class _SettingsReader:
 
     def add_file(self, table: Table, folder: File) -> None:
         """Add the config file. A relative `system_file` starts at its folder."""
-        for (alias_name, field_name), path in FIELD_ALIASES.items():
-            if not _is_table(table.get(alias_name)):
-                continue
-            for name, value in table.pop(alias_name).items():
-                alias = (alias_name, name)
-                if name != field_name:
-                    reason = f"unknown setting; known ones are {field_name}"
-                    self._add_problem(alias, reason, self._file)
-                elif _find_value(table, path) not in (None, value):
-                    reason = f"contradicts {join_path(path)}; remove one of them"
-                    self._add_problem(alias, reason, self._file)
-                else:
-                    _set_value(table, path, value)
+        for alias, name in TABLE_ALIASES.items():
+            if alias in table and name in table:
+                reason = f"is the same table as {name}; remove one of them"
+                self._add_problem((alias,), reason, self._file)
+            table = {name if key == alias else key: value for key, value in table.items()}
         self._file_table = table
         agents = table.get("agents")
         for agent in [table.get("agent"), *(agents.values() if _is_table(agents) else ())]:
@@ -236,7 +228,7 @@ class _SettingsReader:
             if not text or DOT_REPLACEMENT not in name:
                 continue
             path = self._with_file_spelling(tuple(name.lower().split(DOT_REPLACEMENT)))
-            path = FIELD_ALIASES.get(path, path)
+            path = (TABLE_ALIASES.get(path[0], path[0]), *path[1:])
             if _has_surrogates(text):
                 self._add_problem(path, _NOT_TEXT, variable)
                 continue

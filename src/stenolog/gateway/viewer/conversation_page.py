@@ -38,7 +38,7 @@ from stenolog.gateway.viewer.templating import damage_html
 from stenolog.messages import ThinkingPart, read_message, results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.sessions.fork_source import find_fork_source
-from stenolog.settings.secrets import mask_secrets
+from stenolog.settings.values import mask_secrets
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import iterate_messages
