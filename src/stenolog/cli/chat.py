@@ -1,31 +1,45 @@
-"""`steno chat` in a terminal, and `steno ask`, one question for scripts."""
+"""`steno chat`: an interactive chat, and the session in which it starts."""
 
 import asyncio
 import os
-import signal
-import stat
 import sys
-from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Final
 
 import click
+from msgspec import Struct
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.output.color_depth import ColorDepth
+from prompt_toolkit.output.vt100 import Vt100_Output
 
+from stenolog.agent.commands import new_key
+from stenolog.catalog import Catalog, Entry
+from stenolog.cli.agents import (
+    CHANNEL,
+    SENDER,
+    OpenAgent,
+    Signals,
+    close_agent,
+    open_agent,
+    session_model,
+)
+from stenolog.cli.chat_terminal import TerminalChat
 from stenolog.cli.config import AgentOptions, agent_options
 from stenolog.cli.output import (
-    attributes_of,
-    inline_output,
+    format_age,
     is_interactive,
-    print_json,
+    one_line,
+    plural,
     print_notice,
-    sentence,
-    wants_json,
+    printable,
+    shorten,
 )
-from stenolog.cli.workspace import json_option
+from stenolog.cli.picker import choose_session
+from stenolog.cli.workspace import matching_keys
 
-if TYPE_CHECKING:
-    from stenolog.agent.turn_events import Answer
-    from stenolog.cli.answer_printer import TurnPrinter
-    from stenolog.cli.chat_screen import StatusLine
+_MAX_TITLE_LENGTH: Final = 60
+_MAX_EXAMINED_SESSIONS: Final = 100
+"""Maximum number of sessions that are examined to find the last one with messages."""
 
 
 @click.command("chat")
@@ -69,21 +83,13 @@ def chat_command(
             "steno chat needs an interactive terminal. "
             "Elsewhere: steno ask --session KEY 'QUESTION'"
         )
-    # This import is slow and not needed for --help.
-    from prompt_toolkit.application import create_app_session
-
-    with create_app_session(output=inline_output()):
+    with create_app_session(output=_inline_output()):
         return asyncio.run(_chat(options, key=key, continue_last=continue_last, search=search))
 
 
 async def _chat(
     options: AgentOptions, *, key: str | None, continue_last: bool, search: str | None
 ) -> int:
-    # These imports are slow and not needed for --help.
-    from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
-    from stenolog.cli.chat_start import find_start
-    from stenolog.cli.chat_terminal import TerminalChat
-
     selects_session = key is not None or continue_last or search is not None
     opened_agent = open_agent(options, allow_missing_model=selects_session)
     signals = Signals()
@@ -104,127 +110,88 @@ async def _chat(
     return exit_code or (0 if chat is None else chat.exit_code)
 
 
-# --- ask ------------------------------------------------------------------------------------------
-
-
-@click.command("ask")
-@click.argument("question", required=False)
-@click.option(
-    "--session", "key", metavar="KEY", help="Ask in this session.  [default: a new session]"
-)
-@json_option()
-@agent_options
-def ask_command(question: str | None, key: str | None, options: AgentOptions) -> int:
-    """Ask an agent one question and print the answer.
-
-    Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
-    appended to the question. The answer goes to stdout while it is written, everything else to
-    stderr. Question and answer are stored: `steno chat -c` continues the conversation.
-
-    Example: steno ask 'What is wrong here?' < error.log
-
-    --json prints the unchanged answer with key, seq, outcome, saved, model, usage and tools.
-    Without --json, control characters are removed. In a shell loop that reads lines from stdin, add
-    `< /dev/null`, so that steno does not read them.
-
-    Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
-    with Ctrl-C.
-    """
-    return asyncio.run(_ask(options, _read_question(question), key=key))
-
-
-def _read_question(argument: str | None) -> str:
-    if argument is not None and argument != "-":
-        piped_text = _read_piped_text()
-        text = f"{argument}\n\n{piped_text}" if piped_text.strip() else argument
-    elif sys.stdin is None or (argument is None and sys.stdin.isatty()):
-        raise click.UsageError("The question is missing. Example: steno ask 'How tall is K2?'")
-    else:
-        text = _read_stdin()
-    if not text.strip():
-        raise click.UsageError("The question is empty.")
-    return text.strip()
-
-
-def _read_piped_text() -> str:
-    """Return the text on stdin; empty if stdin is neither a pipe nor a file."""
-    if sys.stdin is None:
-        return ""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except OSError:
-        return _read_stdin()  # stdin was replaced by an object without a file descriptor
-    return _read_stdin() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
-
-
-def _read_stdin() -> str:
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
-    return sys.stdin.read()
-
-
-async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
-    # These imports are slow and not needed for --help.
-    from stenolog.agent.commands import new_key, parse_command
-    from stenolog.cli.agents import (
-        CHANNEL,
-        SENDER,
-        Signals,
-        close_agent,
-        open_agent,
-        session_model,
+def _inline_output() -> Vt100_Output:
+    """Return the terminal output for widgets that are drawn below other output and then removed."""
+    output = Vt100_Output.from_pty(
+        sys.stdout,
+        term=os.environ.get("TERM"),
+        default_color_depth=ColorDepth.from_env(),
+        enable_bell=False,
     )
-    from stenolog.cli.answer_printer import TurnPrinter, exit_code_of
-    from stenolog.cli.chat_screen import StatusLine
-
-    opened_agent = open_agent(options, allow_missing_model=key is not None)
-    signals = Signals()
-    key = key or new_key(CHANNEL, SENDER)
-    # A second slash makes a question that looks like a command an ordinary message.
-    content = question if parse_command(question) is None else f"/{question}"
-    loop = asyncio.get_running_loop()
-    stop_tasks: list[asyncio.Task[bool]] = []
-
-    def stop() -> None:
-        stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
-
-    status = StatusLine()
-    printer = TurnPrinter(status, verbose=sys.stderr.isatty(), quiet=wants_json(), on_closed=stop)
-
-    async def stream_answer() -> "Answer":
-        """Stream and return the answer. Raises UsageError, and OSError if stdout fails."""
-        loop.add_signal_handler(signal.SIGINT, stop)
-        try:
-            answer = await opened_agent.handle(
-                key, content, printer.print_event, all_sessions=False
-            )
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-        printer.finish(answer)
-        return answer
-
-    try:
-        status.model = session_model(opened_agent, key).name
-        print_notice(*map(sentence, opened_agent.agent.problems))
-        answer_task = asyncio.create_task(stream_answer())
-        await signals.wait_for_task_or_signal(answer_task)
-    finally:
-        exit_code = await close_agent(opened_agent, signals, print_notice)
-    answer = await answer_task
-    print_json(_answer_fields(answer, printer, status))
-    return exit_code or exit_code_of(answer)
+    # Do not ask for the cursor position: the terminal's answer would mix with typed text.
+    output.enable_cpr = False
+    return output
 
 
-def _answer_fields(
-    answer: "Answer", printer: "TurnPrinter", status: "StatusLine"
-) -> dict[str, Any]:
-    has_failed = answer.outcome == "failed"
-    fields = {
-        "key": answer.key,
-        "answer": "" if has_failed else answer.text,
-        **attributes_of(answer, "seq", "outcome", "saved"),
-        "model": status.model,
-        "usage": attributes_of(status, "input_tokens", "output_tokens", "cached_tokens"),
-        "tools": printer.tools,
-    }
-    return {**fields, "error": answer.text} if has_failed else fields
+# --- the first session ----------------------------------------------------------------------------
+
+
+class ChatStart(Struct, frozen=True, kw_only=True):
+    """The session in which a chat starts."""
+
+    key: str
+    description: str
+    """Description of the session in one line; may be empty."""
+    resumes: bool
+    """Whether the session already has messages."""
+
+
+async def find_start(
+    opened_agent: OpenAgent,
+    *,
+    key: str | None = None,
+    continue_last: bool = False,
+    search_text: str | None = None,
+) -> ChatStart | None:
+    """Find the session to start in; return None if the user chose no session.
+
+    `key` names the session, `continue_last` selects the last session of channel cli, and
+    `search_text` selects a session that matches it; otherwise the session is new. Raises
+    StenologError.
+    """
+    catalog = opened_agent.agent.catalog
+    if key is not None:
+        key = opened_agent.agent.resolve_key(key)
+        resumes = bool(opened_agent.agent.sessions.get_history(key, last=1))
+        description = ""
+        if not resumes:
+            description = "New session with this key."
+            # `steno list` shows a part of a long key, which is a new key here.
+            matches = matching_keys(opened_agent.agent.store.list_sessions(), key)
+            if len(matches) == 1:
+                description += f" To continue {one_line(matches[0])}, use the whole key."
+        return ChatStart(key=key, description=description, resumes=resumes)
+    if search_text is not None:
+        entry = await choose_session(catalog, search_text)
+        return None if entry is None else _start_from_entry(entry)
+    last_entry = await asyncio.to_thread(find_last_session, catalog, channel=CHANNEL)
+    if not continue_last:
+        description = "New session."
+        if last_entry is not None:
+            hint = "`steno chat -c` continues the last one"
+            if last_entry.state == "interrupted":
+                hint = "The last one was interrupted; `steno chat -c` finishes the answer"
+            description = f"New session. {hint}: {_short_title(last_entry)}"
+    elif last_entry is not None:
+        return _start_from_entry(last_entry)
+    else:
+        description = "There is no earlier session to continue. This is a new one."
+    return ChatStart(key=new_key(CHANNEL, SENDER), description=description, resumes=False)
+
+
+def find_last_session(catalog: Catalog, *, channel: str) -> Entry | None:
+    """Return the channel's last changed session that is readable and has messages, or None."""
+    entries = catalog.list(channel=channel, limit=_MAX_EXAMINED_SESSIONS).entries
+    return next((entry for entry in entries if entry.problem is None and entry.count), None)
+
+
+def _start_from_entry(entry: Entry) -> ChatStart:
+    details = plural(entry.visible, "message")
+    if entry.updated is not None:
+        age = format_age(entry.updated, datetime.now(UTC))
+        details += ", just now" if age == "now" else f", {age}" if "-" in age else f", {age} ago"
+    return ChatStart(key=entry.key, description=f"{_short_title(entry)} ({details})", resumes=True)
+
+
+def _short_title(entry: Entry) -> str:
+    return shorten(one_line(printable(entry.title)) or one_line(entry.key), _MAX_TITLE_LENGTH)

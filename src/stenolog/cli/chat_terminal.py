@@ -18,7 +18,6 @@ from stenolog.catalog.message_metadata import model_label
 from stenolog.cli.agents import EXIT_NOT_SAVED, OpenAgent, Signals
 from stenolog.cli.chat_input import InputHistory, InputLine, history_file
 from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
-from stenolog.cli.chat_start import ChatStart
 from stenolog.cli.output import (
     error_sentence,
     one_line,
@@ -38,6 +37,8 @@ from stenolog.stores.open_store import parse_address
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from stenolog.cli.chat import ChatStart
 
 
 # --- history --------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class TerminalChat:
         """Show a notice above the input line."""
         self.line.show(styled_lines(self._console, text, style))
 
-    def greet(self, start: ChatStart) -> None:
+    def greet(self, start: "ChatStart") -> None:
         """Show agent, model, session and problems, and the last messages of an existing session."""
         agent = self._opened_agent.agent
         agent_prefix = f"{one_line(agent.id)} · " if agent.id else ""

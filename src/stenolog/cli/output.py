@@ -16,7 +16,6 @@ from stenolog.redaction.control_sequences import UNPRINTABLE_RANGES
 from stenolog.redaction.control_sequences import printable as printable
 
 if TYPE_CHECKING:
-    from prompt_toolkit.output.vt100 import Vt100_Output
     from rich.console import Console
     from rich.markdown import Markdown
     from rich.progress import Progress
@@ -325,19 +324,3 @@ def progress_bar(*extra_columns: str, percent: bool = False) -> "Progress":
     text_columns = map(progress.TextColumn, extra_columns)
     console = Console(stderr=True, highlight=False)
     return progress.Progress(*columns, *text_columns, console=console, transient=True)
-
-
-def inline_output() -> "Vt100_Output":
-    """Return the terminal output for widgets that are drawn below other output and then removed."""
-    from prompt_toolkit.output.color_depth import ColorDepth
-    from prompt_toolkit.output.vt100 import Vt100_Output
-
-    output = Vt100_Output.from_pty(
-        sys.stdout,
-        term=os.environ.get("TERM"),
-        default_color_depth=ColorDepth.from_env(),
-        enable_bell=False,
-    )
-    # Do not ask for the cursor position: the terminal's answer would mix with typed text.
-    output.enable_cpr = False
-    return output

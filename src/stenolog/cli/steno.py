@@ -46,7 +46,8 @@ steno COMMAND --help describes a command; steno --version prints the version.
 """
 """Help of `steno`. It fits a terminal of 24 lines and 80 columns."""
 _COMMANDS_BY_MODULE: Final = {
-    "chat": ("ask", "chat"),
+    "ask": ("ask",),
+    "chat": ("chat",),
     "config": ("config",),
     "copy_backup": ("backup", "copy"),
     "delete_restore": ("delete", "restore"),

@@ -24,7 +24,7 @@ from stenolog.agent.turn_events import (
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.answer_printer import ControlSequenceFilter, TurnPrinter, exit_code_of
+from stenolog.cli.ask import ControlSequenceFilter, TurnPrinter, exit_code_of
 from stenolog.cli.chat_screen import StatusLine, outcome_text
 from stenolog.cli.config import AgentOptions
 from stenolog.errors import UnsupportedFormat

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stenolog.cli.agents import open_agent
+from stenolog.cli.chat import ChatStart, find_start
 from stenolog.cli.chat_input import InputHistory
-from stenolog.cli.chat_start import ChatStart, find_start
 from stenolog.cli.config import AgentOptions
 from stenolog.stores.open_store import open_store
 from support.cli import Steno

@@ -15,7 +15,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.cli import picker
-from stenolog.cli.chat_start import find_last_session
+from stenolog.cli.chat import find_last_session
 from stenolog.cli.picker import (
     Choices,
     Picker,

@@ -1,12 +1,18 @@
-"""Print an answer while it is written: the answer to stdout, everything else to stderr."""
+"""`steno ask`: one question for scripts. The answer is printed while it is written."""
 
+import asyncio
+import os
 import re
+import signal
+import stat
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Any, Final
 
 import click
 
+from stenolog.agent.commands import new_key, parse_command
 from stenolog.agent.turn_events import (
     RETRY_HINT,
     Answer,
@@ -17,7 +23,15 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.cli.agents import EXIT_NOT_SAVED
+from stenolog.cli.agents import (
+    CHANNEL,
+    EXIT_NOT_SAVED,
+    SENDER,
+    Signals,
+    close_agent,
+    open_agent,
+    session_model,
+)
 from stenolog.cli.chat_screen import (
     StatusLine,
     duration_text,
@@ -27,7 +41,116 @@ from stenolog.cli.chat_screen import (
     outcome_text,
     tool_call_text,
 )
-from stenolog.cli.output import EXIT_CTRL_C, print_notice, printable, sentence
+from stenolog.cli.config import AgentOptions, agent_options
+from stenolog.cli.output import (
+    EXIT_CTRL_C,
+    attributes_of,
+    print_json,
+    print_notice,
+    printable,
+    sentence,
+    wants_json,
+)
+from stenolog.cli.workspace import json_option
+
+
+@click.command("ask")
+@click.argument("question", required=False)
+@click.option(
+    "--session", "key", metavar="KEY", help="Ask in this session.  [default: a new session]"
+)
+@json_option()
+@agent_options
+def ask_command(question: str | None, key: str | None, options: AgentOptions) -> int:
+    """Ask an agent one question and print the answer.
+
+    Without QUESTION, or with -, the question is read from stdin. With QUESTION, text from a pipe is
+    appended to the question. The answer goes to stdout while it is written, everything else to
+    stderr. Question and answer are stored: `steno chat -c` continues the conversation.
+
+    Example: steno ask 'What is wrong here?' < error.log
+
+    --json prints the unchanged answer with key, seq, outcome, saved, model, usage and tools.
+    Without --json, control characters are removed. In a shell loop that reads lines from stdin, add
+    `< /dev/null`, so that steno does not read them.
+
+    Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
+    with Ctrl-C.
+    """
+    return asyncio.run(_ask(options, _read_question(question), key=key))
+
+
+def _read_question(argument: str | None) -> str:
+    if argument is not None and argument != "-":
+        piped_text = _read_piped_text()
+        text = f"{argument}\n\n{piped_text}" if piped_text.strip() else argument
+    elif sys.stdin is None or (argument is None and sys.stdin.isatty()):
+        raise click.UsageError("The question is missing. Example: steno ask 'How tall is K2?'")
+    else:
+        text = _read_stdin()
+    if not text.strip():
+        raise click.UsageError("The question is empty.")
+    return text.strip()
+
+
+def _read_piped_text() -> str:
+    """Return the text on stdin; empty if stdin is neither a pipe nor a file."""
+    if sys.stdin is None:
+        return ""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:
+        return _read_stdin()  # stdin was replaced by an object without a file descriptor
+    return _read_stdin() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+
+
+def _read_stdin() -> str:
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read()
+
+
+async def _ask(options: AgentOptions, question: str, *, key: str | None) -> int:
+    opened_agent = open_agent(options, allow_missing_model=key is not None)
+    signals = Signals()
+    key = key or new_key(CHANNEL, SENDER)
+    # A second slash makes a question that looks like a command an ordinary message.
+    content = question if parse_command(question) is None else f"/{question}"
+    loop = asyncio.get_running_loop()
+    stop_tasks: list[asyncio.Task[bool]] = []
+
+    def stop() -> None:
+        stop_tasks.append(asyncio.create_task(opened_agent.stop(key)))
+
+    status = StatusLine()
+    printer = TurnPrinter(status, verbose=sys.stderr.isatty(), quiet=wants_json(), on_closed=stop)
+
+    async def stream_answer() -> Answer:
+        """Stream and return the answer. Raises UsageError, and OSError if stdout fails."""
+        loop.add_signal_handler(signal.SIGINT, stop)
+        try:
+            answer = await opened_agent.handle(
+                key, content, printer.print_event, all_sessions=False
+            )
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        printer.finish(answer)
+        return answer
+
+    try:
+        status.model = session_model(opened_agent, key).name
+        print_notice(*map(sentence, opened_agent.agent.problems))
+        answer_task = asyncio.create_task(stream_answer())
+        await signals.wait_for_task_or_signal(answer_task)
+    finally:
+        exit_code = await close_agent(opened_agent, signals, print_notice)
+    answer = await answer_task
+    print_json(_answer_fields(answer, printer, status))
+    return exit_code or exit_code_of(answer)
+
+
+# --- output ---------------------------------------------------------------------------------------
+
 
 _CONTROL_SEQUENCE_START: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 _MAX_HELD_CHARACTERS: Final = 256
@@ -169,3 +292,16 @@ def exit_code_of(answer: Answer) -> int:
     if answer.outcome == "failed" or (answer.outcome == "elsewhere" and answer.seq is None):
         return 1
     return 0 if answer.saved else EXIT_NOT_SAVED
+
+
+def _answer_fields(answer: Answer, printer: TurnPrinter, status: StatusLine) -> dict[str, Any]:
+    has_failed = answer.outcome == "failed"
+    fields = {
+        "key": answer.key,
+        "answer": "" if has_failed else answer.text,
+        **attributes_of(answer, "seq", "outcome", "saved"),
+        "model": status.model,
+        "usage": attributes_of(status, "input_tokens", "output_tokens", "cached_tokens"),
+        "tools": printer.tools,
+    }
+    return {**fields, "error": answer.text} if has_failed else fields
