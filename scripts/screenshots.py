@@ -380,7 +380,7 @@ def main() -> None:
             with running(home, r"http://[\d.:]+", *serve) as address:
                 page = chromium.new_page(viewport=size)
                 page.goto(
-                    run(home, "open", "--print", "--port", address.rpartition(":")[2]).strip()
+                    run(home, "open", "--no-open", "--port", address.rpartition(":")[2]).strip()
                 )
                 take_inspector(page, session, folder)
             chromium.close()

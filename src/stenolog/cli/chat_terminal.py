@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -303,10 +302,6 @@ class TerminalChat:
         user_input.screen.finish(answer)
         if user_input.text == "/help":
             self.show_notice(f"{_KEYS_HELP_TEXT}\n")
-        if user_input.command_name and user_input.command_name not in COMMANDS:
-            known_names = (*COMMANDS, "quit", "exit")
-            for similar_name in get_close_matches(user_input.command_name, known_names, 1):
-                self.show_notice(f"Did you mean /{similar_name}?\n")
         if user_input.command_name in _RESETTING_COMMANDS:
             self.status.reset()
         if answer.key != self.key or user_input.command_name == "model":

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,9 +23,6 @@ from stenolog.settings.file import config_path
 from stenolog.settings.loading import FLAGS_SOURCE, EffectiveSettings, load_effective_settings
 from stenolog.settings.values import Settings
 from stenolog.stores.disk import create_private_folder
-
-_MAX_VALUE_LENGTH: Final = 200
-"""Maximum number of characters printed of a value. --json prints complete values."""
 
 config_option: Final = click.option(
     "--config",
@@ -166,10 +162,7 @@ def show_command(config: Path | None) -> None:
     if print_json({**fields, "settings": settings, "keys": variables}, indent=2):
         return
     for name, setting in effective_settings.values.items():
-        value = setting.value
-        if isinstance(value, str) and len(value) > _MAX_VALUE_LENGTH:
-            value = f"{value[:_MAX_VALUE_LENGTH]}…"
-        click.echo(f"{name} = {to_toml(value)}  # {one_line(setting.source)}")
+        click.echo(f"{name} = {to_toml(setting.value)}  # {one_line(setting.source)}")
     file = one_line(str(effective_settings.file))
     missing_file_text = f"No config file at {file}; defaults are used."
     print_notice(f"Config file: {file}" if effective_settings.file_exists else missing_file_text)
@@ -186,8 +179,5 @@ def path_command(config: Path | None) -> None:
     Exit codes: 0 done, even if the file does not exist, 2 wrong usage.
     """
     file = config_path(config, os.environ)
-    exists = file.exists()
-    if not print_json({"file": str(file), "found": exists}):
+    if not print_json({"file": str(file), "found": file.exists()}):
         click.echo(one_line(str(file)))
-    if not exists and sys.stdout.isatty():
-        print_notice("The file does not exist. `steno config init` creates it.")

@@ -73,19 +73,10 @@ def _copy(source: str, target: str) -> int:
 
 
 @contextmanager
-def _show_copy_progress() -> Iterator[OnProgress]:
-    """Yield a function that shows progress: a bar in a terminal, otherwise one line per phase."""
+def _show_copy_progress() -> Iterator[OnProgress | None]:
+    """Yield a function that shows progress; None outside a terminal."""
     if not sys.stderr.isatty():
-        previous_phase: tuple[str, str] | None = None
-
-        def print_new_phase(namespace: str, step: CopyStep) -> None:
-            nonlocal previous_phase
-            if step.total and (namespace, step.phase) != previous_phase:
-                previous_phase = (namespace, step.phase)
-                sessions = plural(step.total, "session")
-                print_notice(f"{_PHASE_LABELS[step.phase]}: {one_line(namespace)}, {sessions}")
-
-        yield print_new_phase
+        yield None
         return
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)

@@ -37,7 +37,6 @@ from stenolog.errors import StenologError
 from stenolog.records import UndoResult
 from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl.scan import batch_position
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import OpenAgent
@@ -346,10 +345,9 @@ _ARCHIVE_COLUMNS: Final = ("key", "archived", "bytes_before", "bytes_after")
 @click.command("archive")
 @click.argument("key", required=False)
 @click.option("--all", "all_sessions", is_flag=True, help="Archive all sessions.")
-@dry_run_option
 @json_option("one JSON object per session")
 @location_options
-def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location: Location) -> int:
+def archive_command(key: str | None, all_sessions: bool, location: Location) -> int:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
     Archiving makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives,
@@ -367,56 +365,33 @@ def archive_command(key: str | None, all_sessions: bool, dry_run: bool, location
         results = []
         with show_progress("Archiving", len(keys), enabled=all_sessions) as advance:
             for session_key in keys:
-                results.append(_archive_session(store, session_key, dry_run, not all_sessions))
+                results.append(_archive_session(store, session_key, raise_errors=not all_sessions))
                 advance()
     print_rows(
         [result for result in results if wants_json() or result["archived"]],
         fields=lambda result: result,
-        cells=lambda result: (
-            "-" if result[name] is None else result[name] for name in _ARCHIVE_COLUMNS
-        ),
+        cells=lambda result: (result[name] for name in _ARCHIVE_COLUMNS),
     )
-    print_notice(*_archive_report_lines(results, dry_run=dry_run))
+    print_notice(*_archive_report_lines(results))
     return EXIT_PARTIAL if any(result["problem"] for result in results) else 0
 
 
-def _archive_session(store: Store, key: str, dry_run: bool, raise_errors: bool) -> dict[str, Any]:
-    result: dict[str, Any] = dict.fromkeys(_ARCHIVE_COLUMNS) | {"key": key, "archived": 0}
-    problem = None
+def _archive_session(store: Store, key: str, *, raise_errors: bool) -> dict[str, Any]:
     try:
-        if dry_run:
-            result["archived"] = _count_archivable_messages(store, key)
-        else:
-            report = store.compact(key)
-            result |= attributes_of(report, *_ARCHIVE_COLUMNS[1:])
+        report = store.compact(key)
     except StenologError as error:
         if raise_errors:
             raise
         # A damaged session must not prevent archiving the other sessions.
-        problem = str(error)
-    return {**result, "dry_run": dry_run, "problem": problem}
+        fields = dict.fromkeys(_ARCHIVE_COLUMNS)
+        return {**fields, "key": key, "archived": 0, "problem": str(error)}
+    return {"key": key, **attributes_of(report, *_ARCHIVE_COLUMNS[1:]), "problem": None}
 
 
-def _count_archivable_messages(store: Store, key: str) -> int:
-    info = store.info(key)
-    if info.floor <= info.archived:
-        return 0
-    messages = store.get_history(key, after=info.archived, full=True)
-    hidden_messages = [message for message in messages if message.seq <= info.floor]
-    # A batch is archived completely or not at all, so leave out a batch that is partly hidden.
-    while hidden_messages:
-        number, size = batch_position(hidden_messages[-1]) or (1, 1)
-        if number == size:
-            break
-        hidden_messages.pop()
-    return len(hidden_messages)
-
-
-def _archive_report_lines(results: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
+def _archive_report_lines(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     for result in results:
         if result["problem"]:
             yield f"{one_line(result['key'])}: {sentence(result['problem'])}"
     counts = [result["archived"] for result in results if result["archived"]]
-    verb = "Would archive" if dry_run else "Archived"
     totals_text = f"{plural(sum(counts), 'message')} of {plural(len(counts), 'session')}"
-    yield f"{verb} {totals_text}." if counts else "There is nothing to archive."
+    yield f"Archived {totals_text}." if counts else "There is nothing to archive."

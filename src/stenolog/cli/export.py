@@ -69,21 +69,7 @@ class _FormatType(click.Choice[str]):
         return super().convert(format_name, param, ctx)
 
 
-class _ExportCommand(click.Command):
-    """The command `export`. If the user types `--html`, the error suggests `--format html`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            option_name = error.option_name.removeprefix("--")
-            if f".{option_name}" not in _FORMAT_BY_SUFFIX and option_name not in _SUFFIX_BY_FORMAT:
-                raise
-            options = [f"--format {option_name}"]
-            raise click.NoSuchOption(error.option_name, possibilities=options, ctx=ctx) from error
-
-
-@click.command("export", cls=_ExportCommand)
+@click.command("export")
 @click.argument("key", required=False)
 @click.option(
     "--all/--visible-only",

@@ -2,16 +2,13 @@
 
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from msgspec.structs import replace
 
 from stenolog.cli.output import (
     EXIT_PARTIAL,
@@ -23,7 +20,6 @@ from stenolog.cli.output import (
     print_table,
     sentence,
     show_import_progress,
-    terminal_console,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -94,9 +90,6 @@ class _SourceType(click.Path):
             self.fail("this is an address; name a file or folder.", param, ctx)
         if is_missing:
             text = f"{one_line(value)[:_MAX_ECHOED_CHARACTERS]}: there is no such file or folder."
-            names = (*TRANSCRIPT_PROGRAMS, *PROGRAMS)
-            for similar_name in get_close_matches(value.casefold(), names, 1):
-                text += f" Did you mean {similar_name}?"
             self.fail(f"{text} Known programs: {', '.join(TRANSCRIPT_PROGRAMS)}.", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -123,11 +116,7 @@ def _is_stenolog_database(path: str) -> bool:
     metavar="OLD=NEW",
     help="Import session OLD as NEW; a * in both stands for the same text. Repeatable.",
 )
-@click.option(
-    "--aliases/--no-aliases",
-    default=None,
-    help="Use the aliases in SOURCE, or do not.  [default: ask in a terminal, otherwise do not]",
-)
+@click.option("--aliases", is_flag=True, help="Use the aliases in SOURCE.")
 @click.option(
     "-r", "--recursive", is_flag=True, help="Also search subfolders; keys start with the path."
 )
@@ -139,7 +128,7 @@ def import_command(
     source: Path | str,
     program: str | None,
     key_pairs: tuple[str, ...],
-    aliases: bool | None,
+    aliases: bool,
     recursive: bool,
     watch: bool,
     dry_run: bool,
@@ -167,7 +156,7 @@ def import_command(
 
     Imported messages are never answered or sent to a chat app. An alias is a second key of a
     session: new messages with this key are added to the session. The aliases in SOURCE are listed,
-    and used only if you confirm them or pass --aliases.
+    and used only with --aliases.
 
     In a terminal the command prints a table. In a pipe the command prints one line per session,
     with columns separated by tabs. For transcripts, only sessions with new or changed messages are
@@ -203,7 +192,7 @@ def import_command(
         raise click.UsageError(f"SOURCE is {source}, but --from is {program}.")
     transcripts = _find_transcripts(source, program)
     if transcripts is not None:
-        if key_pairs or aliases is not None:
+        if key_pairs or aliases:
             raise click.UsageError("--map and --aliases do not apply to transcripts.")
         return _import_transcripts(*transcripts, location, watch=watch, dry_run=dry_run)
     if watch:
@@ -216,7 +205,8 @@ def import_command(
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
     import_all = partial(_import_folders, folders, only=file_name, layouts=layouts)
     import_all = partial(import_all, map_key=_make_key_map(key_pairs, import_all))
-    report = _import_sessions(import_all, folders, file_name, location, aliases, dry_run=dry_run)
+    import_all = partial(import_all, accept_aliases=aliases, dry_run=dry_run)
+    report = _import_sessions(import_all, folders, file_name, location, dry_run=dry_run)
     return _print_report(report, source, program, recursive=recursive, dry_run=dry_run)
 
 
@@ -225,11 +215,10 @@ def _import_sessions(
     folders: Sequence[Path],
     file_name: str | None,
     location: Location,
-    aliases: bool | None,
     *,
     dry_run: bool,
 ) -> ImportReport:
-    """Import the sessions with `import_all`, and their aliases if the user agrees."""
+    """Import the sessions with `import_all`. Creates no store if there is nothing to import."""
     if not _store_exists(location):
         # Opening the store creates the workspace, so first check with a dry run whether there is
         # a session to import.
@@ -240,17 +229,12 @@ def _import_sessions(
         is_session_folder = isinstance(store, JSONLStore) and store.folder.samefile(folders[0])
         byte_count = 0 if dry_run else _count_import_bytes(folders, file_name)
         with show_import_progress(byte_count) as progress:
-            report = import_all(
+            return import_all(
                 store=store,
                 rename_files=is_session_folder,
                 is_own=is_session_folder,
-                accept_aliases=bool(aliases),
-                dry_run=dry_run,
                 progress=progress,
             )
-        if _confirm_aliases(report, aliases, dry_run=dry_run):
-            report = _with_aliases(report, import_all(store=store, accept_aliases=True))
-        return report
 
 
 def _print_report(
@@ -273,50 +257,18 @@ def _print_report(
     return EXIT_PARTIAL if problems else 0
 
 
-def _confirm_aliases(report: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
-    """Ask the user whether to accept the aliases that were found, and return the answer.
-
-    Return False without asking if the option `aliases` is given, in a dry run, and if there is no
-    terminal.
-    """
-    lines = list(_unaccepted_alias_lines(report))
-    if not lines or aliases is not None or dry_run or not sys.stdin.isatty():
-        return False
-    print_notice(*lines)
-    return click.confirm("Accept these aliases?", err=True)
-
-
-def _with_aliases(report: ImportReport, second_report: ImportReport) -> ImportReport:
-    """Return `report` with the aliases that the second import added."""
-    second_sessions = {(session.file, session.key): session for session in second_report.imported}
-    imported = []
-    for session in report.imported:
-        second_session = second_sessions.get((session.file, session.key))
-        if second_session is not None and session.unaccepted_aliases:
-            problems = tuple(dict.fromkeys((*session.problems, *second_session.problems)))
-            session = replace(
-                session, aliases=second_session.aliases, unaccepted_aliases=(), problems=problems
-            )
-        imported.append(session)
-    return replace(report, imported=tuple(imported))
-
-
 def _alias_lines(report: ImportReport, *, dry_run: bool) -> Iterator[str]:
     verb = "would have" if dry_run else "now has"
     for session in report.imported:
         if session.aliases:
             names_text = ", ".join(map(one_line, session.aliases))
             yield f"{one_line(session.key)} {verb} the aliases: {names_text}."
-    if any(session.unaccepted_aliases for session in report.imported):
-        yield from _unaccepted_alias_lines(report)
+    unaccepted_sessions = [session for session in report.imported if session.unaccepted_aliases]
+    for session in unaccepted_sessions:
+        names_text = ", ".join(map(one_line, session.unaccepted_aliases))
+        yield f"The file names aliases of {one_line(session.key)}: {names_text}."
+    if unaccepted_sessions:
         yield "These aliases were not accepted. To accept them, import again with --aliases."
-
-
-def _unaccepted_alias_lines(report: ImportReport) -> Iterator[str]:
-    for session in report.imported:
-        if session.unaccepted_aliases:
-            names_text = ", ".join(map(one_line, session.unaccepted_aliases))
-            yield f"The file names aliases of {one_line(session.key)}: {names_text}."
 
 
 def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
@@ -388,6 +340,9 @@ def _make_key_map(
             known_text = f"; known keys: {names_text}{more}" if source_keys else ""
             error = f"--map {one_line(text)}: SOURCE has no session with that key"
             raise click.UsageError(f"{error}{known_text}")
+    for key, count in Counter(map(map_key, set(source_keys))).items():
+        if count > 1:
+            raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
     return map_key
 
 
@@ -418,29 +373,21 @@ def _session_cells(imported: ImportedSession) -> Sequence[object]:
     return imported.key, imported.added, imported.messages, imported.layout, imported.file
 
 
-_MIN_TERMINAL_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
-"""Minimum width of the terminal, in characters, by column after the key."""
-
-
 def _print_table(sessions: Sequence[ImportedSession]) -> None:
-    console = terminal_console()
-    columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
-    for name, width in _MIN_TERMINAL_WIDTHS.items():
-        if console.width >= width:
-            justify = "right" if name in ("added", "messages") else "left"
-            columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
+    number_style = {"justify": "right", "no_wrap": True}
+    # Users copy the key: it is wrapped, never shortened.
+    columns: dict[str, dict[str, Any]] = {
+        "key": {"overflow": "fold"},
+        "added": number_style,
+        "messages": number_style,
+        "file": {"overflow": "fold"},
+    }
 
-    def cells(session: ImportedSession) -> dict[str, Any]:
-        return {
-            "key": (one_line(session.key), "cyan"),
-            "added": str(session.added),
-            "messages": str(session.messages),
-            "layout": session.layout,
-            "file": (one_line(Path(session.file).name), "dim"),
-        }
+    def table_row(session: ImportedSession) -> Sequence[Any]:
+        file = (one_line(Path(session.file).name), "dim")
+        return (one_line(session.key), "cyan"), str(session.added), str(session.messages), file
 
-    rows = ([cells(session)[name] for name in columns] for session in sessions)
-    print_table(columns, rows, console=console)
+    print_table(columns, map(table_row, sessions))
 
 
 def _find_subfolders(folder: Path) -> list[Path]:
@@ -559,14 +506,10 @@ def _report_lines(
 def _total_line(report: ImportReport, *, dry_run: bool) -> str:
     verb = "Would import" if dry_run else "Imported"
     parts = [f"{verb} {plural(report.sessions, 'session')}, {plural(report.messages, 'message')}"]
-    already_imported = [session for session in report.imported if session.already_imported]
-    earlier_dropped = sum(session.dropped for session in already_imported)
-    if already_imported:
-        parts.append(f"{plural(len(already_imported), 'session')} already imported")
-    if earlier_dropped:
-        parts[-1] += f", except {plural(earlier_dropped, 'message')} that could not be imported"
+    if earlier_count := sum(session.already_imported for session in report.imported):
+        parts.append(f"{plural(earlier_count, 'session')} already imported")
     if report.skipped:
         parts.append(f"{plural(len(report.skipped), 'file')} skipped")
-    if dropped_count := report.dropped - earlier_dropped:
-        parts.append(f"{plural(dropped_count, 'message')} could not be imported")
+    if report.dropped:
+        parts.append(f"{plural(report.dropped, 'message')} could not be imported")
     return f"{'; '.join(parts)}."

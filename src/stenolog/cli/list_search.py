@@ -160,13 +160,12 @@ def list_command(
             limit=limit or (_TERMINAL_ROW_LIMIT if as_table else _NO_LIMIT),
             progress=progress,
         )
-        remark = "" if page.entries else _no_match_remark(catalog, program, project_path)
         keys = [entry.key for entry in page.entries]
         key_texts = short_keys(keys, store.list_sessions()) if as_table else {}
     table = partial(_print_sessions_table, key_texts=key_texts, sort=sort)
     print_rows(page.entries, fields=_session_fields, cells=_session_cells, table=table)
     is_unfiltered = not (prefix or tag or state or failed or program or project or since)
-    print_notice(*_list_remarks(page, location, is_unfiltered, remark, sort))
+    print_notice(*_list_remarks(page, location, is_unfiltered, sort))
     return 1 if any(entry.problem is not None for entry in page.entries) else 0
 
 
@@ -190,22 +189,8 @@ def _find_project(catalog: Catalog, path_or_name: str) -> str:
     return matching_paths[0] if matching_paths else path_or_name
 
 
-def _no_match_remark(catalog: Catalog, program: str | None, project: str | None) -> str:
-    """Explain that no session matches. If the program or project is unknown, list known names."""
-    for facet, value in (("program", program), ("project", project)):
-        if value:
-            overview = catalog.overview(SessionFilter(), limit=1, values=_NO_LIMIT)
-            names = sorted(group.value for group in overview.facets[facet])
-            if value not in names:
-                listed_names = ", ".join(map(one_line, names[:_MAX_LISTED_NAMES]))
-                more = ", …" if len(names) > _MAX_LISTED_NAMES else "."
-                known_names_text = f" {facet.capitalize()}s: {listed_names}{more}" if names else ""
-                return f"No session has the {facet} {one_line(value)}.{known_names_text}"
-    return "No matching sessions."
-
-
 def _list_remarks(
-    page: Page, location: Location, is_unfiltered: bool, no_match_remark: str, sort: Sort | None
+    page: Page, location: Location, is_unfiltered: bool, sort: Sort | None
 ) -> Iterator[str]:
     """Yield remarks about the list: its limit, unreadable sessions, other files and agents."""
     if page.after is not None:
@@ -213,7 +198,7 @@ def _list_remarks(
         yield f"Showing the {order_word} {len(page.entries):,}. Use --limit for more."
     elif not page.entries:
         empty_remark = f"There are no sessions {_location_phrase(location)} yet."
-        yield empty_remark if is_unfiltered else no_match_remark
+        yield empty_remark if is_unfiltered else "No matching sessions."
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
@@ -371,10 +356,6 @@ def _print_sessions_table(
 # --- search ---------------------------------------------------------------------------------------
 
 
-_ROLE_SAMPLE_SIZE: Final = 100
-"""Number of messages examined to suggest other roles."""
-
-
 @click.command("search")
 @click.argument("query", nargs=-1, required=True)
 @click.option("--role", metavar="ROLE", help="Only messages of this role: user, assistant, tool, …")
@@ -428,18 +409,12 @@ def search_command(
     with _open_workspace_catalog(location) as (_, catalog, progress):
         search = partial(catalog.search, prefix=prefix, tag=tag, since=since, until=until)
         result = search(text, role=role, limit=limit, newest=newest, progress=progress)
-        other_hits: Sequence[Hit] = ()
-        longer_words_query = ""
-        if role is not None and not result.hits:
-            # The role may be misspelt, so search all roles.
-            other_hits = search(text, limit=_ROLE_SAMPLE_SIZE).hits
-        prefixes = "" if result.hits or other_hits else prefix_query(text)
-        if prefixes and search(prefixes, role=role, limit=1).hits:
-            longer_words_query = prefixes
+        prefixes = "" if result.hits else prefix_query(text)
+        has_longer_words = bool(prefixes and search(prefixes, role=role, limit=1).hits)
     print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, table=_print_hits)
-    remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query, other_hits)
-    if longer_words_query:
-        remark += f" Longer words match: steno search {shlex.quote(one_line(longer_words_query))}"
+    remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query)
+    if has_longer_words:
+        remark += f" Longer words match: steno search {shlex.quote(one_line(prefixes))}"
     if remark:
         print_notice(remark)
     unreadable_sessions = result.unreadable.items()
@@ -493,11 +468,8 @@ def _print_hits(hits: Sequence[Hit]) -> None:
         console.print()
 
 
-def _no_match_text(query_text: str, query: "Query", other_hits: Sequence[Hit]) -> str:
-    """Explain why nothing was found. `other_hits` are matching messages of other roles."""
-    if other_hits:
-        roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in other_hits}))
-        return f"No matching messages of this role. Roles with matches: {roles}."
+def _no_match_text(query_text: str, query: "Query") -> str:
+    """Explain why nothing was found."""
     if query_text.count('"') % 2:
         return 'No matching messages. The last quotation mark is not closed: write "two words".'
     if sum(not term.is_excluded for term in query.terms) == 1:
@@ -558,27 +530,16 @@ def _open_workspace_catalog(
     progress = IndexProgress()
     with ExitStack() as stack:
         store = stack.enter_context(location.open())
-        is_catalog_stored = True
-        if parse_address(place.where).engine == "postgresql":
-            writable_store = _open_for_indexing(place)
-            is_catalog_stored = writable_store is not None
-            if writable_store is not None:
+        is_catalog_stored = parse_address(place.where).engine != "postgresql"
+        if not is_catalog_stored:
+            with suppress(StoreUnavailable):
+                writable_store = open_store(place.where, namespace=place.namespace)
                 stack.close()
                 store = stack.enter_context(writable_store)
+                is_catalog_stored = True
         catalog = stack.enter_context(open_catalog(store, keep=is_catalog_stored))
         try:
             yield store, catalog, progress
         finally:
             progress.close()
             print_notice(*(one_line(f"{problem}.") for problem in catalog.problems))
-
-
-def _open_for_indexing(place: SessionsLocation) -> Store | None:
-    """Open a PostgreSQL database for writing, so that the catalog in it can be updated.
-
-    Return None if the database cannot be opened.
-    """
-    try:
-        return open_store(place.where, namespace=place.namespace)
-    except StoreUnavailable:
-        return None

@@ -29,7 +29,6 @@ from stenolog.cli.workspace import (
     Location,
     check_store_exists,
     display_name,
-    dry_run_option,
     json_option,
     location_hint,
     options_as_struct,
@@ -289,16 +288,9 @@ def show_command(id: str, selection: NoteSelection) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--purge", is_flag=True, help="Delete the text permanently.")
 @yes_option
-@dry_run_option
 @_json_notes_option
 @note_options
-def forget_command(
-    ids: tuple[str, ...],
-    purge: bool,
-    yes: bool,
-    dry_run: bool,
-    selection: NoteSelection,
-) -> None:
+def forget_command(ids: tuple[str, ...], purge: bool, yes: bool, selection: NoteSelection) -> None:
     """Forget notes, or delete their text permanently.
 
     The first characters of an id are enough. A forgotten note is no longer recalled;
@@ -307,21 +299,15 @@ def forget_command(
 
     Exit codes: 0 done, 1 not confirmed or there is no such note, 2 wrong usage.
     """
-    with selection.open(writable=not dry_run) as notes:
+    with selection.open(writable=True) as notes:
         selected_notes = selection.find_notes(notes, ids)
-        verb = "Would delete permanently" if purge else "Would forget"
-        if not dry_run:
-            verb = "Deleted permanently" if purge else "Forgotten"
-            if purge and not yes:
-                _confirm_purge(selected_notes)
+        if purge and not yes:
+            _confirm_purge(selected_notes)
         for note in selected_notes:
-            restored_notes: Sequence[Note] = ()
-            not_reached: Sequence[str] = ()
-            if not dry_run:
-                restored_notes, not_reached = _forget_note(notes, note, purge=purge)
+            restored_notes, not_reached = _forget_note(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
-            is_purged = purge and not dry_run
-            print_notice(f"{verb}: {note.id if is_purged else note_label(note)}")
+            text = f"Deleted permanently: {note.id}" if purge else f"Forgotten: {note_label(note)}"
+            print_notice(text)
             print_notice(*(f"In force again: {note_label(other)}" for other in restored_notes))
             print_notice(*(f"Not deleted: {sentence(place)}" for place in not_reached))
             fields = {
@@ -331,10 +317,9 @@ def forget_command(
                 "purged": purge,
                 "in_force_again": [other.id for other in restored_notes],
                 "not_reached": not_reached,
-                "dry_run": dry_run,
             }
             print_json(fields)
-    if not purge and not dry_run:
+    if not purge:
         print_notice(f"Undo with {_undo_command_text(selected_notes[-1].scope)}.")
 
 

@@ -5,7 +5,7 @@ The catalog searches the messages.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -25,8 +25,8 @@ from stenolog.errors import StenologError
 # --- choices --------------------------------------------------------------------------------------
 
 
-_PAGE_SIZE: Final = 1_000
-"""Number of sessions that are read from the catalog at once."""
+_ALL: Final = 1 << 62
+"""A limit larger than any number of sessions."""
 _MAX_HITS: Final = 100
 """Maximum number of hits in messages."""
 
@@ -102,15 +102,6 @@ def search_messages(catalog: Catalog, query: str) -> Sequence[Hit]:
     return catalog.search(prefix_query, limit=_MAX_HITS).hits if query else ()
 
 
-def _iterate_entries(catalog: Catalog) -> Iterator[Entry]:
-    """Yield all sessions of the catalog, last changed first."""
-    page = catalog.list(limit=_PAGE_SIZE)
-    yield from page.entries
-    while page.after is not None:
-        page = catalog.list(limit=_PAGE_SIZE, after=page.after)
-        yield from page.entries
-
-
 def find_sessions(catalog: Catalog, search_text: str) -> Sequence[Entry]:
     """Return the session with this key, else all sessions that match the text.
 
@@ -118,7 +109,7 @@ def find_sessions(catalog: Catalog, search_text: str) -> Sequence[Entry]:
     """
     choices = Choices()
     choices.set_query(search_text)
-    choices.add(_iterate_entries(catalog))
+    choices.add(catalog.list(limit=_ALL).entries)
     for entry in choices.matches:
         if entry.key == search_text:
             return [entry]
@@ -161,8 +152,8 @@ class Picker:
         self._catalog = catalog
         self._channel = channel
         self._choices = Choices(channel=channel)
-        self._next_page: str | None = None
-        """The page of the catalog that is loaded next; None if all sessions are loaded."""
+        self._is_loading = True
+        """Whether only the first sessions are loaded."""
         self._problem = ""
         self._enter_pressed = False
         self._is_done = False
@@ -183,29 +174,24 @@ class Picker:
         """Return the session that the user chooses, or None. `query` is the initial query."""
         page = await asyncio.to_thread(self._catalog.list, limit=_FIRST_PAGE_SIZE)
         self._choices.add(page.entries)
-        self._next_page = page.after
         self._choices.set_query(query.strip())
         work = asyncio.gather(self._load_sessions(), self._search_messages())
         try:
             return await self._session.prompt_async(default=query)
         finally:
-            # Wait for running reads, which are short: they must not outlive the catalog.
+            # Wait for running reads: they must not outlive the catalog.
             self._is_done = True
             self._query_changed.set()
             await work
 
     async def _load_sessions(self) -> None:
-        while self._next_page is not None and not self._is_done:
-            try:
-                page = await asyncio.to_thread(
-                    self._catalog.list, limit=_PAGE_SIZE, after=self._next_page
-                )
-            except StenologError as error:
-                self._problem = f"The list is incomplete: {error}"
-                return
+        try:
+            page = await asyncio.to_thread(self._catalog.list, limit=_ALL)
             self._choices.add(page.entries)
-            self._next_page = page.after
-            self._choose_or_repaint()
+        except StenologError as error:
+            self._problem = f"The list is incomplete: {error}"
+        self._is_loading = False
+        self._choose_or_repaint()
 
     async def _search_messages(self) -> None:
         while not self._is_done:
@@ -271,7 +257,7 @@ class Picker:
         top = max(0, min(choices.selected_row - height // 2, len(choices.matches) - height))
         rows = choices.matches[top : top + height]
         channel = choices.channel
-        sessions = plural(len(choices.matches), "session") + (" …" if self._next_page else "")
+        sessions = plural(len(choices.matches), "session") + (" …" if self._is_loading else "")
         title = f"  {f'channel {channel}' if channel else 'all channels'} · {sessions}\n"
         keys = "type to filter · ↑↓ select · Enter resume · Esc cancel"
         if self._channel is not None:
@@ -303,7 +289,7 @@ class Picker:
         """Return the hit or the first prompt of the selection, and its key."""
         entry = self._choices.selection
         if entry is None:
-            return ("" if self._next_page else "  No matching sessions.", "")
+            return ("" if self._is_loading else "  No matching sessions.", "")
         hit = self._choices.hits.get(entry.key)
         text = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
         counts = f"{plural(entry.visible, 'message')} · ≈{entry.tokens:,} tokens"

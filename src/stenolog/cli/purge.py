@@ -53,12 +53,21 @@ class _Target(Struct, frozen=True, kw_only=True):
 
     location: Location
     key: str
-    name: str
-    """The name of the target as it is printed."""
     content: str
     """What the target contains, in words."""
     messages: int
     """Number of messages, as far as they can be counted."""
+
+    @property
+    def name(self) -> str:
+        """The name of the target as it is printed."""
+        location = self.location
+        if location.namespace == NOTES:
+            with suppress(InvalidKey):
+                return f"notes of {scope_name(scope_from_key(self.key))}"
+        if location.agent is not None:
+            return f"{self.key} (agent {location.agent})"
+        return f"{self.key} in {location.namespace}" if location.namespace else self.key
 
     @property
     def namespace(self) -> str:
@@ -209,13 +218,17 @@ class _Contents:
             )
         if unfinished:
             contents.append("files of an interrupted purge")
-        return self._make_target(key, contents, messages) if contents else None
+        if not contents:
+            return None
+        content = ", and ".join(contents)
+        return _Target(location=self._location, key=key, content=content, messages=messages)
 
     def find_remains(self, key: str) -> _Target | None:
         """Return what an interrupted purge left if its key is unknown; any purge completes it."""
         if all(session.key for session in self._unfinished):
             return None
-        return self._make_target(key, ["files of an interrupted purge"], 0)
+        content = "files of an interrupted purge"
+        return _Target(location=self._location, key=key, content=content, messages=0)
 
     def find_targets_of_person(self, person: str) -> Iterator[_Target]:
         """Yield the targets that belong to a person."""
@@ -230,24 +243,6 @@ class _Contents:
                 target = self.find_target(key)
                 if target is not None:
                     yield target
-
-    def _make_target(self, key: str, contents: Sequence[str], messages: int) -> _Target:
-        return _Target(
-            location=self._location,
-            key=key,
-            name=_name_of(self._location, key),
-            content=", and ".join(contents),
-            messages=messages,
-        )
-
-
-def _name_of(location: Location, key: str) -> str:
-    if location.namespace == NOTES:
-        with suppress(InvalidKey):
-            return f"notes of {scope_name(scope_from_key(key))}"
-    if location.agent is not None:
-        return f"{key} (agent {location.agent})"
-    return f"{key} in {location.namespace}" if location.namespace else key
 
 
 def _find_targets(location: Location, keys: Sequence[str], before: int | None) -> list[_Target]:

@@ -18,9 +18,9 @@ import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -238,11 +238,9 @@ To see another place: steno view PLACE. A place can also be an export of ChatGPT
 Open WebUI, or a stenolog workspace or database."""
 
 
-def _no_open_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--no-open` to a command that opens a browser; `--print` is a hidden alias."""
-    alias = click.option("--print", "no_open", is_flag=True, hidden=True)
-    option = click.option("--no-open", is_flag=True, help="Print the link, open no browser.")
-    return option(alias(command))
+_no_open_option: Final = click.option(
+    "--no-open", is_flag=True, help="Print the link, open no browser."
+)
 
 
 @click.command("view")

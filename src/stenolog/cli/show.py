@@ -251,35 +251,24 @@ def tail_command(key: str, follow: bool, limit: int, location: Location) -> int:
     show_message = _message_printer()
     try:
         with location.open() as store:
-            info, messages, last_seq = _last_messages(store, key, limit)
+            info = find_session_to_read(store, key)
+            messages = store.get_history(info.key, last=limit)
+            # Reading the messages may have discovered damage.
+            damage = list(damage_lines(find_session(store, info.key), location.workspace))
             for message in messages:
                 show_message(message)
-            print_notice(*damage_lines(info, location.workspace))
+            print_notice(*damage)
             if not follow:
                 return 0
             if sys.stderr.isatty():
                 print_notice(f"Following {one_line(info.key)}. Press Ctrl-C to stop.")
+            # Messages that were stored after `info` was read are among `messages`.
+            last_seq = max([info.last_seq, *(message.seq for message in messages)])
             for message in store.follow(info.key, after=last_seq, uid=info.uid):
                 show_message(message)
     except KeyboardInterrupt:
         return EXIT_CTRL_C
     return 0
-
-
-def _last_messages(store: Store, key: str, count: int) -> tuple[SessionInfo, list[Message], int]:
-    """Return a session, its last visible messages, and the seq after which to follow the session.
-
-    Reads again if another process deleted and recreated the session in the meantime.
-    """
-    key = find_session_to_read(store, key).key
-    while True:
-        info = find_session(store, key)
-        messages = store.get_history(info.key, last=count)
-        info_after = find_session(store, info.key)
-        if info_after.uid == info.uid:
-            # Follow after the larger seq: earlier messages are read, too old, or hidden by now.
-            last_seq = max([info.last_seq, *(message.seq for message in messages)])
-            return info_after, messages, last_seq
 
 
 def _message_printer() -> Callable[[Message], None]:

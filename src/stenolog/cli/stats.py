@@ -56,6 +56,8 @@ SCRIPTED_MODEL: Final = "scripted"
 """Name of the scripted model, the same as in `settings.model_selection`."""
 _MAX_TABLE_ROWS: Final = 30
 """Maximum number of rows in a table of the terminal."""
+_MIN_WIDTH_FOR_BARS: Final = 100
+"""Minimum width of a terminal for bars beside titles and keys of sessions."""
 _COUNT_ATTRIBUTES: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
@@ -64,8 +66,6 @@ _COUNT_ATTRIBUTES: Final = {
     "estimated_tokens": "estimated",
 }
 """Attribute of Counts for each JSON field. The text columns have the same order."""
-_NUMBER_COLUMNS_WIDTH: Final = 56
-"""Total width of the columns with numbers and bars in the table of --by session."""
 
 
 @click.command("stats")
@@ -144,10 +144,8 @@ def stats_command(
     if not print_json({"since": since, "until": until, **fields}, indent=2):
         if not sys.stdout.isatty() or not totals.total.messages:
             _print_text_rows(totals, by, groups)
-        elif by is not None:
-            _draw_groups(by, groups, titles, totals, cost)
         else:
-            _draw_tables(totals, cost)
+            _draw_tables(totals, cost, by, groups, titles)
     print_notice(*_stats_remarks(totals, cost, problems))
     return EXIT_PARTIAL if problems else 0
 
@@ -220,11 +218,9 @@ def _stats_remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str
 
 
 def _overview_groups(totals: Totals) -> dict[str, list[tuple[str, Counts]]]:
-    """Return name and counts of each group, by kind. Models and channels are sorted by tokens."""
-    groups = {"total": [("", totals.total)], "day": _group_counts(totals, "day")}
-    for kind, counts_by_name in (("model", totals.models), ("channel", totals.channels)):
-        groups[kind] = sorted(counts_by_name.items(), key=lambda item: (-item[1].tokens, item[0]))
-    return groups
+    """Return name and counts of each group, by kind."""
+    kinds = ("day", "model", "channel")
+    return {"total": [("", totals.total)], **{kind: _group_counts(totals, kind) for kind in kinds}}
 
 
 def _print_text_rows(totals: Totals, by: str | None, groups: Sequence[tuple[str, Counts]]) -> None:
@@ -305,102 +301,71 @@ def _group_counts(totals: Totals, kind: str) -> list[tuple[str, Counts]]:
 # --- in a terminal ---------------------------------------------------------------------------
 
 
-def _draw_groups(
-    kind: str,
-    groups: Sequence[tuple[str, Counts]],
-    titles: Mapping[str, str],
+def _draw_tables(
     totals: Totals,
     cost: Cost | None,
+    by: str | None,
+    groups: Sequence[tuple[str, Counts]],
+    titles: Mapping[str, str],
 ) -> None:
+    """Draw a table of the groups, or without `by` tables of the days, models and channels."""
     # This import is slow and only needed in a terminal.
     from rich.text import Text
 
     console = terminal_console()
-    shown_groups = groups[-_MAX_TABLE_ROWS:] if kind == "day" else groups[:_MAX_TABLE_ROWS]
-    has_cost = any(counts.priced for _, counts in shown_groups)
-    rows = [([one_line(name) or "-"], counts) for name, counts in shown_groups]
-    name_columns = {kind: {"overflow": "fold", "max_width": max(16, console.width // 2)}}
-    if kind == "session":
-        longest_key = max((len(cells[0]) for cells, _ in rows), default=0)
-        key_width = min(longest_key, max(16, console.width // 3))
-        key_style = {"overflow": "fold", "min_width": key_width, "max_width": key_width}
-        title_width = max(12, console.width - key_width - _NUMBER_COLUMNS_WIDTH)
-        title_style = {"no_wrap": True, "overflow": "ellipsis", "max_width": title_width}
-        name_columns = {"title": title_style, "session": key_style}
-        for (name, _), (cells, _) in zip(shown_groups, rows, strict=True):
-            cells.insert(0, one_line(printable(titles.get(name, ""))))
     console.print(Text(_headline(totals, cost), style="bold"))
-    _draw_table(
-        console,
-        name_columns,
-        rows,
-        number_columns=("messages", "input", "output", *(("cost",) if has_cost else ())),
-        bar_length=lambda counts: counts.dollars if has_cost else counts.tokens,
-        bar_width={"min_width": 6, "max_width": 10 if kind == "session" else 24},
-        bar_color="green",
-    )
-    if len(groups) > len(shown_groups):
-        rows_text = f"{'last' if kind == 'day' else 'first'} {len(shown_groups)} of {len(groups):,}"
-        console.print(Text(f"Showing the {rows_text}. Use --json for all.", style="dim"))
-
-
-def _draw_tables(totals: Totals, cost: Cost | None) -> None:
-    # This import is slow and only needed in a terminal.
-    from rich.text import Text
-
-    console = terminal_console()
-    total = totals.total
-    console.print(Text(_headline(totals, cost), style="bold"))
-    remark = (
-        f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
-        f"~{total.estimated:,} estimated\n"
-    )
-    console.print(Text(remark, style="dim"))
-    groups = _overview_groups(totals)
-    for kind, color in (("day", "cyan"), ("model", "green"), ("channel", "magenta")):
-        rows = [([one_line(name) or "-"], counts) for name, counts in groups[kind]]
-        if rows:
-            _draw_table(
-                console,
-                {kind: {"no_wrap": True, "max_width": max(10, console.width // 3)}},
-                rows[-_MAX_TABLE_ROWS:] if kind == "day" else rows,
-                number_columns=("messages", "tokens", *(("cost",) if total.priced else ())),
-                bar_length=lambda counts: counts.tokens,
-                bar_width={"min_width": 10, "max_width": 40},
-                bar_color=color,
-            )
-            console.print()
-        if kind == "day" and len(rows) > _MAX_TABLE_ROWS:
-            remark = f"Showing the last {_MAX_TABLE_ROWS} days with messages. Use --json for all.\n"
-            console.print(Text(remark, style="dim"))
+    tables = {by: groups} if by is not None else _overview_groups(totals)
+    token_columns = ("tokens",) if by is None else ("input", "output")
+    if tables.pop("total", None):
+        total = totals.total
+        remark = (
+            f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
+            f"~{total.estimated:,} estimated\n"
+        )
+        console.print(Text(remark, style="dim"))
+    for kind, rows in tables.items():
+        shown_rows = rows[-_MAX_TABLE_ROWS:] if kind == "day" else rows[:_MAX_TABLE_ROWS]
+        if shown_rows:
+            _draw_table(console, kind, shown_rows, titles, token_columns)
+        if len(rows) > len(shown_rows):
+            which = f"{'last' if kind == 'day' else 'first'} {len(shown_rows)} of {len(rows):,}"
+            console.print(Text(f"Showing the {which}. Use --json for all.", style="dim"))
 
 
 def _draw_table(
     console: "Console",
-    name_columns: Mapping[str, Mapping[str, Any]],
-    rows: Sequence[tuple[Sequence[str], Counts]],
-    *,
-    number_columns: Sequence[str],
-    bar_length: Callable[[Counts], float],
-    bar_width: Mapping[str, Any],
-    bar_color: str,
+    kind: str,
+    rows: Sequence[tuple[str, Counts]],
+    titles: Mapping[str, str],
+    token_columns: Sequence[str],
 ) -> None:
-    """Draw a table: columns of names, columns of numbers, and a bar."""
+    """Draw a table: names, numbers, and a bar for the cost or the tokens."""
     from rich.bar import Bar
 
-    number_style = {"justify": "right", "no_wrap": True}
-    columns = {**name_columns, **dict.fromkeys(number_columns, number_style)}
-    longest_bar = max((bar_length(counts) for _, counts in rows), default=0) or 1
-    color = bar_color if uses_color() else "default"
+    has_cost = any(counts.priced for _, counts in rows)
+    name_width = console.width // (3 if kind == "session" else 2)
+    names: dict[str, Mapping[str, Any]] = {kind: {"overflow": "fold", "max_width": name_width}}
+    if kind == "session":
+        title_style = {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12}
+        names = {"title": title_style, **names}
+    numbers = ("messages", *token_columns, *(("cost",) if has_cost else ()))
+    lengths = [counts.dollars if has_cost else counts.tokens for _, counts in rows]
+    color = "green" if uses_color() else "default"
+    has_bar = kind != "session" or console.width >= _MIN_WIDTH_FOR_BARS
     table_rows = [
         (
-            *row_names,
-            *(_NUMBER_FORMATTERS[column](counts) for column in number_columns),
-            Bar(longest_bar, 0, bar_length(counts), color=color),
+            *((one_line(printable(titles.get(name, ""))),) if kind == "session" else ()),
+            one_line(name) or "-",
+            *(_NUMBER_FORMATTERS[column](counts) for column in numbers),
+            *((Bar(max(lengths) or 1, 0, length, color=color),) if has_bar else ()),
         )
-        for row_names, counts in rows
+        for (name, counts), length in zip(rows, lengths, strict=True)
     ]
-    print_table({**columns, "": bar_width}, table_rows, console=console)
+    columns = {**names, **{name: {"justify": "right", "no_wrap": True} for name in numbers}}
+    if has_bar:
+        columns[""] = {"min_width": 6, "max_width": 10 if kind == "session" else 24}
+    print_table(columns, table_rows, console=console, expand=kind == "session")
+    console.print()
 
 
 def format_dollars(counts: Counts) -> str:

@@ -3,12 +3,10 @@
 import os
 import shlex
 import sys
-from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
-from itertools import accumulate
-from operator import and_, eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,14 +49,10 @@ PROGRAM_NAMES: Final = {
 """Names of programs in printed texts, by the names that commands accept."""
 _MAX_LISTED_KEYS: Final = 5
 """Maximum number of matching keys listed in the error for an unknown key."""
-_MIN_SHORT_KEY_LENGTH: Final = 8
-"""Minimum number of characters of a shortened key."""
+_SHORT_KEY_LENGTHS: Final = (8, 12, 16)
+"""Numbers of characters of a shortened key; the first that is enough is used."""
 _MAX_WHOLE_KEY_LENGTH: Final = 16
 """Maximum number of characters of a key that is never shortened."""
-_MAX_COMPARED_KEYS: Final = 1_000
-"""Maximum number of keys that are compared with an unknown key."""
-_MIN_SIMILARITY: Final = 0.75
-"""Minimum similarity of a suggested key, from 0 to 1."""
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -348,53 +342,36 @@ def matching_keys(keys: Sequence[str], key_part: str) -> list[str]:
 
 
 def short_keys(keys: Iterable[str], all_keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key the shortest text that selects only this key of `all_keys`.
+    """Return for each key a short text that selects only this key of `all_keys`.
 
     The text is the start of the key, of a part after a colon, or the end of the key, as
-    `find_session_to_read` accepts it, and has at least 8 characters. A short key stays whole, and
-    so does a key without such a text.
+    `find_session_to_read` accepts it. A short key stays whole, and so does a key without such a
+    text.
     """
-    tails = sorted(tail for key in all_keys for tail in _tails(key))
-    reversed_keys = sorted(key[::-1] for key in all_keys)
     known_keys = set(all_keys)
-
-    def is_usable(text: str, key: str) -> bool:
-        return (
-            len(text) >= _MIN_SHORT_KEY_LENGTH
-            and not text.startswith("-")  # an option
-            and text.rpartition(":")[0] not in known_keys  # KEY:SEQ
-            and _count_prefix(tails, text) == (f":{text}" in f":{key}")
-            and _count_prefix(reversed_keys, text[::-1]) == key.endswith(text)
-        )
-
-    def shorten_key(key: str) -> str:
-        if len(key) <= _MAX_WHOLE_KEY_LENGTH or one_line(key) != key:
-            return key
-        # The last part comes first: it is often an id, while many keys have the same first part.
-        texts = [_distinct_start(tails, tail) for tail in reversed(_tails(key))]
-        texts.append(_distinct_start(reversed_keys, key[::-1])[::-1])
-        return min((text for text in texts if is_usable(text, key)), key=len, default=key)
-
-    return {key: shorten_key(key) for key in keys}
+    texts = {key: key for key in keys}
+    for length in _SHORT_KEY_LENGTHS:
+        long_keys = [key for key, text in texts.items() if len(text) > _MAX_WHOLE_KEY_LENGTH]
+        if not long_keys:
+            break
+        counts = Counter(text for key in all_keys for text in _key_texts(key, length))
+        for key in long_keys:
+            for text in _key_texts(key, length) if one_line(key) == key else ():
+                # A text that starts with - is an option, and KEY:SEQ selects a message of KEY.
+                is_usable = text[:1] != "-" and text.rpartition(":")[0] not in known_keys
+                if counts[text] == 1 and is_usable:
+                    texts[key] = text
+                    break
+    return texts
 
 
-def _tails(key: str) -> list[str]:
-    """Return the key, and its rest after each colon."""
-    return [key, *(key[i + 1 :] for i, character in enumerate(key) if character == ":")]
-
-
-def _distinct_start(sorted_texts: Sequence[str], text: str) -> str:
-    """Return the start of `text` that no other of the sorted texts has; at least 8 characters."""
-    index = bisect_left(sorted_texts, text)
-    neighbours = [*sorted_texts[max(index - 1, 0) : index], *sorted_texts[index + 1 : index + 2]]
-    common_lengths = [sum(accumulate(map(eq, text, other), and_)) for other in neighbours]
-    return text[: max([_MIN_SHORT_KEY_LENGTH, *(length + 1 for length in common_lengths)])]
-
-
-def _count_prefix(sorted_texts: Sequence[str], prefix: str) -> int:
-    """Return how many of the sorted texts start with `prefix`."""
-    start = bisect_left(sorted_texts, prefix)
-    return bisect_right(sorted_texts, prefix, start, key=lambda text: text[: len(prefix)]) - start
+def _key_texts(key: str, length: int) -> Iterable[str]:
+    """Return the starts of the parts of a key, and its end; each has `length` characters."""
+    # The last part comes first: it is often an id, while many keys have the same first part.
+    starts = [i + 1 for i, character in enumerate(key) if character == ":"]
+    texts = [key[start : start + length] for start in (*reversed(starts), 0)]
+    texts.append(key[-length:])
+    return dict.fromkeys(text for text in texts if len(text) == length)
 
 
 def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> click.ClickException:
@@ -405,25 +382,11 @@ def _unknown_key_error(name: str, keys: Sequence[str], advice: str = "") -> clic
     text = f"There is no session {one_line(name)!r}{place}."
     matches = matching_keys(keys, name)
     if not matches:
-        suggestion = _similar_keys_question(keys, name)
-        advice = f"`steno list{location_hint()}` lists the sessions."
-        return click.ClickException(f"{text}{suggestion} {advice}")
+        return click.ClickException(f"{text} `steno list{location_hint()}` lists the sessions.")
     count = len(matches)
     lines = [f"{text}{advice} {plural(count, 'key')} {'matches' if count == 1 else 'match'}:"]
     lines += first_lines([one_line(key) for key in matches], _MAX_LISTED_KEYS)
     return click.ClickException("\n".join(lines))
-
-
-def _similar_keys_question(keys: Sequence[str], name: str) -> str:
-    """Return a question that names up to three similar keys, or an empty string."""
-    # These imports are only needed for errors.
-    from difflib import get_close_matches
-    from heapq import nsmallest
-
-    # Compare keys of similar length: a typing error changes the length of a key only a little.
-    compared_keys = nsmallest(_MAX_COMPARED_KEYS, keys, lambda key: abs(len(key) - len(name)))
-    matches = get_close_matches(name, compared_keys, n=3, cutoff=_MIN_SIMILARITY)
-    return f" Did you mean {' or '.join(map(one_line, matches))}?" if matches else ""
 
 
 def find_session_or_none(store: Store, name: str) -> "SessionInfo | None":

@@ -32,6 +32,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, with folders of the user in it, and without any model."""
+    for name in list(os.environ):
+        if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    # No Ollama of this machine: a port that nobody listens on.
+    monkeypatch.setenv("OLLAMA_HOST", "http://127.0.0.1:1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def steno() -> Steno:
     """Run a command in this process."""
 
@@ -43,10 +59,11 @@ def steno() -> Steno:
 
 @pytest.fixture
 def in_terminal() -> InTerminal:
-    """Run a command whose stdout and stderr are a terminal; its exit code and what it showed."""
+    """Run a command in a terminal, where something is typed; its exit code and what it showed."""
 
-    def run(*arguments: str, **environment: str) -> tuple[int, str]:
+    def run(*arguments: str, typed: str = "", **environment: str) -> tuple[int, str]:
         master, slave = pty.openpty()
+        os.write(master, typed.encode())
         # On a busy machine the catalog takes long enough for its progress bar to appear.
         program = (
             "from stenolog.cli import list_search, main;"

@@ -28,14 +28,7 @@ from support.terminal import Terminal
 
 KEY = "cli:one:default"
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a place of its own for what is typed."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 class Gated:
@@ -281,14 +274,6 @@ def test_stop_without_an_answer_is_reported(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/stop\r")
         await one.until(lambda: "No answer is being written." in one.shown)
-
-    talk(source, act)
-
-
-def test_misspelt_command_gets_a_suggestion(source: PipeInput) -> None:
-    async def act(one: Talk) -> None:
-        one.type("/frok\r")
-        await one.until(lambda: "Did you mean /fork?" in one.shown)
 
     talk(source, act)
 

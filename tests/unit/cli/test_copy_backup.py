@@ -39,8 +39,7 @@ def _limited(command: str, *, blocks: int) -> subprocess.CompletedProcess[str]:
 def test_copy_is_identical_and_reports_it(steno: Steno) -> None:
     result = steno("copy", "workspace", "sqlite:new.db")
     assert (result.exit_code, result.stdout) == (0, "")
-    *lines, copied, verified = result.stderr.splitlines()
-    assert lines == ["Copying: sessions, 3 sessions", "Comparing: sessions, 3 sessions"]
+    copied, verified = result.stderr.splitlines()
     assert copied.startswith("Copied 3 sessions, 7 messages (")
     assert verified == "Verified 3 sessions: identical on both sides."
     assert _told("sqlite:new.db") == _told("workspace")
@@ -64,20 +63,6 @@ def test_unreadable_session_is_reported_and_the_others_are_copied(
 
 
 @pytest.mark.usefixtures("place")
-def test_copy_json_has_all_numbers(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.delete("cli:default")
-    report = json.loads(steno("copy", "workspace", "other", "--json").stdout)
-    assert (report["sessions"], report["deleted"], report["written"]) == (2, 1, 3)
-    assert report["messages"] == 7
-    assert report["messages_per_second"] > 0
-    sessions = report["namespaces"]["sessions"]
-    assert (sessions["problems"], sessions["only_there"]) == ([], [])
-    again = json.loads(steno("copy", "workspace", "other", "--json").stdout)
-    assert (again["sessions"], again["messages"]) == (2, 0)
-
-
-@pytest.mark.usefixtures("place")
 def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
     with open_store("other") as store:
         store.add_message("telegram:123", "user", "somebody else's")
@@ -89,26 +74,6 @@ def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
     with open_store("other") as store:
         assert [m.content for m in store.get_history("telegram:123")] == ["somebody else's"]
         assert len(store.list_sessions()) == 3
-
-
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize(
-    ("places", "words"),
-    [
-        (("workspace", "./workspace"), "source and destination are the same place"),
-        (("nowhere", "other"), "there is no workspace at nowhere"),
-        (("sqlite:nowhere.db", "other"), "there is no such file"),
-        (("workspace", "memory:"), "is a temporary store"),
-    ],
-)
-def test_invalid_source_or_destination_is_rejected(
-    steno: Steno, places: tuple[str, str], words: str
-) -> None:
-    result = steno("copy", *places)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert words in result.stderr.casefold() or words in result.stderr
-    assert not Path("other").exists()
-    assert not Path("nowhere.db").exists()
 
 
 @pytest.mark.usefixtures("place")
@@ -126,15 +91,6 @@ def test_copy_continues_after_a_full_disk(target: str) -> None:
     assert [path.name for path in Path().rglob("*.copy")] == []
     assert _limited(f"copy workspace {target}", blocks=100_000).returncode == 0
     assert _told(target) == _told("workspace")
-
-
-@pytest.mark.usefixtures("place")
-def test_destination_that_is_a_file_is_rejected(steno: Steno) -> None:
-    Path("other").write_text("a file")
-    result = steno("copy", "workspace", "other")
-    assert result.exit_code == 1
-    assert "other is a file, not a folder" in result.stderr.casefold()
-    assert Path("other").read_text() == "a file"
 
 
 @pytest.mark.usefixtures("place")
@@ -177,23 +133,6 @@ def test_backup_is_a_copy_that_is_copied_back(steno: Steno) -> None:
     assert (restored.exit_code, restored.stdout) == (0, "")
     assert "Copied 1 session, " in restored.stderr
     assert _told("kept") == _told("workspace")
-
-
-@pytest.mark.usefixtures("place")
-def test_backup_into_a_folder_with_files_is_rejected(steno: Steno) -> None:
-    Path("kept").mkdir()
-    assert steno("backup", "kept").exit_code == 0
-    for folder in ("kept", "workspace"):
-        before = sorted(Path(folder).rglob("*"))
-        rejected = steno("backup", folder)
-        assert (rejected.exit_code, "DIR must be empty" in rejected.stderr) == (2, True)
-        assert sorted(Path(folder).rglob("*")) == before
-
-
-@pytest.mark.usefixtures("place")
-def test_backup_of_a_missing_store_creates_nothing(steno: Steno) -> None:
-    assert steno("backup", "kept", "-w", "nowhere").exit_code == 1
-    assert not Path("kept").exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

@@ -48,19 +48,6 @@ def _json(result: Result) -> dict[str, Any]:
 # --- on every engine -------------------------------------------------------------------------
 
 
-def test_title_is_set_shown_and_removed(steno: Steno, where: str) -> None:
-    given = steno("rename", KEY, "Our  holiday\nin Rome", "-w", where)
-    assert (given.exit_code, given.stdout) == (0, "")
-    assert given.stderr == f"{KEY} is now titled “Our holiday in Rome”.\n"
-    listed = [json.loads(line) for line in steno("list", "--json", "-w", where).stdout.splitlines()]
-    assert {one["key"]: one["title"] for one in listed}[KEY] == "Our holiday in Rome"
-
-    taken = _json(steno("rename", KEY, "", "--json", "-w", where))
-    assert taken == {"key": KEY, "title": None, "was": "Our holiday in Rome"}
-    listed = [json.loads(line) for line in steno("list", "--json", "-w", where).stdout.splitlines()]
-    assert {one["key"]: one["title"] for one in listed}[KEY] == "message 1"
-
-
 def test_tag_fork_and_undo(steno: Steno, where: str) -> None:
     assert_transcript(
         steno,
@@ -109,32 +96,14 @@ def test_undo_says_that_an_earlier_summary_is_restored(steno: Steno, where: str)
 
 
 def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: str) -> None:
-    would = steno("archive", KEY, "--dry-run", "-w", where)
-    assert (would.exit_code, would.stdout) == (0, f"{KEY}\t2\t-\t-\n")
-    assert would.stderr == "Would archive 2 messages of 1 session.\n"
-    with open_store(where, read_only=True) as store:
-        assert store.info(KEY).archived == 0
-
     done = _json(steno("archive", KEY, "--json", "-w", where))
-    assert (done["key"], done["archived"], done["dry_run"]) == (KEY, 2, False)
+    assert (done["key"], done["archived"]) == (KEY, 2)
     with open_store(where, read_only=True) as store:
         assert store.info(KEY).archived == 2
         assert len(store.get_history(KEY, full=True)) == 4
     again = steno("archive", KEY, "-w", where)
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr == "There is nothing to archive.\n"
-
-
-def test_archive_dry_run_counts_the_messages_to_be_moved(steno: Steno, where: str) -> None:
-    said = [{"role": "user", "content": f"number {number}"} for number in range(4)]
-    with open_store(where) as store:
-        for _ in range(2):
-            store.add_messages("batches", said)
-        # In the middle of a batch, which some engines archive as a whole only.
-        store.checkpoint("batches", summary="Numbers.", upto=6)
-    would = _json(steno("archive", "batches", "--dry-run", "--json", "-w", where))
-    done = _json(steno("archive", "batches", "--json", "-w", where))
-    assert would["archived"] == done["archived"] >= 4
 
 
 def test_summarize_suggests_to_undo_in_the_same_workspace(steno: Steno, where: str) -> None:
@@ -193,43 +162,6 @@ def test_misspelt_key_or_place_creates_nothing(place: Path, steno: Steno) -> Non
     assert not list(place.glob("nowhere*"))
 
 
-def test_signs_of_tags_and_arguments_of_archive(steno: Steno) -> None:
-    assert_transcript(
-        steno,
-        f"""
-        $ steno tag {KEY} work --json
-        {{"key": "{KEY}", "tags": ["work"], "was": []}}
-        $ steno tag {KEY} +w +json +h
-        ! Tags of {KEY}: work, w, json, h.
-        $ steno tag {KEY} -work -json --json
-        {{"key": "{KEY}", "tags": ["w", "h"], "was": ["work", "w", "json", "h"]}}
-        $ steno tag {KEY} --json -- -w -h
-        {{"key": "{KEY}", "tags": [], "was": ["w", "h"]}}
-        $ steno tag {KEY} -- ''
-        ! Error: '': write +TAG to add a tag or -TAG to remove it.
-        (exit 2)
-        $ steno tag {KEY} -- ' '
-        ! Error: ' ': write +TAG to add a tag or -TAG to remove it.
-        (exit 2)
-        $ steno tag {KEY} -- +
-        ! Error: '+': write +TAG to add a tag or -TAG to remove it.
-        (exit 2)
-        $ steno tag {KEY} -- -
-        ! Error: '-': write +TAG to add a tag or -TAG to remove it.
-        (exit 2)
-        $ steno tag {KEY} -- '+ '
-        ! Error: '+ ': write +TAG to add a tag or -TAG to remove it.
-        (exit 2)
-        $ steno archive
-        ! Error: Give a KEY or --all.
-        (exit 2)
-        $ steno archive {KEY} --all
-        ! Error: Give a KEY or --all.
-        (exit 2)
-        """,
-    )
-
-
 def test_archive_all_continues_after_a_failed_session(place: Path, steno: Steno) -> None:
     with open_store("workspace") as store:
         for key in ("a", "z"):
@@ -260,15 +192,6 @@ def test_running_session_is_not_summarized(steno: Steno) -> None:
         result = steno("summarize", KEY, "-m", "scripted")
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"An answer is being written in {KEY}. Try again when it is finished." in result.stderr
-
-
-def test_short_session_is_not_summarized(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.add_message("short", "user", "hello")
-    for more in ([], ["--dry-run"]):
-        result = steno("summarize", "short", "-m", "scripted", *more)
-        assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == "There is nothing to summarize.\n"
 
 
 def test_title_cannot_control_the_terminal(steno: Steno) -> None:
@@ -303,12 +226,6 @@ def test_progress_bar_is_shown_only_in_a_terminal(
     with show_progress("Working", 2, enabled=False) as step:
         step()
     assert capfd.readouterr().err == ""
-
-
-def test_archive_all_reports_in_a_terminal(in_terminal: InTerminal) -> None:
-    code, shown = in_terminal("archive", "--all", NO_COLOR="1")
-    assert code == 0
-    assert "Archived 2 messages of 1 session.\n" in shown
 
 
 def test_undo_of_an_edit_also_hides_its_answer(steno: Steno, where: str) -> None:

@@ -51,33 +51,6 @@ def test_program_is_detected_or_given(steno: Steno, tmp_path: Path, shape: str) 
     assert again.stderr == "Imported 0 sessions, 0 messages; 1 session already imported.\n"
 
 
-@pytest.mark.parametrize("named", [[], ["--from", "plain"]])
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [('[{"role": "user"', "it is not JSON"), ("[]", "the file is an empty list, without messages")],
-)
-def test_reason_for_a_skipped_file_is_printed(
-    steno: Steno, tmp_path: Path, named: list[str], text: str, reason: str
-) -> None:
-    source = tmp_path / "broken.json"
-    source.write_text(text)
-    result = steno("import", source, *named)
-    assert result.exit_code == 1
-    assert reason in result.stderr
-
-
-def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: Path) -> None:
-    source = plain(tmp_path / "old", 2)
-    result = steno("import", source, "--from", "zeroclaw")
-    assert result.exit_code == 1
-    assert "was skipped: it is not a file of zeroclaw.\n" in result.stderr
-    (tmp_path / "empty").mkdir()
-    result = steno("import", "empty", "--from", "picoclaw")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("No sessions of picoclaw in empty.")
-    assert steno("import", "old", "--from", "excel").exit_code == 2
-
-
 def test_format_is_detected_by_content_not_by_name(steno: Steno, tmp_path: Path) -> None:
     for name in ("chat.txt", "history"):
         plain(tmp_path / "old", 2).rename(tmp_path / name)
@@ -156,28 +129,6 @@ def test_database_of_another_program_is_reported(steno: Steno, tmp_path: Path) -
 # --- under which keys ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def talks(tmp_path: Path) -> Path:
-    """Files of the sessions user-1001 and other-1001."""
-    folder = tmp_path / "talks"
-    for name in ("user-1001", "other-1001"):
-        plain(folder, 2).rename(folder / f"{name}.json")
-    return folder
-
-
-def test_keys_are_mapped(steno: Steno, talks: Path) -> None:
-    pairs = ("--map", "user-1001=telegram:1001", "--map", "other-*=cli:*")
-    dry = steno("import", talks, *pairs, "--dry-run")
-    result = steno("import", talks, *pairs)
-    assert result.stdout == dry.stdout
-    assert [row(result, number)[0] for number in range(2)] == ["cli:1001", "telegram:1001"]
-    again = steno("import", talks, *pairs)
-    assert again.stderr == "Imported 0 sessions, 0 messages; 2 sessions already imported.\n"
-    with open_store("workspace") as store:
-        assert store.list_sessions() == ["cli:1001", "telegram:1001"]
-        assert store.get_history("telegram:1001")[0].content == "word 0"
-
-
 def test_later_messages_are_imported_under_the_mapped_key(steno: Steno, tmp_path: Path) -> None:
     for count in (2, 5):
         source = plain(tmp_path / "old", count)
@@ -185,57 +136,6 @@ def test_later_messages_are_imported_under_the_mapped_key(steno: Steno, tmp_path
     with open_store("workspace") as store:
         assert store.list_sessions() == ["cli:s"]
         assert [message.content for message in store.get_history("cli:s")] == words(5)
-
-
-def test_pair_without_a_star_wins(steno: Steno, talks: Path) -> None:
-    pairs = ("--map", "*=old:*", "--map", "user-*=telegram:*", "--map", "user-1001=cli:me")
-    result = steno("import", talks, *pairs)
-    assert [row(result, number)[0] for number in range(2)] == ["old:other-1001", "cli:me"]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "told"),
-    [
-        (
-            ["user-1=x"],
-            "--map user-1=x: SOURCE has no session with that key; known keys: other-1001, "
-            "user-1001",
-        ),
-        (["user-1001"], "the form is OLD=NEW"),
-        (["user-1001="], "the form is OLD=NEW"),
-        (["*=x"], "with one * in both"),
-        (["user-1001=" + "x" * 2_000], "--map: "),
-    ],
-)
-def test_wrong_map_is_rejected_before_writing(
-    steno: Steno, tmp_path: Path, talks: Path, pairs: list[str], told: str
-) -> None:
-    given = [part for pair in pairs for part in ("--map", pair)]
-    result = steno("import", talks, *given)
-    assert result.exit_code == 2
-    assert told in result.stderr
-    assert list(tmp_path.iterdir()) == [talks]
-
-
-def test_aliases_are_listed_and_accepted_only_on_request(steno: Steno, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    old = {"key": "telegram:7", "aliases": ["telegram:456"], "summary": "All payments are allowed."}
-    (tmp_path / "old" / "telegram_7.meta.json").write_text(json.dumps({**old, "skip": 0}))
-    (tmp_path / "old" / "telegram_7.jsonl").write_text('{"role":"user","content":"x"}\n')
-
-    first = steno("import", "old", "--json")
-    assert first.exit_code == 0
-    assert json.loads(first.stdout)["aliases"] == []
-    assert "telegram:456" in json.loads(first.stdout)["aliases_left"]
-    assert "The file names aliases of telegram:7: telegram:456" in first.stderr
-    assert "--aliases" in first.stderr
-    with open_store("workspace") as store:
-        assert "aliases" not in store.info("telegram:7").meta
-
-    again = steno("import", "old", "--aliases", "--json")
-    assert "telegram:456" in json.loads(again.stdout)["aliases"]
-    with open_store("workspace") as store:
-        assert "telegram:456" in store.info("telegram:7").meta["aliases"]
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -262,49 +162,3 @@ def test_long_import_shows_progress(
     assert f"Imported 1 session, {count:,} messages." in said
     with open_store("workspace") as store:
         assert store.info("k").count == count
-
-
-def test_import_report_is_a_table_in_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_terminal: InTerminal
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old").mkdir()
-    message = {"role": "user", "content": "x"}
-    (tmp_path / "old" / "k.json").write_text(json.dumps({"key": "k", "messages": [message]}))
-
-    code, said = in_terminal("import", "old", NO_COLOR="1")
-
-    assert code == 0
-    head, row, words = (line.rstrip() for line in said.splitlines())
-    assert head.split() == ["key", "added", "messages", "layout", "file"]
-    assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
-    assert words == "Imported 1 session, 1 message."
-    assert "\t" not in said
-
-
-@pytest.mark.parametrize(
-    ("columns", "shown"),
-    [
-        ("80", ["key", "added", "messages", "layout", "file"]),
-        ("70", ["key", "added", "messages", "file"]),
-        ("55", ["key", "added", "file"]),
-        ("40", ["key", "added"]),
-    ],
-)
-def test_narrow_terminal_does_not_cut_keys(
-    columns: str,
-    shown: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    in_terminal: InTerminal,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old").mkdir()
-    old = {"key": "telegram:1001:alice", "messages": [{"role": "user", "content": "x"}]}
-    (tmp_path / "old" / "telegram_1001_alice.json").write_text(json.dumps(old))
-
-    _, said = in_terminal("import", "old", "--no-aliases", NO_COLOR="1", COLUMNS=columns)
-
-    head, row, *_ = said.splitlines()
-    assert head.split() == shown
-    assert row.startswith("telegram:1001:alice ")

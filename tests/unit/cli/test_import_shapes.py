@@ -79,48 +79,6 @@ def test_a_fine_tuning_file_is_reported(steno: Steno) -> None:
 # --- fields --------------------------------------------------------------------------------------
 
 
-def test_role_aliases_and_text_fields_are_mapped_with_a_note(steno: Steno) -> None:
-    write(
-        "talk.jsonl",
-        {"role": "human", "text": "hello"},
-        {"role": "ai", "text": "hi"},
-        {"role": "bot", "content": "hi again"},
-        {"role": "model", "parts": [{"text": "and"}, {"text": "again"}]},
-    )
-    done = steno("import", "talk.jsonl", "--json")
-    assert done.exit_code == 0
-    assert [(one["role"], one["content"]) for one in stored("talk")] == [
-        ("user", "hello"),
-        ("assistant", "hi"),
-        ("assistant", "hi again"),
-        ("assistant", "and\n\nagain"),
-    ]
-    assert stored("talk")[0]["plain"] == {"role": "human", "content": "text"}
-    assert "Note: role 'human' read as 'user' in 1 message." in done.stderr
-    assert "Note: field 'text' read as the content in 2 messages." in done.stderr
-    assert "role 'bot' read as 'assistant' in 1 message" in json.loads(done.stdout)["notes"]
-
-
-def test_message_without_content_is_reported_and_not_imported(steno: Steno) -> None:
-    write("talk.jsonl", said("a"), {"role": "user", "message": "lost?"}, {"role": "assistant"})
-    done = steno("import", "talk.jsonl")
-    assert done.exit_code == 3
-    assert stored("talk") == [said("a")]
-    assert (
-        "talk.jsonl: line 2 has neither content nor tool calls, only the fields message, role."
-        in done.stderr
-    )
-    assert "line 3 has neither content nor tool calls" in done.stderr
-
-
-def test_a_file_of_unknown_shape_is_reported(steno: Steno) -> None:
-    write("talk.jsonl", {"role": "user", "message": "x"})
-    done = steno("import", "talk.jsonl")
-    assert done.exit_code == 1
-    assert "talk.jsonl was skipped: it contains no messages; line 1 has neither" in done.stderr
-    assert not Path("workspace").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

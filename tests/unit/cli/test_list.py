@@ -5,18 +5,15 @@ import os
 import re
 from binascii import crc32
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
 
-from stenolog.catalog.index import open_catalog
 from stenolog.cli import workspace
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
-from support.cli import assert_transcript, documented_columns
+from support.cli import documented_columns
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -31,46 +28,6 @@ def _keys(result: Result) -> list[str]:
     return [line.split("\t")[0] for line in result.stdout.splitlines()]
 
 
-def test_list_prints_the_last_changed_session_first_and_accepts_filters(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.set_meta("telegram:123", tags=["work"])
-    assert_transcript(
-        steno,
-        """
-        $ steno list
-        telegram:123→2→4→TIME→idle→message 1
-        日本:\\n語→1→1→TIME→interrupted→こんにちは
-        cli:default→2→2→TIME→interrupted→
-        $ steno list --prefix cli
-        cli:default→2→2→TIME→interrupted→
-        $ steno list --tag work
-        telegram:123→2→4→TIME→idle→message 1
-        $ steno list --state idle
-        telegram:123→2→4→TIME→idle→message 1
-        $ steno list --state asleep
-        ! Error: Invalid value for '--state': 'asleep' is not one of 'idle', 'running', 'interrupted'.
-        (exit 2)
-        $ steno list --tag other
-        ! No matching sessions.
-        $ steno list --agent ada --namespace notes
-        ! Error: Use either --agent or --namespace, not both.
-        (exit 2)
-        """,  # noqa: E501 - as printed
-    )
-    sessions = open_sessions("workspace", agent="ada")
-    sessions.add_message("cli:default", "user", "hello")
-    sessions.close()
-    assert_transcript(
-        steno,
-        """
-        $ steno list --agent adda
-        ! There are no sessions of agent adda in ./workspace yet.
-        ! 1 agent has its own sessions: --agent ada
-        """,
-    )
-    assert not Path("workspace/agents/adda").exists()
-
-
 def test_help_of_list_names_each_column_of_a_pipe(steno: Steno) -> None:
     columns = documented_columns(steno("list", "--help").stdout, "separated by tabs:")
     words = ["key", "visible messages", "all messages", "last change", "state", "title"]
@@ -78,31 +35,6 @@ def test_help_of_list_names_each_column_of_a_pipe(steno: Steno) -> None:
     assert all(word in column for word, column in zip(words, columns, strict=True))
     rows = steno("list").stdout.splitlines()
     assert {row.count("\t") + 1 for row in rows} == {len(columns)}
-
-
-def test_workspace_of_list_is_an_argument_or_an_option(steno: Steno) -> None:
-    Path("workspace").rename("elsewhere")
-    assert steno("list", "elsewhere").stdout == steno("list", "-w", "elsewhere").stdout != ""
-
-    both = steno("list", "elsewhere", "-w", "elsewhere")
-    assert both.exit_code == 2
-    assert "Name the workspace only once" in both.stderr
-
-
-def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
-    code, shown = in_terminal("list", NO_COLOR="1", COLUMNS="80")
-    assert code == 0
-    assert [line.split() for line in shown.splitlines()] == [
-        ["title", "key", "state", "age"],
-        ["こんにちは", "日本:\\n語", "interrupted", "now"],
-        ["cli:default", "interrupted", "now"],
-        ["message", "1", "telegram:123", "now"],
-    ]
-    _, shown = in_terminal("list", "--prefix", "telegram", NO_COLOR="1", COLUMNS="100")
-    assert [line.split() for line in shown.splitlines()] == [
-        ["title", "key", "messages", "age"],
-        ["message", "1", "telegram:123", "2/4", "now"],
-    ]
 
 
 def test_long_title_is_cut_and_long_key_is_shown_as_a_part_that_selects_it(
@@ -143,68 +75,6 @@ def test_list_is_limited_to_fifty_rows_only_in_a_terminal(
     assert limited.stderr == "Showing the newest 2. Use --limit for more.\n"
 
 
-def test_list_writes_json_for_programs(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.set_meta("telegram:123", title="By hand", tags=["b", "a"], agent="bob")
-    [entry] = map(json.loads, steno("list", "--json", "--prefix", "tele").stdout.splitlines())
-    assert MOMENT.fullmatch(entry.pop("created"))
-    assert MOMENT.fullmatch(entry.pop("updated"))
-    assert MOMENT.fullmatch(entry.pop("last_message"))
-    assert len(entry.pop("uid")) == 16
-    assert entry.pop("tokens") > 0
-    assert entry == {
-        "key": "telegram:123",
-        "title": "By hand",
-        "state": "idle",
-        "visible": 2,
-        "count": 4,
-        "tags": ["a", "b"],
-        "agent": "bob",
-        "channel": "telegram",
-        "prompt": "message 1",
-        "problem": None,
-        "program": None,
-        "project": None,
-        "model": None,
-        "input_tokens": 0,
-        "output_tokens": 0,
-        "usd": None,
-        "failed": 0,
-        "forked_from": None,
-    }
-
-
-def _answer(tokens: int) -> dict[str, Any]:
-    usage = {"prompt": tokens, "answer": 10, "cached": 0}
-    marks = {"model": "gpt-4o", "usage": usage}
-    return {"role": "assistant", "content": "x", "stenolog": marks}
-
-
-def test_list_sorts_and_shows_the_cost(steno: Steno, in_terminal: InTerminal) -> None:
-    with open_store("workspace") as store:
-        for key, tokens, year in (("p:a", 1_000, 2020), ("p:b", 1_000_000, 2021), ("p:c", 9, 2019)):
-            store.add_messages(key, [_answer(tokens)], at=[datetime(year, 1, 1, tzinfo=UTC)])
-        store.set_meta("p:a", tags=["x"])
-    prefix = ("list", "--prefix", "p:")
-    assert _keys(steno(*prefix, "--sort", "cost")) == ["p:b", "p:a", "p:c"]
-    assert _keys(steno(*prefix, "--sort", "newest")) == ["p:b", "p:a", "p:c"]
-    assert _keys(steno(*prefix, "--sort", "oldest")) == ["p:c", "p:a", "p:b"]
-    assert _keys(steno(*prefix)) == ["p:a", "p:c", "p:b"], "the last changed first"
-    assert _keys(steno(*prefix, "--since", "2020-06-01")) == ["p:b"]
-    assert "Showing the first 1." in steno(*prefix, "--sort", "cost", "--limit", "1").stderr
-    assert steno(*prefix, "--sort", "size").exit_code == 2
-    _, shown = in_terminal(*prefix, NO_COLOR="1", COLUMNS="100")
-    lines = [line.split() for line in shown.splitlines()]
-    assert lines[0] == ["title", "key", "messages", "cost", "age"]
-    assert [line[0] for line in lines[1:]] == ["p:b", "p:a", "p:c"], "by the last message"
-    assert lines[1][2] == "$2.50"
-    _, shown = in_terminal(*prefix, "--sort", "cost", NO_COLOR="1", COLUMNS="80")
-    lines = [line.split() for line in shown.splitlines()]
-    assert lines[0] == ["title", "key", "cost", "age"]
-    assert [line[0] for line in lines[1:]] == ["p:b", "p:a", "p:c"]
-    assert lines[1][1] == "$2.50"
-
-
 def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> None:
     result = {"role": "tool", "tool_call_id": "1", "content": "x", "stenolog": {"failed": True}}
     here = str(Path.cwd())
@@ -226,22 +96,6 @@ def test_list_filters_by_failed_tool_call_program_and_project(steno: Steno) -> N
     both = steno("list", "--project", "billing")
     assert (both.exit_code, both.stdout) == (2, "")
     assert "2 projects are named 'billing': /opt/billing, /srv/billing" in both.stderr
-
-
-def test_list_names_the_existing_programs_and_projects(steno: Steno) -> None:
-    unknown = steno("list", "--program", "claude")
-    assert unknown.stderr == "No session has the program claude.\n"
-    with open_store("workspace") as store:
-        for key, program in (("c:1", "codex"), ("c:2", "claude-code"), ("c:3", "claude-code")):
-            store.add_message(key, "user", "hello")
-            store.set_meta(key, transcript={"program": program, "folders": [f"/srv/{key[2:]}"]})
-    unknown = steno("list", "--program", "claude")
-    assert (unknown.exit_code, unknown.stdout) == (0, "")
-    assert unknown.stderr == ("No session has the program claude. Programs: claude-code, codex.\n")
-    unknown = steno("list", "--project", "4", "--program", "codex")
-    assert unknown.stderr == "No session has the project 4. Projects: /srv/1, /srv/2, /srv/3.\n"
-    known = steno("list", "--program", "codex", "--prefix", "c:2")
-    assert known.stderr == "No matching sessions.\n"
 
 
 def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
@@ -298,63 +152,12 @@ def test_list_finds_foreign_sessions_of_databases_and_agents(place: Path, steno:
     assert "`steno import workspace/agents/ada/sessions -w ./workspace --agent ada`" in told
 
 
-def test_list_reports_unreadable_log_files(place: Path, steno: Steno) -> None:
-    (place / "workspace" / "sessions" / "torn.jsonl").write_bytes(b'{"kind":"st')
-    assert steno("list").stderr == (
-        "1 session file cannot be read. Run `steno doctor ./workspace` for details.\n"
-    )
-
-
 def test_list_works_without_a_writable_index(place: Path, steno: Steno) -> None:
     (place / "workspace" / "sessions" / "catalog.db").mkdir()
     result = steno("list")
     assert len(_keys(result)) == 3
     assert result.stderr.startswith("the catalog cannot be stored and was built in memory: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_list_reads_an_existing_sqlite_store(place: Path, steno: Steno) -> None:
-    with open_store("sqlite:some.db") as store:
-        store.add_message("k", "user", "a title")
-    result = steno("list", "sqlite:some.db")
-    assert _keys(result) == ["k"]
-    assert result.stdout.endswith("\ta title\n")
-
-    missing = steno("list", "sqlite:other.db")
-    assert (missing.exit_code, missing.stdout) == (1, "")
-    assert not (place / "other.db").exists()
-
-
-@pytest.mark.parametrize(
-    ("width", "columns"),
-    [
-        (100, ["title", "key", "state", "messages", "age"]),
-        (80, ["title", "key", "state", "age"]),
-        (60, ["title", "key", "state", "age"]),
-        (40, ["title", "key", "age"]),
-        (39, ["title", "key"]),
-    ],
-)
-def test_narrow_terminal_shows_the_most_important_columns(
-    place: Path, in_terminal: InTerminal, width: int, columns: list[str]
-) -> None:
-    key = "slack:C0123456789:1700000000.000100:U0987654321"
-    with open_store("workspace") as store:
-        store.add_message(key, "user", "How tall is Mount Everest, and who was first on top of it?")
-        with open_catalog(store) as catalog:
-            # Indexed before: a slow machine would show a progress bar.
-            catalog.refresh()
-    assert place
-    code, said = in_terminal("list", COLUMNS=str(width), NO_COLOR="1")
-    assert code == 0
-    head, *rows = said.splitlines()
-    assert head.split() == columns
-    assert all(len(row) <= width for row in rows)
-    assert "How tall is" in said
-    start = head.index("key")
-    shown_keys = [row[start:].split()[0] for row in rows]
-    assert shown_keys[0] == "U0987654"
-    assert "telegram:123" in shown_keys
 
 
 # --- agents and namespaces -------------------------------------------------------------------
@@ -393,24 +196,6 @@ def test_error_for_a_namespace_folder_names_the_option(steno: Steno) -> None:
         result.stderr
     )
     assert steno("list", "workspace", "--namespace", "drafts").exit_code == 0
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("", "The address is empty; give a folder, or sqlite:FILE."),
-        ("sqllite:a.db", "Unknown engine 'sqllite:'; use jsonl:, sqlite:, postgresql: or memory:"),
-        ("sqlite://a.db", "sqlite:PATH takes a plain path, without //"),
-    ],
-)
-@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
-def test_invalid_workspace_is_reported_in_one_sentence(
-    command: list[str], where: str, words: str, steno: Steno
-) -> None:
-    result = steno(*command, "-w", where)
-    assert result.exit_code == (3 if command == ["doctor"] else 1)
-    assert result.stderr.startswith(f"Error: {words}")
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])

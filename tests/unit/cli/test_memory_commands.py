@@ -1,11 +1,7 @@
 """`steno memory`: notes listed, found, shown, forgotten, brought back, deleted."""
 
 import json
-import os
-import pty
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,36 +115,6 @@ def test_list_accepts_filters(memory: Steno, ids: Ids) -> None:
     assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No matching notes.\n")
 
 
-def test_json_has_every_field_of_a_note(memory: Steno, ids: Ids) -> None:
-    note = json.loads(memory("show", ids["old"], "--json").stdout)
-    at, superseded = note.pop("at"), note.pop("superseded")
-    assert at <= superseded
-    assert note == {
-        "id": ids["old"],
-        "agent": "main",
-        "who": "telegram:1",
-        "kind": "core",
-        "state": "superseded",
-        "about": "diet",
-        "text": "Eats meat.",
-        "quote": "I eat meat",
-        "session": "telegram:1",
-        "uid": "u",
-        "seqs": [1],
-        "confidence": 1.0,
-        "supersedes": [],
-        "superseded_by": ids["new"],
-    }
-
-
-def test_memory_search_finds_notes_of_all_users_or_one(memory: Steno, ids: Ids) -> None:
-    assert memory("search", "eats", "meat").stdout.split("\t")[0] == ids["new"]
-    assert ids["team"] in memory("search", "mon*").stdout
-    missed = memory("search", "mon*", "--who", "telegram:1")
-    assert (missed.exit_code, missed.stdout, missed.stderr) == (1, "", "No matching notes.\n")
-    assert memory("search", "*").exit_code == 2
-
-
 def test_memory_show_prints_the_source_of_a_note(memory: Steno, ids: Ids) -> None:
     shown = memory("show", ids["old"][:6]).stdout
     for words in (
@@ -208,21 +174,6 @@ def test_undo_requires_a_unique_user(memory: Steno, ids: Ids) -> None:
     assert (nobody.exit_code, nobody.stderr) == (1, "Error: There are no notes of nobody here.\n")
 
 
-def test_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> None:
-    before = _texts(workspace)
-    result = memory("forget", ids["new"], "--dry-run")
-    assert (result.exit_code, result.stderr) == (0, f"Would forget: {ids['new']} “Eats no meat.”\n")
-    result = memory("forget", ids["new"], "--purge", "--dry-run")
-    assert result.stderr == f"Would delete permanently: {ids['new']} “Eats no meat.”\n"
-    assert _texts(workspace) == before
-
-
-def test_one_unknown_id_prevents_all_forgetting(memory: Steno, ids: Ids, workspace: str) -> None:
-    before = _texts(workspace)
-    assert memory("forget", ids["new"], "nothing").exit_code == 1
-    assert _texts(workspace) == before
-
-
 def test_note_purge_requires_yes_without_a_terminal(
     memory: Steno, ids: Ids, workspace: str, place: Path
 ) -> None:
@@ -241,57 +192,18 @@ def test_note_purge_requires_yes_without_a_terminal(
     assert b"Eats meat." not in b"".join(files)
 
 
-def test_closed_stdin_is_rejected_with_one_sentence(ids: Ids, workspace: str) -> None:
-    before = _texts(workspace)
-    program = "from stenolog.cli import main; main(prog_name='steno')"
-    given = ["memory", "forget", ids["old"], "--purge", "-w", workspace]
-    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, *given]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, "add --yes" in result.stderr) == (2, True), result.stderr
-    assert "Traceback" not in result.stderr
-    assert _texts(workspace) == before
-
-
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("\n", 2), ("n\n", 2)])
-def test_note_purge_asks_in_a_terminal(ids: Ids, workspace: str, answer: str, left: int) -> None:
-    master, slave = pty.openpty()
-    os.write(master, answer.encode())
-    program = "from stenolog.cli import main; main(prog_name='steno')"
-    command = ["memory", "forget", ids["new"], "--purge", "-w", workspace]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *command],
-        stdin=slave,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(master)
-    os.close(slave)
-    assert "Delete this note permanently? [y/N]" in ended.stderr
-    assert ended.stdout == ""
-    assert (ended.returncode == 0) == (left == 1)
+def test_note_purge_asks_in_a_terminal(
+    ids: Ids, workspace: str, in_terminal: InTerminal, answer: str, left: int
+) -> None:
+    command = ("memory", "forget", ids["new"], "--purge", "-w", workspace)
+    code, shown = in_terminal(*command, typed=answer)
+    assert "Delete this note permanently? [y/N]" in shown
+    assert (code == 0) == (left == 1)
     assert ("Eats no meat." in _texts(workspace)) == (left == 2)
 
 
 # --- places ----------------------------------------------------------------------------------
-
-
-def test_workspace_without_notes_is_reported_and_unchanged(steno: Steno, place: Path) -> None:
-    result = steno("memory", "list")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "There are no notes in ./workspace yet.\n"
-    assert steno("memory", "forget", "x").exit_code == 1
-    assert steno("memory", "undo").exit_code == 1
-    assert not (place / "workspace" / "notes").exists()
-
-
-@pytest.mark.parametrize("where", ["nowhere", "sqlite:nowhere.db"])
-def test_memory_commands_create_no_workspace(steno: Steno, place: Path, where: str) -> None:
-    for words in (["list"], ["forget", "x"], ["undo"]):
-        result = steno("memory", *words, "-w", where)
-        assert (result.exit_code, "check the path" in result.stderr) == (1, True)
-    assert not list(place.glob("nowhere*"))
 
 
 def test_notes_are_formatted_in_a_terminal(

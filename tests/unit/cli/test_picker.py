@@ -270,5 +270,4 @@ def test_more_sessions_than_a_page_are_all_found(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(picker, "_FIRST_PAGE_SIZE", 2)
-    monkeypatch.setattr(picker, "_PAGE_SIZE", 1)
     assert Drawn(catalog).choose("lamps\r") == CHAT

@@ -14,7 +14,6 @@ from click.testing import Result
 from stenolog.cli.workspace import Location
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
-from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -72,74 +71,7 @@ def test_p3_show_reports_damage_found_only_by_a_full_read(place: Path, steno: St
     assert "k is damaged: at least 1 message is lost" in result.stderr
 
 
-def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
-    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
-
-    _, shown = in_terminal("export", "telegram:123")
-
-    assert shown.splitlines() == [
-        '{"role":"assistant","content":"message 4"}',
-        "telegram:123 is damaged: at least 1 message is lost. "
-        "Run `steno doctor ./workspace` for details.",
-    ]
-
-
 # --- show ------------------------------------------------------------------------------------
-
-
-def test_p4_visible_messages_are_printed_and_all_on_request(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.compact("telegram:123")
-    assert_transcript(
-        steno,
-        """
-        $ steno show telegram:123
-        Summary
-        They counted to two.
-
-        [3] user · TIME
-        message 3
-
-        [4] assistant · TIME
-        message 4
-
-        ! 2 messages are hidden. Use --all to show them.
-        $ steno show telegram:123 --all
-        Summary
-        They counted to two.
-
-        [1] user · TIME · hidden
-        message 1
-
-        [2] assistant · TIME · hidden
-        message 2
-
-        [3] user · TIME
-        message 3
-
-        [4] assistant · TIME
-        message 4
-
-        $ steno show cli:default
-        [1] assistant · TIME
-        tool_calls: [{"id": "1", "function": {"name": "ls", "arguments": "{}"}}]
-
-        [2] tool · TIME
-        a.txt
-        {"type": "image", "url": "b"}
-        id: "1"
-
-        $ steno export telegram:123
-        {"role":"user","content":"message 3"}
-        {"role":"assistant","content":"message 4"}
-        $ steno export telegram:123 --all
-        {"role":"user","content":"message 1"}
-        {"role":"assistant","content":"message 2"}
-        {"role":"user","content":"message 3"}
-        {"role":"assistant","content":"message 4"}
-        """,
-    )
 
 
 def test_show_accepts_any_key_and_any_message(steno: Steno) -> None:
@@ -161,18 +93,6 @@ def test_show_accepts_any_key_and_any_message(steno: Steno) -> None:
         '[3] message · TIME\n{"a": null}\n\n'
         '[4] message · TIME\nx: "\\ud800"\n\n'
     )
-
-
-def test_show_removes_control_sequences(steno: Steno, in_terminal: InTerminal) -> None:
-    with open_store("workspace") as store:
-        store.add_full_message(
-            "k", {"role": "us\x1b[2Jer", "content": "a\x1b[31mb\x07", "\x1bcx": "\u202ey"}
-        )
-        store.set_summary("k", "\x1b]0;title\x07short")
-
-    expected = 'Summary\nshort\n\n[1] user · TIME\nab\nx: "y"\n\n'
-    assert _golden(steno("show", "k").stdout) == expected
-    assert _golden(in_terminal("show", "k", NO_COLOR="1")[1]) == expected
 
 
 @pytest.mark.slow
@@ -248,59 +168,7 @@ def test_export_into_a_closed_pipe_prints_no_traceback() -> None:
         assert process.stderr.read() == b""
 
 
-def test_show_and_export_read_a_sqlite_store(steno: Steno) -> None:
-    with open_store("sqlite:some.db") as store:
-        store.add_message("k", "user", "kept in rows")
-    assert "kept in rows" in steno("show", "k", "-w", "sqlite:some.db").stdout
-    assert steno("export", "k", "-w", "sqlite:some.db").stdout == (
-        '{"role":"user","content":"kept in rows"}\n'
-    )
-
-
 # --- errors ----------------------------------------------------------------------------------
-
-
-def test_wrong_keys_places_and_options_are_reported_in_one_sentence(
-    place: Path, steno: Steno
-) -> None:
-    assert_transcript(
-        steno,
-        """
-        $ steno show nobody
-        ! Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.
-        (exit 1)
-        $ steno export nobody
-        ! Error: There is no session 'nobody' in ./workspace. `steno list` lists the sessions.
-        (exit 1)
-        $ steno list -w nowhere
-        ! Error: There is no workspace at nowhere; check the path.
-        (exit 1)
-        $ steno show k -w nowhere
-        ! Error: There is no workspace at nowhere; check the path.
-        (exit 1)
-        $ steno export k -w nowhere
-        ! Error: There is no workspace at nowhere; check the path.
-        (exit 1)
-        $ steno list workspace/sessions
-        ! Error: workspace/sessions contains logs itself; give the workspace, which is its parent folder.
-        (exit 1)
-        $ steno export telegram:123 --html
-        ! Error: No such option '--html'. Did you mean '--format html'?
-        (exit 2)
-        $ steno export telegram:123 --markdown
-        ! Error: No such option '--markdown'. Did you mean '--format markdown'?
-        (exit 2)
-        """,  # noqa: E501 - as printed
-    )
-    assert not (place / "nowhere").exists()
-
-
-def test_empty_workspace_is_not_an_error(place: Path, steno: Steno) -> None:
-    (place / "fresh").mkdir()
-    result = steno("list", "fresh")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "There are no sessions in fresh yet.\n"
-    assert list((place / "fresh").iterdir()) == []
 
 
 def test_log_of_another_program_is_reported_in_one_sentence(place: Path, steno: Steno) -> None:

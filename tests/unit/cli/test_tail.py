@@ -131,36 +131,8 @@ def test_session_deleted_just_before_follow_ends_the_command(
     assert "new" not in result.stdout
 
 
-def test_session_recreated_during_the_read_is_shown_from_its_end(
-    steno: Steno, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = JSONLStore.get_history
-
-    def get_history(self: JSONLStore, key: str, **options: Any) -> list[Message]:
-        monkeypatch.setattr(JSONLStore, "get_history", real)
-        found = real(self, key, **options)
-        with open_store("workspace") as store:
-            store.delete(KEY)
-            store.add_message(KEY, "user", "new")
-        return found
-
-    monkeypatch.setattr(JSONLStore, "get_history", get_history)
-    result = steno("tail", KEY, "--json", "-w", "./workspace")
-    shown = [json.loads(line)["message"]["content"] for line in result.stdout.splitlines()]
-    assert (result.exit_code, shown) == (0, ["new"])
-
-
 @pytest.mark.parametrize("more", [[], ["-f"]])
 def test_follow_does_not_wait_for_a_missing_session(steno: Steno, more: list[str]) -> None:
     result = steno("tail", "nobody", *more)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "There is no session 'nobody' in ./workspace." in result.stderr
-
-
-def test_tail_is_formatted_in_a_terminal(in_terminal: InTerminal) -> None:
-    with open_store("workspace") as store:
-        store.add_message("k", "assistant", "some **bold** words")
-    code, shown = in_terminal("tail", "k", NO_COLOR="1")
-    assert code == 0
-    assert MOMENT.sub("TIME", shown) == "[1] assistant · TIME\nsome bold words\n\n"
-    assert "\x1b[" in in_terminal("tail", "k")[1]

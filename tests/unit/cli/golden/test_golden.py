@@ -1,8 +1,15 @@
-"""What every command prints, as files beside this one; STENO_UPDATE=1 writes them anew."""
+"""Transcripts of commands: the files beside this one. STENO_UPDATE=1 writes their output anew.
+
+A line `$ steno …` is run in this process, `$ COLUMNS=80 steno …` in a terminal of this width, and
+`$ echo … | steno …` with this input. Any other line with `$` is run by a shell. Below a command is
+what it prints: stdout, stderr with `! ` before each line and without click's lines about usage, and
+the exit code if it is not 0. A line with `#:` says what the commands below it show.
+"""
 
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,156 +22,25 @@ from stenolog.cli import main
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
+from support.cli import InTerminal
 from support.installations import write_metadata
+from support.terminal import Terminal
+from support.transcripts import SAMPLES
 
 HERE = Path(__file__).parent
 UPDATE = bool(os.environ.get("STENO_UPDATE"))
 FIRST = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+PAGES = sorted(page.stem for page in HERE.glob("*.txt"))
 
-CASES = {
-    "ask": [
-        "ask hello --model scripted --session cli:new",
-        "ask hello --model scripted --session cli:new --json",
-        "hello | ask --model scripted --session cli:new",
-        "ask hello --model nobody/knows",
-    ],
-    "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
-    "backup": ["backup copies", "backup copies"],
-    "chat": ["hello | chat cli:new --model scripted", "chat cli:new -c"],
-    "config": [
-        "config path",
-        "config path --json",
-        "config init",
-        "config init",
-        "config show",
-    ],
-    "copy": ["copy workspace sqlite:copy.db"],
-    "delete": [
-        "delete telegram:123",
-        "delete telegram:123 cli:default --dry-run",
-        "delete telegram:123 cli:default --yes",
-        "delete slack:C42 --yes --json",
-        "delete telegram:123 --yes",
-    ],
-    "doctor": [
-        "doctor",
-        "doctor --json",
-        "doctor torn",
-        "doctor torn --repair",
-        "doctor torn",
-        "doctor elsewhere",
-    ],
-    "export": [
-        "export telegram:123",
-        "export telegram:123 -o talk.md",
-        "export telegram:123 -o talk.md",
-        "export telegram:123 -o talk.html --all --json",
-        "export telegram:123 -o talk.pdf",
-    ],
-    "fork": [
-        "fork telegram:123 telegram:other --at 4",
-        "fork telegram:123 telegram:third --json",
-        "fork telegram:123 telegram:third",
-        "fork telegram:123 telegram:fourth --at 99",
-    ],
-    "hook": ["hook -w postgresql://ada:secret@localhost/db", "hook install claude-code"],
-    "import": [
-        "import old --dry-run",
-        "import old --json",
-        "import old",
-        "show old",
-        "import elsewhere",
-    ],
-    "list": ["list", "list --json", "list --prefix tele", "list --prefix nothing"],
-    "memory": [
-        "memory list",
-        "memory list --json",
-        "memory search tea",
-        "memory show {note}",
-        "memory forget {note} --dry-run --json",
-        "memory forget {note}",
-        "memory undo --who telegram:123",
-        "memory forget {note} --json",
-        "memory undo --who telegram:123 --json",
-    ],
-    "open": ["open --print", "open telegram:123"],
-    "purge": [
-        "purge telegram:123",
-        "purge telegram:123 --before 3 --dry-run",
-        "purge telegram:123 --before 3 --yes",
-        "purge slack:C42 --yes --json",
-        "purge --scope telegram:123 --dry-run",
-        "purge --scope telegram:123 --yes",
-        "purge --scope telegram:123 --yes",
-    ],
-    "rename": [
-        "rename telegram:123 'Counting to four'",
-        "rename telegram:123 '' --json",
-        "rename nobody x",
-    ],
-    "restore": [
-        "restore --list",
-        "delete telegram:123 --yes",
-        "restore --list",
-        "restore --list --json",
-        "restore telegram:123 --as telegram:back",
-        "restore telegram:123",
-    ],
-    "retention": [
-        "retention list",
-        "retention run",
-        "retention list --config keep.toml",
-        "tag telegram:123 +old",
-        "retention run --config keep.toml --dry-run",
-        "retention run --config keep.toml",
-        "retention run --config keep.toml --json",
-    ],
-    "search": [
-        "search message",
-        "search message --role assistant --json",
-        "search message --prefix slack",
-    ],
-    "serve": ["serve --model nobody/knows --port 0", "serve --port 99999"],
-    "show": [
-        "show telegram:123",
-        "show telegram:123 --all",
-        "show telegram:123:2",
-        "show cli:default",
-        "show telegram:123 --json",
-        "show telegram:124",
-    ],
-    "stats": ["stats", "stats --json", "stats --since 2026-01-06"],
-    "summarize": [
-        "summarize telegram:123 --model scripted --dry-run",
-        "summarize telegram:123 --model scripted",
-        "summarize telegram:123 --model scripted --json",
-        "summarize nobody --model scripted",
-    ],
-    "tag": [
-        "tag telegram:123",
-        "tag telegram:123 +fun +work",
-        "tag telegram:123",
-        "tag telegram:123 -work --json",
-        "tag telegram:123 work",
-    ],
-    "tail": ["tail telegram:123", "tail telegram:123 -n 1 --json", "tail nobody"],
-    "token": ["token --config missing.toml"],
-    "undo": ["undo telegram:123", "undo telegram:123", "undo slack:C42 --json"],
-    "view": ["view nowhere --no-open", "view --port 99999"],
-}
-"""What is run one after the other, for each command; words before a bar are its stdin."""
+WITHOUT_JSON = ("chat", "hook", "open", "serve", "token", "view")
+"""Commands that talk, serve, or print one line for another program."""
 
 
 @pytest.fixture
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder to stand in, with a small workspace of fixed times; the id of a note in it."""
-    for name in list(os.environ):
-        if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.syspath_prepend(write_metadata(tmp_path / "installed"))  # from an index
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a small workspace of fixed times."""
+    monkeypatch.syspath_prepend(write_metadata(here / "installed"))  # from an index
+    monkeypatch.setenv("SAMPLES", str(SAMPLES))
     times = [FIRST + timedelta(minutes=number) for number in range(6)]
     roles = ["user", "assistant"] * 3
     said = [
@@ -184,57 +60,93 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         store.add_messages("cli:default", [asked, found], at=times[:2])
     with open_store("workspace", namespace="notes") as store:
         draft = Draft(kind="core", text="likes tea", at=FIRST)
-        [made] = Notes(store).add(Scope(who="telegram:123"), [draft], once="golden")
+        Notes(store).add(Scope(who="telegram:123"), [draft], once="golden")
     with open_store("torn") as store:
         store.add_messages("cli:torn", said[:1], at=times[:1])
-    with (tmp_path / "torn/sessions/cli%3Atorn.jsonl").open("ab") as log:
+    with (here / "torn/sessions/cli%3Atorn.jsonl").open("ab") as log:
         log.write(b'{"kind":"mess')
     rule = 'action = "delete"\ntag = "old"\n'
-    (tmp_path / "keep.toml").write_text(f"[retention.old]\n{rule}")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "old.json").write_text('[{"role": "user", "content": "from before"}]')
-    return made.id
+    (here / "keep.toml").write_text(f"[retention.old]\n{rule}")
+    (here / "old").mkdir()
+    (here / "old" / "old.json").write_text('[{"role": "user", "content": "from before"}]')
+    return here
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_command_output_matches_its_golden_file(name: str, note: str, tmp_path: Path) -> None:
-    shown = "\n".join(_run(line.format(note=note)) for line in CASES[name])
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_print_what_the_transcript_has(
+    name: str, place: Path, in_terminal: InTerminal
+) -> None:
     page = HERE / f"{name}.txt"
-    current = _fixed(shown, tmp_path)
+    lines = (line for line in page.read_text().splitlines() if line.startswith(("$ ", "#: ")))
+    outputs = (f"{line}\n{_fixed(_output(line, in_terminal), place)}" for line in lines)
+    current = f"{''.join(outputs).rstrip()}\n"
     if UPDATE:
         page.write_text(current)
     assert page.read_text() == current, "the output changed: see it with STENO_UPDATE=1"
 
 
-def test_every_command_has_golden_files() -> None:
-    assert CASES.keys() == set(main.list_commands(click.Context(main)))
-    assert {page.stem for page in HERE.glob("*.txt")} == CASES.keys()
-
-
-def _run(line: str) -> str:
-    said, _, command = line.rpartition(" | ")
-    ended = CliRunner().invoke(main, shlex.split(command), prog_name="steno", input=said or None)
-    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
-    return "".join(_section(line, ended.stdout, ended.stderr, ended.exit_code))
-
-
-def _section(line: str, stdout: str, stderr: str, code: int) -> Iterator[str]:
-    yield f"$ steno {line}\n"
-    yield stdout
-    yield "".join(f"! {words}\n" for words in stderr.splitlines())
-    if code:
-        yield f"exit code {code}\n"
+def _output(line: str, in_terminal: InTerminal) -> str:
+    """Run a line, and return what belongs below it, and an empty line."""
+    if line.startswith("#: "):
+        return ""
+    words = line.removeprefix("$ ")
+    match = re.fullmatch(r"(?:echo (.*) \| )?((?:[A-Z_]+=\S+ )*)steno (.*)", words)
+    if match is None:
+        shell = subprocess.run(["sh", "-c", words], stdout=subprocess.PIPE, text=True, check=True)
+        return f"{shell.stdout}\n"
+    environment = dict(text.split("=", 1) for text in match[2].split())
+    arguments = shlex.split(os.path.expandvars(match[3]))
+    if "COLUMNS" in environment:
+        code, shown = in_terminal(*arguments, **{"NO_COLOR": "1", "LINES": "100", **environment})
+        if "\x1b[?25l" in shown:  # a progress bar hides the cursor and is removed at the end
+            terminal = Terminal(rows=100, columns=int(environment["COLUMNS"]))
+            terminal.feed(shown.replace("\n", "\r\n"))
+            shown = f"{terminal.all}\n"
+    else:
+        said = shlex.split(match[1])[0] if match[1] else None
+        ended = CliRunner(env=environment).invoke(main, arguments, prog_name="steno", input=said)
+        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+        code, errors = ended.exit_code, re.sub(r"\AUsage: .*\nTry .*\n\n", "", ended.stderr)
+        shown = ended.stdout + "".join(f"! {error}\n" for error in errors.splitlines())
+    return f"{shown}exit code {code}\n\n" if code else f"{shown}\n"
 
 
 def _fixed(text: str, place: Path) -> str:
     """The text without what is another at each run: places, times of now, uids, speeds."""
-    text = text.replace(str(place), "/HERE")
+    text = text.replace(str(place), "/HERE").replace(str(SAMPLES), "/SAMPLES")
     text = re.sub(r"(?!2026-01-05)\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "NOW", text)
-    text = re.sub(r"(?!2026-01-05)\d{4}-\d\d-\d\d \d\d:\d\d", "NOW", text)
+    text = re.sub(r"(?!2026-01-05)\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d [A-Z]+)?", "NOW", text)
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d{6}\.\d+Z", "NOW", text)
     text = re.sub(r"\b(?=\w*\d)[0-9a-f]{12,64}\b", "HEX", text)
     text = re.sub(r"\([\d,]+ per second\)", "(N per second)", text)
+    text = re.sub(r'"(seconds|messages_per_second)": [\d.e-]+', r'"\1": 0', text)
     text = re.sub(r"about [\d,]+ → [\d,]+ tokens", "about N → M tokens", text)
     text = re.sub(r"about [\d,]+ tokens", "about N tokens", text)
     text = re.sub(r'"(input_tokens|tokens|tokens_before|tokens_after)": \d+', r'"\1": 0', text)
     text = re.sub(r"from byte [\d,]+ to", "from byte N to", text)
     return re.sub(r"(?m)[ \t]+$", "", text)
+
+
+def test_every_command_and_its_json_are_in_a_transcript() -> None:
+    text = "\n".join((HERE / f"{name}.txt").read_text() for name in PAGES)
+    for name, command in _commands(main, ()):
+        lines = re.findall(rf"(?m)^\$ (?:.* )?steno {name}\b.*$", text)
+        assert lines, name
+        has_json = any("--json" in param.opts for param in command.params)
+        assert has_json != (name in WITHOUT_JSON), name
+        assert not has_json or any("--json" in line for line in lines), name
+
+
+def test_every_help_lists_the_exit_codes() -> None:
+    for name, command in _commands(main, ()):
+        assert "Exit codes: 0" in " ".join(str(command.help).split()), name
+
+
+def _commands(group: click.Group, words: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, (*words, name))
+        elif command is not None:
+            yield " ".join((*words, name)), command
