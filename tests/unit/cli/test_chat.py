@@ -13,22 +13,8 @@ from stenolog.cli.chat import ChatStart, find_start
 from stenolog.cli.chat_input import InputHistory
 from stenolog.cli.config import AgentOptions
 from stenolog.stores.open_store import open_store
-from support.cli import Steno
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a home of its own and no keys in the environment."""
-    for name in list(os.environ):
-        if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    # No Ollama of this machine: a port that nobody listens on.
-    monkeypatch.setenv("OLLAMA_HOST", "http://127.0.0.1:1")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def start(
@@ -50,25 +36,6 @@ def start(
     return found
 
 
-def test_chat_without_a_terminal_names_the_command_for_scripts(steno: Steno) -> None:
-    ended = steno("chat", "-c")
-    assert (ended.exit_code, ended.stdout) == (1, "")
-    assert ended.stderr == (
-        "Error: steno chat needs an interactive terminal. "
-        "Elsewhere: steno ask --session KEY 'QUESTION'\n"
-    )
-    assert not Path("workspace").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments", [["k", "-c"], ["k", "-r", "x"], ["-c", "-r"]], ids=lambda given: " ".join(given)
-)
-def test_selecting_the_session_twice_is_wrong_usage(steno: Steno, arguments: list[str]) -> None:
-    result = steno("chat", *arguments)
-    assert result.exit_code == 2
-    assert "Select the session only once: with KEY, -c or -r." in result.stderr
-
-
 def test_help_does_not_import_the_chat() -> None:
     program = (
         "import sys; from stenolog.cli import main\n"
@@ -87,9 +54,9 @@ def test_help_does_not_import_the_chat() -> None:
 
 
 @pytest.fixture
-def talks() -> None:
+def talks(here: Path) -> None:
     """Three sessions: two of a terminal, one of a chat app, which changed last."""
-    with open_store("workspace") as store:
+    with open_store(here / "workspace") as store:
         for key, question in (
             ("cli:1:default", "About mountains"),
             ("cli:2:default", "About rivers"),

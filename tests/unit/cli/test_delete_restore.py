@@ -1,11 +1,7 @@
 """`steno delete`, `restore` and `purge`: what goes, what comes back, and who is asked."""
 
 import json
-import os
-import pty
 import sqlite3
-import subprocess
-import sys
 from binascii import crc32
 from collections.abc import Callable
 from contextlib import closing
@@ -55,32 +51,6 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 def _keys(where: str) -> list[str]:
     with open_store(where, read_only=True) as store:
         return store.list_sessions()
-
-
-def typed(text: str, *arguments: str) -> tuple[int, str]:
-    """Run a command in a terminal in which somebody types; its exit code and what was shown."""
-    master, slave = pty.openpty()
-    program = "from stenolog.cli import main; main(prog_name='steno')"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
-    ) as process:
-        os.close(slave)
-        os.write(master, text.encode())
-        shown = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # how a terminal says that its last writer is gone
-                break
-            if not part:
-                break
-            shown += part
-        os.close(master)
-    return process.returncode, shown.decode().replace("\r\n", "\n")
 
 
 # --- on every engine -------------------------------------------------------------------------
@@ -281,64 +251,25 @@ def test_purge_scope_reports_unreadable_sessions_and_deletes_the_rest(
 # --- who is asked ----------------------------------------------------------------------------
 
 
-def test_delete_purge_and_restore_reject_wrong_usage(steno: Steno) -> None:
-    assert_transcript(
-        steno,
-        f"""
-        $ steno delete {KEY}
-        ! Error: This moves sessions to the trash. Without a terminal to confirm, add --yes.
-        (exit 2)
-        $ steno purge {KEY}
-        ! Error: This deletes permanently. Without a terminal to confirm, add --yes.
-        (exit 2)
-        $ steno purge --scope {KEY}
-        ! Error: This deletes permanently. Without a terminal to confirm, add --yes.
-        (exit 2)
-        $ steno purge --yes
-        ! Error: Give either a KEY or --scope WHO.
-        (exit 2)
-        $ steno purge {KEY} --scope {KEY} --yes
-        ! Error: Give either a KEY or --scope WHO.
-        (exit 2)
-        $ steno purge --scope {KEY} --before 2 --yes
-        ! Error: --scope cannot be combined with --before, --agent or --namespace.
-        (exit 2)
-        $ steno purge --scope {KEY} --agent ada --yes
-        ! Error: --scope cannot be combined with --before, --agent or --namespace.
-        (exit 2)
-        $ steno restore
-        ! Error: KEY is missing. `steno restore --list` lists the sessions in the trash.
-        (exit 2)
-        $ steno restore --list --uid x
-        ! Error: --list cannot be combined with --uid or --as.
-        (exit 2)
-        $ steno delete --yes
-        ! Error: Missing argument 'KEY...'.
-        (exit 2)
-        """,
-    )
-    assert KEY in _keys("workspace")
-
-
-def test_delete_lists_sessions_and_asks_in_a_terminal() -> None:
-    code, shown = typed("n\n", "delete", KEY, "cli:default")
+def test_delete_lists_sessions_and_asks_in_a_terminal(in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("delete", KEY, "cli:default", typed="n\n")
     assert code == 1
     assert "To be moved to the trash (`steno restore` brings them back):\n" in shown
     assert f"  {KEY}: 4 messages\n  cli:default: 2 messages\n" in shown
     assert "Delete 2 sessions? [y/N]" in shown
     assert KEY in _keys("workspace")
 
-    code, shown = typed("y\n", "delete", KEY, "cli:default")
+    code, shown = in_terminal("delete", KEY, "cli:default", typed="y\n")
     assert code == 0
     assert f"Moved {KEY} to the trash. `steno restore {KEY}` brings it back.\n" in shown
     assert _keys("workspace") == ["日本:\n語"]
 
 
 @pytest.mark.parametrize("answer", ["\n", "n\n", f"{KEY}\n"])
-def test_purge_asks_in_a_terminal(answer: str) -> None:
+def test_purge_asks_in_a_terminal(answer: str, in_terminal: InTerminal) -> None:
     for command in (["purge", KEY], ["purge", "--scope", KEY]):
         # An answer that is not understood is asked for again; `n` ends the question.
-        code, shown = typed(f"{answer}n\n", *command)
+        code, shown = in_terminal(*command, typed=f"{answer}n\n")
         assert code == 1
         assert f"To be deleted permanently:\n  {KEY}: 4 messages\n" in shown
         assert "Delete permanently? This cannot be undone. [y/N]" in shown
@@ -346,8 +277,8 @@ def test_purge_asks_in_a_terminal(answer: str) -> None:
 
 
 @pytest.mark.parametrize("named", [[KEY, "cli:default"], ["--scope", KEY]], ids=["keys", "scope"])
-def test_purge_runs_after_yes(named: list[str]) -> None:
-    code, shown = typed("y\n", "purge", *named)
+def test_purge_runs_after_yes(named: list[str], in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("purge", *named, typed="y\n")
     assert code == 0
     assert f"Deleted permanently: {KEY}, 4 messages.\n" in shown
     assert KEY not in _keys("workspace")
@@ -505,19 +436,6 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(steno: 
     with open_store("workspace") as store:
         store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
     assert steno("purge", "odd", "--yes").exit_code == 0
-
-
-def test_trash_is_printed_as_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:
-    assert steno("delete", KEY, "--yes").exit_code == 0
-    [listed] = _rows(steno("restore", "--list", "--json"))
-    line = steno("restore", "--list").stdout
-    assert line.split("\t")[:3] == [KEY, listed["uid"], "4"]
-    code, shown = in_terminal("restore", "--list", NO_COLOR="1")
-    head, row = shown.splitlines()
-    assert (code, head.split()) == (0, ["key", "uid", "messages", "deleted"])
-    assert row.split()[:3] == [KEY, listed["uid"], "4"]
-    code, shown = in_terminal("restore", "--list", "--json", NO_COLOR="1")
-    assert json.loads(shown) == listed
 
 
 def test_the_hint_names_the_workspace_that_was_given(steno: Steno, tmp_path: Path) -> None:

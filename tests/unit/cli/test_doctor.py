@@ -32,31 +32,6 @@ def _damage(log: Path) -> None:
     log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
 
 
-def test_a_healthy_workspace_ends_with_0(steno: Steno) -> None:
-    result = steno("doctor")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "Checked 3 logs: no problems found.\n"
-
-
-def test_finding_is_printed_and_exits_with_1(log: Path, steno: Steno) -> None:
-    start = log.stat().st_size
-    _tear(log)
-
-    result = steno("doctor", "workspace")
-
-    assert result.exit_code == 1
-    assert result.stdout == (
-        "torn tail · telegram:123\n"
-        f"  workspace/sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
-        "  The last write was interrupted and never acknowledged.\n"
-        "  What to do: The next write skips these bytes; --repair does so now. "
-        "No byte is removed.\n\n"
-    )
-    assert result.stderr == (
-        "Checked 3 logs: 1 problem found, 1 repairable with `steno doctor workspace --repair`.\n"
-    )
-
-
 def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> None:
     _tear(log)
     torn = log.read_bytes()
@@ -85,18 +60,6 @@ def test_repair_names_the_agent(place: Path, steno: Steno) -> None:
     )
 
 
-def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> None:
-    _damage(log)
-    _tear(log)
-
-    result = steno("doctor", "--repair")
-
-    assert result.exit_code == 1
-    assert "torn tail fixed" in result.stderr
-    assert result.stdout.startswith("damaged line · telegram:123\n")
-    assert result.stderr.endswith("Checked 3 logs: 1 problem found.\n")
-
-
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     _edit(log)
     edited = log.read_bytes()
@@ -110,16 +73,6 @@ def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     assert "message three" in steno("show", "telegram:123").stdout
     (kept,) = (log.parent / "aside").iterdir()
     assert kept.read_bytes() == edited
-
-
-def test_repair_and_accept_together(log: Path, steno: Steno) -> None:
-    _edit(log)
-    log.with_name("empty.jsonl").touch(mode=0o600)
-
-    result = steno("doctor", "--repair", "--accept")
-
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert len(list((log.parent / "aside").iterdir())) == 2
 
 
 def test_json_is_one_object_with_everything(log: Path, steno: Steno) -> None:
@@ -137,59 +90,6 @@ def test_json_is_one_object_with_everything(log: Path, steno: Steno) -> None:
     (settled,) = report["repairs"]
     assert settled["done"]
     assert settled["finding"]["kind"] == "torn tail"
-
-
-def test_json_of_a_healthy_workspace(steno: Steno) -> None:
-    result = steno("doctor", "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout) == {
-        "workspace": "workspace",
-        "sessions": 3,
-        "findings": [],
-        "repairs": [],
-    }
-
-
-@pytest.mark.parametrize("options", [[], ["--repair"], ["--accept"]])
-def test_failed_check_exits_with_3(place: Path, steno: Steno, options: list[str]) -> None:
-    for directory in ("nowhere", "workspace/sessions"):
-        result = steno("doctor", directory, *options)
-        assert (result.exit_code, result.stdout) == (3, "")
-        assert result.stderr.startswith("Error: ")
-        assert result.stderr.count("\n") == 1
-    assert not (place / "nowhere").exists()
-
-
-def test_wrong_usage_ends_with_2(steno: Steno) -> None:
-    assert steno("doctor", "--delete").exit_code == 2
-    assert steno("doctor", "workspace", "-w", "workspace").exit_code == 2
-
-
-def test_workspace_without_sessions_is_healthy(place: Path, steno: Steno) -> None:
-    (place / "fresh").mkdir()
-    result = steno("doctor", "fresh")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "There are no sessions in fresh yet.\n"
-
-
-def test_folder_without_stenolog_data_is_rejected(place: Path, steno: Steno) -> None:
-    result = steno("doctor", ".")
-    assert (result.exit_code, result.stdout) == (3, "")
-    words = "There is no stenolog data in .; did you mean ./workspace?"
-    assert result.stderr == f"Error: {words}\n"
-
-    (place / "etc" / "default").mkdir(parents=True)
-    result = steno("doctor", "etc", "--repair")
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "Error: There is no stenolog data in etc.\n"
-
-
-@pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])
-def test_empty_workspace_is_healthy(place: Path, steno: Steno, ours: str) -> None:
-    (place / "begun" / ours).mkdir(parents=True, mode=0o700)
-    (place / "begun").chmod(0o700)
-    (place / "begun" / "README").touch()
-    assert steno("doctor", "begun").exit_code == 0
 
 
 def test_key_cannot_control_the_terminal(place: Path, in_terminal: InTerminal) -> None:

@@ -63,13 +63,6 @@ def test_hook_has_the_chosen_workspace_and_agent(steno: Steno) -> None:
     assert command.endswith(f" -w '{Path.cwd() / 'my talks'}' --agent ada")
 
 
-def test_password_is_not_printed_for_the_settings(steno: Steno) -> None:
-    done = steno("hook", "-w", "postgresql://ada:secret@localhost/db")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert ".pgpass" in done.stderr
-    assert "secret" not in done.stderr
-
-
 @pytest.mark.parametrize("words", [["install", "claude-code"], ["run"], ["--file", "x"]])
 def test_other_words_are_wrong_usage(steno: Steno, words: list[str]) -> None:
     assert steno("hook", *words).exit_code == 2

@@ -13,7 +13,6 @@ from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import record_field_name
 from support.tool_samples import CODING, fill_tools
-from support.transcripts import SAMPLES
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -47,16 +46,6 @@ def test_at_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -
     assert "Summary" not in result.stdout
 
 
-def test_embedded_image_is_shown_with_its_kind_and_size(steno: Steno) -> None:
-    url = "data:image/png;base64," + "A" * 4_000
-    content = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url}}]
-    with open_store("workspace") as store:
-        store.add_full_message("a", {"role": "user", "content": content})
-    result = steno("show", "a")
-    assert "look\n[image/png, about 3,000 bytes]\n" in result.stdout
-    assert url in steno("show", "a", "--json").stdout
-
-
 @pytest.mark.parametrize("key", ["long", "telegram:5", "a:b:c"])
 def test_show_accepts_the_anchors_of_search(steno: Steno, key: str) -> None:
     with open_store("workspace") as store:
@@ -75,16 +64,6 @@ def test_existing_key_takes_precedence_over_an_anchor(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message(f"{KEY}:2", "user", "a session of its own")
     assert "a session of its own" in steno("show", f"{KEY}:2").stdout
-
-
-def test_missing_message_is_reported_in_one_sentence(steno: Steno) -> None:
-    for arguments in ([KEY, "--at", "9"], [f"{KEY}:9"]):
-        result = steno("show", *arguments)
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == f"Error: There is no message 9 in {KEY}; the last is 4.\n"
-    nobody = steno("show", "nobody:7")
-    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' in ./workspace.")
-    assert steno("show", KEY, "--at", "0").exit_code == 2
 
 
 # --- JSON ------------------------------------------------------------------------------------
@@ -110,42 +89,6 @@ def test_json_has_the_messages_exactly_as_they_were_given(steno: Steno) -> None:
 # --- in a terminal ---------------------------------------------------------------------------
 
 
-def test_markdown_is_laid_out_in_a_terminal_and_left_alone_in_a_pipe(
-    steno: Steno, in_terminal: InTerminal
-) -> None:
-    said = "# Title\n\nSome **bold** words.\n\n- one\n- two"
-    with open_store("workspace") as store:
-        store.add_message("k", "assistant", said)
-    assert said in steno("show", "k").stdout
-    _, shown = in_terminal("show", "k", NO_COLOR="1")
-    assert LOCAL.sub("TIME", shown) == (
-        "[1] assistant · TIME\nTitle\n\nSome bold words.\n\n • one\n • two\n\n"
-    )
-    _, coloured = in_terminal("show", "k")
-    assert "\x1b[1mbold\x1b[0m" in coloured
-    assert STYLE.sub("", coloured) == shown
-
-
-def test_tools_are_shortened_in_a_terminal_unless_requested(in_terminal: InTerminal) -> None:
-    arguments = json.dumps({"path": "/home", "pattern": "x" * 60})
-    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
-    found = "\n".join(f"file {number}" for number in range(40))
-    with open_store("workspace") as store:
-        store.add_full_message("k", {"role": "assistant", "content": None, "tool_calls": [call]})
-        result = {"role": "tool", "tool_call_id": "1", "content": found}
-        store.add_full_message("k", {**result, "stenolog": {"seconds": 0.314}})
-    _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
-    assert '→ find(path="/home", pattern="xxxxx' in shown
-    assert "x" * 60 not in shown
-    assert "[2] tool find · TIME · 0.3 s\nfile 0\n" in LOCAL.sub("TIME", shown)
-    assert "file 10\n… 29 more lines; use --tools to show them\n" in shown
-    assert "tool_call_id" not in shown
-    assert "stenolog" not in shown
-    _, whole = in_terminal("show", "k", "--tools", NO_COLOR="1", LINES="100")
-    assert "file 39\n" in whole
-    assert "x" * 60 in whole.replace("\n", "")
-
-
 def test_tool_calls_have_formatted_blocks_in_a_terminal(
     place: Path, in_terminal: InTerminal
 ) -> None:
@@ -167,14 +110,6 @@ def test_tool_calls_have_formatted_blocks_in_a_terminal(
     assert "line 1500\n" in whole
 
 
-def test_show_prints_model_and_reasoning(in_terminal: InTerminal) -> None:
-    body = {"role": "assistant", "content": "42", "reasoning_content": "Let me see."}
-    with open_store("workspace") as store:
-        store.add_full_message("k", {**body, "stenolog": {"model": "deep", "seconds": 7.5}})
-    _, shown = in_terminal("show", "k", NO_COLOR="1")
-    assert LOCAL.sub("TIME", shown) == "[1] assistant · TIME · deep · 7.5 s\nLet me see.\n42\n\n"
-
-
 def test_results_are_shown_with_the_name_of_their_tool(in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         call = {"id": "c1", "function": {"name": "Bash", "arguments": "{}"}}
@@ -193,32 +128,6 @@ def test_inline_code_has_no_background(in_terminal: InTerminal) -> None:
         store.add_message("k", "user", "Use `pip list` now")
     _, shown = in_terminal("show", "k", NO_COLOR="", TERM="xterm-256color")
     assert "\x1b[1;36mpip list\x1b[0m" in shown
-
-
-def test_blocks_of_anthropic_are_shown_as_calls_and_results(in_terminal: InTerminal) -> None:
-    use = {"type": "tool_use", "id": "1", "name": "find", "input": {"path": "/home"}}
-    said = [{"type": "thinking", "thinking": "Let me see."}, {"type": "text", "text": "Wait."}, use]
-    found = "\n".join(f"file {number}" for number in range(40))
-    results = [
-        {"type": "tool_result", "tool_use_id": "1", "content": found},
-        {"type": "tool_result", "tool_use_id": "2"},
-    ]
-    with open_store("workspace") as store:
-        store.add_full_message("k", {"role": "assistant", "content": said})
-        store.add_full_message("k", {"role": "user", "content": results})
-    _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
-    assert 'Let me see.\nWait.\n→ find(path="/home")\n' in shown
-    assert "file 10\n… 29 more lines" in shown
-    assert '{"type": "tool_result", "tool_use_id": "2"}\n' in shown
-
-
-def test_an_image_does_not_fill_the_screen(in_terminal: InTerminal) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
-    with open_store("workspace") as store:
-        store.add_message("k", "user", [{"type": "text", "text": "look"}, part])
-    _, shown = in_terminal("show", "k", NO_COLOR="1")
-    assert "look\n" in shown
-    assert len(shown) < 700
 
 
 def test_message_of_unknown_format_is_shown_in_a_terminal(in_terminal: InTerminal) -> None:
@@ -271,83 +180,11 @@ def test_leaving_the_pager_early_exits_with_0(place: Path, in_terminal: InTermin
     assert shown.count("\n") < 5
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_original_record_of_another_program_is_not_shown(
-    place: Path, steno: Steno, in_terminal: InTerminal, is_terminal: bool
-) -> None:
-    del place
-    with open_store("workspace") as store:
-        body = {"role": "user", "content": "hello", "claude_code": {"uuid": "1"}, "other": 2}
-        store.add_messages("k", [body])
-    if is_terminal:
-        _, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
-    else:
-        shown = steno("show", "k").stdout
-    assert "claude_code" not in shown
-    assert "other: 2" in shown
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_session_of_another_program_shows_what_happened(
-    steno: Steno, in_terminal: InTerminal, is_terminal: bool
-) -> None:
-    folder = SAMPLES / "claude-code" / "projects"
-    assert steno("import", "--from", "claude-code", str(folder)).exit_code == 0
-
-    def show(*options: str) -> str:
-        if is_terminal:
-            return in_terminal("show", COMPACTED, *options, "--no-pager", NO_COLOR="1")[1]
-        return steno("show", COMPACTED, *options).stdout
-
-    shown = show()
-    # The mark of the compaction, 21, has no content.
-    headers = {int(seq) for seq in re.findall(r"(?m)^\[(\d+)\]", shown)}
-    assert headers == set(range(1, 29)) - {21}
-    assert "\n[22] Compaction: summary of the earlier messages · " in shown
-    assert "\n[24] /compact keep the tide table · " in shown
-    assert "<command-name>" not in shown
-    assert "[22]" not in (visible := show("--visible-only"))
-    assert "Summary\n" in visible
-    assert "<command-name>/compact" in show("--tools")
-    assert "<command-name>/compact" in show("--at", "24")
-
-
 def test_original_records_of_all_programs_are_known() -> None:
     assert set(map(record_field_name, PROGRAMS)) == PROGRAM_FIELDS
 
 
 # --- forks ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_show_names_the_source_of_an_imported_fork(
-    steno: Steno, in_terminal: InTerminal, is_terminal: bool
-) -> None:
-    folder = SAMPLES / "claude-code" / "projects"
-    assert steno("import", "--from", "claude-code", str(folder)).exit_code == 0
-    fork = "claude-code:9e1eb1be-32e7-4220-a0bf-a63df7f38f75"
-    [source] = {
-        session["forked_from"]
-        for line in steno("list", "--json").stdout.splitlines()
-        if (session := json.loads(line))["key"] == fork
-    }
-
-    def first_line() -> str:
-        if is_terminal:
-            return in_terminal("show", fork, "--no-pager", NO_COLOR="1")[1].splitlines()[0]
-        return steno("show", fork).stdout.splitlines()[0]
-
-    assert first_line() == f"forked from {source} at message 28"
-    assert "continues" not in steno("show", f"{fork}:1").stdout
-    # Without its source, the number is unknown.
-    assert steno("delete", source, "--yes").exit_code == 0
-    assert first_line() == f"forked from {source}"
-
-
-def test_show_names_the_source_of_a_fork(steno: Steno) -> None:
-    assert steno("fork", KEY, "copy", "--at", "3").exit_code == 0
-    assert steno("show", "copy").stdout.startswith(f"forked from {KEY} at message 3\n\nSummary\n")
-    assert "forked" not in steno("show", KEY).stdout
 
 
 def test_name_of_the_source_cannot_control_the_terminal(steno: Steno) -> None:
