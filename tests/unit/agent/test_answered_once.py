@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.active_sessions import ActiveSession, CancelReason
+from stenolog.agent.active_sessions import ActiveSession
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import TurnScheduler
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT, find_answer
 from stenolog.agent.tools import tool
+from stenolog.agent.turn import CancelReason
 from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.catalog.message_metadata import (
     mark_client_calls,
