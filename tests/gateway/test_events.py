@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -204,11 +203,7 @@ def test_streams_above_the_limit_are_rejected_immediately(tmp_path: Path) -> Non
             assert next_one.status_code == 200
 
 
-def test_listeners_of_one_session_share_one_follower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So few that some of it is read from the store again.
-    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED_MESSAGES", 3)
+def test_all_listeners_of_a_session_get_all_messages(tmp_path: Path) -> None:
     count, listeners = 60, 6
     with open_store(str(tmp_path)) as store, _served(tmp_path) as served:
         found: list[list[Any]] = [[] for _ in range(listeners)]
@@ -221,12 +216,9 @@ def test_listeners_of_one_session_share_one_follower(
         for thread in threads:
             thread.start()
         _until(lambda: served.gateway.streams.in_use == listeners)
-        names = [thread.name for thread in threading.enumerate()]
-        assert sum("stenolog-follow" in name for name in names) <= 1
         for number in range(count):
             store.add_message("s", "assistant", f"m{number}")
         _until(lambda: not any(thread.is_alive() for thread in threads))
-        _until(lambda: served.gateway.follower.followed_count == 0)
     for heard in found:
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 

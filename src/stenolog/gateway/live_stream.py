@@ -27,6 +27,7 @@ from stenolog.gateway.responses import encode_json, message_item, sse_data
 from stenolog.gateway.shared_state import Gateway
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import spans
+from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.base import Store, find_info
 
 # --- streaming ------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ async def _follow_messages_and_changes(
     """Yield messages and changes until the gateway closes. Raises SessionDeleted."""
     read_info = partial(gateway.loop.run, find_info, store, key)
     known_info = await read_info() if changes else None
-    async with aclosing(gateway.follower.messages(store, key, after=after, uid=uid)) as arrivals:
+    async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
         message_task = asyncio.ensure_future(anext(arrivals, None))
         closing_task = asyncio.create_task(gateway.closing.wait())
         try:

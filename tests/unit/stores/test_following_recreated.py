@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance, AgentRegistry
-from stenolog.agent.loop import AgentLoop
-from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
-from stenolog.gateway.shared_state import SessionFollower
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import async_store
 from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.scripted_model import ScriptedModel
 
 OLD = ["old 1", "old 2"]
 NEW = ["new 1", "new 2", "new 3", "new 4"]
@@ -100,28 +95,3 @@ def test_follow_never_mixes_two_sessions_of_a_key(
         else:
             assert told == (NEW if created_again else []), number
     assert first_session_seen > 2
-
-
-def test_gateway_listeners_get_an_event_for_a_recreated_session() -> None:
-    async def main() -> None:
-        agent = AgentInstance.open(
-            AgentSpec(sessions="memory:", memory=False), model=ScriptedModel([])
-        )
-        loop = AgentLoop(AgentRegistry([agent]))
-        store = agent.store
-        assert store is not None
-        for text in OLD:
-            store.add_message("a", "user", text)
-        uid = store.info("a").uid
-        store.delete("a")
-        for text in NEW:
-            store.add_message("a", "user", text)
-
-        following = SessionFollower(loop)
-        with pytest.raises(SessionDeleted):
-            async with aclosing(following.messages(store, "a", after=2, uid=uid)) as messages:
-                await anext(messages)
-        assert following.followed_count == 0
-        await loop.close()
-
-    asyncio.run(main())
