@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from stenolog.gateway.server import Server, server_config
+from stenolog.gateway.daemon import Server, server_config
 
 
 @contextmanager

@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
+import uvicorn
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.threads import cancel_and_wait, start_task
@@ -22,7 +25,7 @@ from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.hosts import LOOPBACK_HOSTS
-from stenolog.gateway.server import Server, server_config
+from stenolog.gateway.limits import MAX_HEAD_BYTES
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
 from stenolog.settings.conversion import rules_of
@@ -156,6 +159,64 @@ def _open_socket(host: str, port: int) -> socket.socket:
             raise UsageError(text) from error
         on_error.pop_all()
     return new_socket
+
+
+# --- server ---------------------------------------------------------------------------------------
+# uvicorn limits the connections and the size of a request head. It does not limit how long a client
+# may take: a gateway that other machines can reach needs a proxy in front of it.
+
+
+_TRUSTED_PROXIES: Final = ["127.0.0.1", "::1"]
+"""Addresses of proxies whose `X-Forwarded` headers are trusted."""
+
+
+def server_config(
+    app: ASGIApp,
+    *,
+    max_connections: int = 1_024,
+    idle_seconds: int = 15,
+    stop_seconds: float = 10.0,
+) -> uvicorn.Config:
+    """Return the configuration for `Server(server_config(app)).serve(sockets=[socket])`.
+
+    While more than `max_connections` connections are open, every request gets 503. A connection
+    stays open for `idle_seconds` between two requests. At shutdown, responses have `stop_seconds`
+    to end.
+    """
+    return uvicorn.Config(
+        app,
+        # h11 rejects malformed requests that other parsers accept.
+        http="h11",
+        ws="none",
+        interface="asgi3",
+        # The daemon configures logging, not uvicorn. Levels below warning would log headers.
+        log_config=None,
+        log_level="warning",
+        # URLs are not logged, because they may contain codes of login links.
+        access_log=False,
+        server_header=False,
+        proxy_headers=True,
+        # uvicorn would otherwise read the next two values from the environment.
+        forwarded_allow_ips=_TRUSTED_PROXIES,
+        workers=1,
+        # uvicorn rejects from this number of connections on, the new one included.
+        limit_concurrency=max_connections + 1,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=idle_seconds,
+        timeout_graceful_shutdown=math.ceil(stop_seconds),
+    )
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to the daemon; `should_exit = True` stops it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle no signals."""
+        yield
+
+
+# --- daemon ---------------------------------------------------------------------------------------
 
 
 class Daemon:

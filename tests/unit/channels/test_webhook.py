@@ -44,7 +44,7 @@ from stenolog.errors import (
 )
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.server import Server, server_config
+from stenolog.gateway.daemon import Server, server_config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stenolog.gateway.server import Server, server_config
+from stenolog.gateway.daemon import Server, server_config
 
 LONG = 60.0
 
