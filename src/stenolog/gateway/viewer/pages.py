@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from pathlib import PurePath
@@ -20,11 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from, title_from
-from stenolog.errors import NoSuchSession, StenologError
 from stenolog.gateway.login import LOGIN_PATH, SIGN_IN_PATH, open_command
 from stenolog.gateway.requests import ApiCall
-from stenolog.gateway.responses import ErrorResponse, status_of, without_secrets
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.responses import ErrorResponse
+from stenolog.gateway.shared_state import Gateway
 from stenolog.gateway.viewer.templating import (
     STYLE_SHEETS,
     csp_hash,
@@ -61,7 +60,6 @@ _HEADLINES: Final = {
 }
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class PageState(Struct, frozen=True, kw_only=True):
@@ -100,38 +98,6 @@ def compile_templates() -> None:
     environment = _environment()
     for name in ("conversation.html", *environment.list_templates(["html"])):
         environment.get_template(name)
-
-
-def with_error_pages(handler: Handler) -> Handler:
-    """Wrap a handler so that its errors are returned as HTML pages."""
-
-    async def handle_errors(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except HTTPException as error:
-            return _error_page(request, error.status_code, error.detail)
-        except StenologError as error:
-            status = status_of(error)
-            if status is None or status == 500:
-                raise  # `response_for` logs the error
-            if type(error) is NoSuchSession:
-                text = f'There is no session "{error.key}".'
-                return _error_page(request, status, text, "Session not found")
-            return _error_page(request, status, str(error))
-
-    return handle_errors
-
-
-def _error_page(request: Request, status: int, detail: str, title: str = "") -> Response:
-    text = without_secrets(detail, gateway_of(request).settings)
-    return page(
-        "failed.html",
-        status=status,
-        agent="main",
-        code=status,
-        headline=title or headline(status),
-        explanation=_capitalized(text),
-    )
 
 
 def headline(status: int) -> str:

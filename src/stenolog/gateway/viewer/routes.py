@@ -25,7 +25,7 @@ from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.hidden_messages import read_shared_messages
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home, trash
-from stenolog.gateway.viewer.pages import compile_templates, page, static, with_error_pages
+from stenolog.gateway.viewer.pages import compile_templates, page, static
 from stenolog.gateway.viewer.safe_html import MAX_RENDERED, masked_html, to_html
 from stenolog.gateway.viewer.session_outline import outline, turns
 from stenolog.memory.facade import Memory
@@ -257,5 +257,5 @@ def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
     return [
         Route("/static/{name}", static),
         Route("/rendered", render_markdown, methods=["POST"]),
-        *(Route(path, with_error_pages(handler), name=path) for path, handler in pages.items()),
+        *(Route(path, handler, name=path) for path, handler in pages.items()),
     ]
