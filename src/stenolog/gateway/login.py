@@ -80,10 +80,6 @@ _WRONG_HOST_TEXT: Final = (
     "the cookie. Run `{command}`, or add the name to gateway.hosts."
 )
 _PROOF_PATTERN: Final = re.compile(r"Steno ([0-9]{1,15})\.([0-9a-f]{64})")
-_HOME_REDIRECT_HTML: Final = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
-    '<title>stenolog</title><a href="/">stenolog</a>'
-)
 _REDIRECT_HTML: Final = (
     '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
     '<meta http-equiv="refresh" content="0;url={url}"><title>stenolog</title>'
@@ -239,7 +235,7 @@ def login_routes(
         """Return a response that signs the browser in and opens `/`."""
         response: Response = RedirectResponse("/", 303)
         if _may_come_from_other_page(request):
-            response = HTMLResponse(_HOME_REDIRECT_HTML)
+            response = HTMLResponse(_REDIRECT_HTML.format(url="/"))
         response.set_cookie(  # guard: cookie-http-only
             COOKIE_NAME,
             cookies.make_value(),

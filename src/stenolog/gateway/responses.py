@@ -54,13 +54,6 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     errors.StoreUnavailable: 503,
 }
 """HTTP status by exception; a class that is not listed has the status of its nearest base."""
-_STABLE_CODES: Final[Mapping[int, str]] = {
-    413: "request_entity_too_large",
-    414: "request_uri_too_long",
-    416: "requested_range_not_satisfiable",
-    422: "unprocessable_entity",
-}
-"""Error codes of statuses whose phrases changed in Python 3.13. The codes must stay the same."""
 _MIN_SECRET_LENGTH: Final = 8
 """Shorter secrets are not replaced in texts, because they may occur in ordinary text."""
 _NOT_SECRET_KEYS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
@@ -151,7 +144,7 @@ async def response_for(request: Request, error: Exception) -> Response:
         default_text = HTTPException(error.status_code).detail or str(error.status_code)
         if error.status_code == 404 and text == default_text:
             text = NO_SUCH_PATH
-        code = _STABLE_CODES.get(error.status_code) or re.sub(r"\W+", "_", default_text).lower()
+        code = re.sub(r"\W+", "_", default_text).lower()
         return error_response(error.status_code, text, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
         return error_response(
