@@ -224,8 +224,7 @@ def test_context_page_explains_why_messages_are_not_sent(
         viewer.open_session("s", "/context")
         page = viewer.page
         words = page.locator(".cut").inner_text()
-        assert words.startswith("3 older messages are not sent: turns are sent complete, and ")
-        expect(page.locator(".cut a")).to_have_text("message 2")
+        assert words == "3 older messages are not sent."
         assert "demo-model" in page.locator(".lead").inner_text()
         assert "9555" not in page.locator(".lead").inner_text()
         expect(page.locator("main .hint").first).to_contain_text(
@@ -242,10 +241,9 @@ def test_message_is_shown_as_json(viewer: ViewerPage) -> None:
     with page.expect_navigation():
         page.get_by_role("link", name="JSON of message 4").click()
     found = json.loads(page.locator("body").inner_text())
-    assert found["seq"] == 4
-    assert found["message"]["tool_calls"][0]["id"] == "a"
-    assert viewer.open(f"/s/{PLAN}/messages/400.json").status == 404
-    viewer.problems.clear()
+    [message] = found["messages"]
+    assert message["seq"] == 4
+    assert message["message"]["tool_calls"][0]["id"] == "a"
 
 
 def test_turns_are_listed_in_the_order_of_the_chart(viewer: ViewerPage) -> None:

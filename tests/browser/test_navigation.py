@@ -1,7 +1,6 @@
 """Moving in a long session, in a real browser: outline, search, filters, scrolling, jumps."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -392,34 +391,6 @@ def test_messages_added_while_the_end_is_not_loaded_appear_at_the_end(
         store.add_message(_KEY, "user", "Prompt 202: live?")
         expect(page.locator("#m1003")).to_be_in_viewport()
         expect(page.locator("#outline [aria-current]")).to_contain_text("Prompt 202")
-
-
-@_WIDTHS
-def test_jump_goes_to_a_turn_or_a_date(
-    viewer_at_width: ViewerPage, place: Path, width: int
-) -> None:
-    viewer_at_width.open_session(_KEY)
-    page = viewer_at_width.page
-    page.keyboard.press("f")
-    field = page.get_by_label("Go to turn or date")
-    field.fill("123")
-    field.press("Enter")
-    expect(page.locator("#m611")).to_be_in_viewport()
-    assert abs(_top_of(page, "#m611") - _bar_end(page)) < 30
-    page.wait_for_url("**?at=611#m611")
-    viewer_at_width.screenshot(f"navigation-jump-{width}")
-    field.fill("2020-01-31")
-    field.press("Enter")
-    expect(page.locator("#m1")).to_be_in_viewport()
-    field.fill("2999-01-31 10:30")
-    field.press("Enter")
-    expect(page.locator("#m1996")).to_be_in_viewport()
-    with open_store(str(place)) as store:
-        [message] = store.get_history(_KEY, last=1)
-    assert message.at < datetime.now(UTC)
-    field.fill("sometime")
-    field.press("Enter")
-    expect(page.locator("#toast")).to_contain_text("Enter the number of a turn")
 
 
 @_WIDTHS

@@ -39,8 +39,8 @@ from stenolog.gateway.responses import error_response
 from stenolog.gateway.viewer.pages import PageState, page_state
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_READ_ONLY_POST_PATHS: Final = frozenset({SIGN_IN_PATH, LOGOUT_PATH, LINKS_PATH, "/rendered"})
-"""Paths of POST requests that change no session: signing in and out, and rendering of text."""
+_READ_ONLY_POST_PATHS: Final = frozenset({SIGN_IN_PATH, LOGOUT_PATH, LINKS_PATH})
+"""Paths of POST requests that change no session: signing in and out."""
 _SECURITY_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -237,13 +237,6 @@ def part_around(
     return reader.read_part(start, _end_seq_after(reader.shown, seq, MESSAGES_PER_PART // 2))
 
 
-def message_at(agent: AgentInstance, key: str, seq: int) -> Message | None:
-    """Return the visible or hidden message with this seq; None if there is no such message."""
-    info = agent.store.info(agent.resolve_key(key))
-    messages = _PartReader(agent.store, info, _ALL_MESSAGES).read_messages(seq, seq)
-    return messages[0] if messages else None
-
-
 class _PartReader:
     """Reader of parts of a conversation."""
 

@@ -60,11 +60,6 @@ class Visibility(Struct, frozen=True, kw_only=True):
     lost: Sequence[Span] = ()
     """Seqs of damaged messages."""
 
-    def reason_at(self, seq: int) -> str:
-        """Return the reason why a message is hidden."""
-        reasons = (gap.reason for gap in self.gaps if gap.first <= seq <= gap.last)
-        return next(reasons, HIDDEN)
-
 
 def read_visibility(store: Store, info: SessionInfo) -> Visibility:
     """Return the visibility of a session's messages. If all are visible, read nothing."""

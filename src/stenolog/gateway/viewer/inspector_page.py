@@ -15,9 +15,7 @@ from stenolog.gateway.viewer.message_views import pretty_json
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, SecretMask
 from stenolog.messages import Body, has_text, role_of, text_parts_of
-from stenolog.records import Message
 from stenolog.sessions.fork_source import fork_source
-from stenolog.tokens import Tokens
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 _SYSTEM_ROLES: Final = ("system", "developer")
@@ -47,8 +45,7 @@ def load_inspector_page(
     tokens = context.tokens
     limits = context.limits
     header = session_header(info, entry, fork_source(info))
-    history = agent.sessions.get_history(session_key)
-    bodies = [message.to_dict() for message in history]
+    bodies = [message.to_dict() for message in agent.sessions.get_history(session_key)]
     prompt = next((text_parts_of(body) for body in reversed(bodies) if has_text(body)), "")
     recalled = agent.recall(prompt, session_key, sender=None)
     try:
@@ -80,9 +77,6 @@ def load_inspector_page(
         "tokens": window.tokens,
         "left_out": window.left_out,
         "elided": window.elided,
-        "turn_left_out": _find_left_out_turn(history, bodies, window.left_out, tokens)
-        if window.left_out and not window.elided
-        else None,
         "own_system": _system_message_status(bodies, window.messages),
         "request_bar": request_bar,
         "context_bar": bar_segments(part_tokens),
@@ -104,15 +98,6 @@ def load_inspector_page(
             for result in recalled.found
         ],
     }
-
-
-def _find_left_out_turn(
-    history: Sequence[Message], bodies: Sequence[Body], left_out: int, tokens: Tokens
-) -> tuple[int, int]:
-    """Return the first seq and the number of tokens of the newest turn that is left out."""
-    last = min(left_out, len(bodies)) - 1
-    first = next((index for index in range(last, -1, -1) if has_text(bodies[index])), 0)
-    return history[first].seq, sum(tokens.message(body) for body in bodies[first : last + 1])
 
 
 def _system_message_status(bodies: Sequence[Body], sent_bodies: Sequence[Body]) -> str:

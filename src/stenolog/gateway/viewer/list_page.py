@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import urlencode
 
@@ -29,13 +29,11 @@ from stenolog.catalog.entries import (
     State,
 )
 from stenolog.catalog.index import page_cursor
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import UsageError
 from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.responses import without_secrets
-from stenolog.gateway.viewer.hidden_messages import Visibility, read_visibility
 from stenolog.gateway.viewer.pages import api_address, page
 from stenolog.records import TrashedSession
-from stenolog.stores.base import Store
 
 SESSIONS_PER_PAGE: Final = 50
 MAX_ROWS: Final = 1_000
@@ -49,6 +47,8 @@ _MAX_BATCH_SIZE: Final = 5_000
 _MAX_FILTER_VALUES: Final = {False: 8, True: 100}
 """Maximum number of values per filter, by the query field `more`."""
 _MAX_TRASH_ROWS: Final = 1_000
+_FOLDER: Final = r".*[\\/](?=[^\\/]+[\\/])"
+"""Pattern of everything before the last two parts of a path."""
 NO_VALUE: Final = "-"
 """Value of a filter that selects sessions without a program, project or model."""
 
@@ -106,8 +106,6 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
     """Number of sessions that match the search. More may match if `all_sessions` is False."""
     all_sessions: bool = True
     grouped: GroupedHits | None = None
-    reasons: Mapping[tuple[str, int], str] = {}
-    """Reason why a hit is hidden, by key and seq. The mapping contains only hidden hits."""
 
 
 async def home(request: Request) -> Response:
@@ -196,7 +194,6 @@ def _load_search(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
     result = catalog.search_sessions(
         query.q, conditions, limit=_SEARCH_RESULTS_PER_PAGE, after=_parse_offset(query.after)
     )
-    hits = [hit for session in result.sessions for hit in session.hits]
     return SessionListPage(
         entries=entries[:_MAX_SESSION_MATCHES],
         after=None if result.after is None else str(result.after),
@@ -204,7 +201,6 @@ def _load_search(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
         session_count=len(entries),
         all_sessions=after is None,
         grouped=result,
-        reasons=_hidden_reasons(agent.store, hits),
     )
 
 
@@ -277,19 +273,6 @@ def _list_entries(
     return catalog.list(**asdict(conditions), sort=_sort_order(query), limit=limit, after=after)
 
 
-def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
-    @cache
-    def visibility(key: str) -> Visibility:
-        try:
-            return read_visibility(store, store.info(key))
-        except StenologError:
-            # If the session is damaged or was deleted after the search, the reason is unknown.
-            return Visibility(present=())
-
-    hidden_hits = [hit for hit in hits if hit.hidden]
-    return {(hit.key, hit.seq): visibility(hit.key).reason_at(hit.seq) for hit in hidden_hits}
-
-
 def filter_entries(entries: Iterable[Entry], search_text: str) -> list[Entry]:
     """Return the sessions whose title, key or tags contain all words, ignoring case."""
     words = search_text.casefold().split()
@@ -318,19 +301,12 @@ def base_name(path: str) -> str:
 
 
 def project_labels(paths: Sequence[str]) -> dict[str, str]:
-    """Return the short name of each project, with more of the path if names are the same."""
-    labels = {path: base_name(path) for path in paths}
-    part_count = 1
-    while ambiguous_labels := {
-        label for label, count in Counter(labels.values()).items() if count > 1
-    }:
-        part_count += 1
-        for path in [path for path, label in labels.items() if label in ambiguous_labels]:
-            pieces = re.split(r"([\\/])", path.rstrip("\\/"))
-            # Pieces are parts and the separators between them: `n` parts are `2 * n - 1` pieces.
-            is_shorter = 2 * part_count - 1 <= len(pieces)
-            labels[path] = "".join(pieces[1 - 2 * part_count :]) if is_shorter else path
-    return labels
+    """Return the short name of each project, with its folder if projects have the same name."""
+    counts = Counter(map(base_name, paths))
+    return {
+        path: name if counts[name := base_name(path)] == 1 else re.split(_FOLDER, path)[-1]
+        for path in paths
+    }
 
 
 def short_model_name(model: str) -> str:

@@ -1,32 +1,30 @@
-"""Routes of the viewer, and its small pages: notes, export and Markdown."""
+"""Routes of the viewer, its notes page, and exports."""
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from threading import Timer
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.gateway.requests import MAX_SEQ, AgentQuery, body_of, parse_query
+from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.viewer.conversation_page import (
     conversation,
     find_messages,
     fragment,
-    message_at,
 )
 from stenolog.gateway.viewer.export_page import export_pieces
 from stenolog.gateway.viewer.hidden_messages import read_shared_messages
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home, trash
 from stenolog.gateway.viewer.pages import compile_templates, page, static
-from stenolog.gateway.viewer.safe_html import MAX_RENDERED, masked_html, to_html
+from stenolog.gateway.viewer.safe_html import masked_html, to_html
 from stenolog.gateway.viewer.session_outline import outline, turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Note
@@ -153,21 +151,6 @@ def _merge_into_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(chunk)
 
 
-async def message_json(request: Request) -> Response:
-    """Return one message as stored, as indented JSON."""
-    call = parse_query(request, AgentQuery)
-    seq = request.path_params["seq"]
-    message = None
-    if 0 < seq <= MAX_SEQ:
-        message = await call.gateway.loop.run(message_at, call.agent, call.key, seq)
-    if message is None:
-        raise HTTPException(404, f"there is no message {seq}")
-    fields = {"seq": seq, "at": message.at.isoformat(), "hidden": message.hidden}
-    text = json.dumps({**fields, "message": message.to_dict()}, indent=2, ensure_ascii=False)
-    # Lone surrogates cannot be encoded as UTF-8, so they become escape sequences.
-    return Response(text.encode(errors="backslashreplace"), media_type="application/json")
-
-
 # --- warming --------------------------------------------------------------------------------------
 # Before the first page, templates are compiled, and the Markdown parser is loaded.
 #
@@ -215,22 +198,6 @@ def _prepare_pages_and_lexers() -> None:
         _logger.exception("preparing the viewer's pages failed")
 
 
-# --- rendering ------------------------------------------------------------------------------------
-# For an open page, the gateway renders text that is not stored, such as the answers to commands.
-
-
-class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Markdown to render."""
-
-    text: Annotated[str, Meta(max_length=2 * MAX_RENDERED)]
-
-
-async def render_markdown(request: Request) -> Response:
-    """Return Markdown as safe HTML, for pages that show the answers to commands."""
-    body = await body_of(request, RenderRequest)
-    return page("words.html", text=body.text)
-
-
 # --- routes ---------------------------------------------------------------------------------------
 
 
@@ -251,11 +218,9 @@ def viewer_routes(*, list_first: bool = False) -> list[BaseRoute]:
         "/s/{key}/find": find_messages,
         "/s/{key}/turns": turns,
         "/s/{key}/context": context,
-        "/s/{key}/messages/{seq:int}.json": message_json,
         "/s/{key}/export.{form}": export,
     }
     return [
         Route("/static/{name}", static),
-        Route("/rendered", render_markdown, methods=["POST"]),
         *(Route(path, handler, name=path) for path, handler in pages.items()),
     ]

@@ -56,7 +56,6 @@ _BARE_ADDRESS: Final = re.compile(r"(?<!\w)https?://[^\s<>\"'`]{1,2000}", re.IGN
 """An address in plain text. Punctuation at the end of the address is removed later."""
 _ALIGNMENTS: Final = {"text-align:right": "right", "text-align:center": "center"}
 """Class names of the alignments that the Markdown parser writes as styles."""
-_TASK_BOXES: Final = {"[ ] ": "☐", "[x] ": "☑", "[X] ": "☑"}
 _CLASS_NAMES: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
 
 
@@ -170,35 +169,15 @@ def _render_image(
     return str(Markup('<a href="{}">🖼 {}</a>').format(source, alt_text or source))
 
 
-def _add_links_tasks_and_alignment(state: "StateCore") -> None:
-    """Add links to addresses in plain text, checkboxes to task lists, and alignment to columns."""
-    last_types: list[str] = ["", ""]
+def _add_links_and_alignment(state: "StateCore") -> None:
+    """Add links to addresses in plain text, and alignment to columns."""
     for token in state.tokens:
         if token.type in ("th_open", "td_open"):
             class_name = _ALIGNMENTS.get(str(token.attrs.pop("style", "")))
             if class_name:
                 token.attrs["class"] = class_name
         elif token.type == "inline" and token.children:
-            if last_types == ["list_item_open", "paragraph_open"]:
-                token.children = [*_take_task_box(token.children[0]), *token.children]
             token.children = list(_with_links(token.children, state.md))
-        last_types = [last_types[1], token.type]
-
-
-def _take_task_box(first_token: "Token") -> "list[Token]":
-    """Remove the checkbox of a task, such as `[x]`, from its text, and return it as a token."""
-    box = _TASK_BOXES.get(first_token.content[:4]) if first_token.type == "text" else None
-    if box is None:
-        return []
-    first_token.content = first_token.content[4:]
-    return [type(first_token)("task", "span", 0, content=box)]
-
-
-def _render_task(
-    self: "RendererHTML", tokens: "Sequence[Token]", index: int, options: Any, env: Any
-) -> str:
-    del self, options, env
-    return f'<span class="task">{tokens[index].content}</span> '
 
 
 def _with_links(tokens: "Sequence[Token]", parser: "MarkdownIt") -> "Iterator[Token]":
@@ -242,8 +221,7 @@ def _markdown_parser() -> "MarkdownIt":
     parser = MarkdownIt("commonmark", {"html": False, "highlight": _coloured_block, "breaks": True})
     parser.enable(["table", "strikethrough"])
     parser.add_render_rule("image", _render_image)
-    parser.add_render_rule("task", _render_task)
-    parser.core.ruler.push("links_tasks_and_alignment", _add_links_tasks_and_alignment)
+    parser.core.ruler.push("links_and_alignment", _add_links_and_alignment)
     return parser
 
 

@@ -5,24 +5,22 @@ conversation page shows the prompts of the turns, and the turns page shows their
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import compress, islice
 from threading import Lock
-from time import sleep
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, has_failed, model_of, seconds_of, usage_of
-from stenolog.errors import UsageError
 from stenolog.gateway.requests import AgentQuery, Seq, parse_query
 from stenolog.gateway.viewer.message_views import prompt_text
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
@@ -57,9 +55,6 @@ THINKING: Final = 16
 
 MAX_MESSAGES: Final = 25_000
 """Maximum number of messages that one outline request of a page reads."""
-_BURST_MESSAGES: Final = 100
-"""Number of messages to read between two pauses, if `read_outline` has a limit."""
-_PAUSE_SECONDS: Final = 0.001
 _MAX_OUTLINES_PER_STORE: Final = 4
 _MAX_FAILED_TOOLS: Final = 5
 """Maximum number of names of failed tools per turn."""
@@ -277,11 +272,6 @@ class Outline:
         """Return the index of the turn that contains `seq`; 0 if `seq` is before the first turn."""
         return max(0, bisect_right(self.turns, seq, key=lambda turn: turn.seq) - 1)
 
-    def turn_index_since(self, time: datetime) -> int:
-        """Return the index of the first turn at this time or later, otherwise of the last turn."""
-        index = bisect_left(self.turns, time, key=lambda turn: turn.at)
-        return min(index, max(0, len(self.turns) - 1))
-
 
 # --- reading ---------------------------------------------------------------------------------
 
@@ -319,11 +309,9 @@ def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -
         if outline.last_seq < info.last_seq:
             messages = islice(iterate_messages(store, info, outline.last_seq), limit)
             read_count = 0
-            for read_count, message in enumerate(messages, 1):
+            for message in messages:
                 outline.add(message)
-                if limit is not None and read_count % _BURST_MESSAGES == 1:
-                    # The outline is not urgent, so let other requests use the processor.
-                    sleep(_PAUSE_SECONDS)
+                read_count += 1
             if limit is None or read_count < limit:
                 outline.last_seq = info.last_seq
         cached.count = info.count if outline.last_seq >= info.last_seq else 0
@@ -351,10 +339,6 @@ class OutlineQuery(AgentQuery, frozen=True, kw_only=True):
 
     at: Seq = 0
     """Seq of a message."""
-    turn: Seq = 0
-    """Number of a turn, from 1."""
-    date: Annotated[str, Meta(max_length=40)] = ""
-    """A time in ISO format. Selects the first turn at this time or later."""
     start: Seq | None = None
     """Index of the first turn of the part."""
 
@@ -370,45 +354,20 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
     """Return the values of the template: consecutive turns of a session."""
     store = agent.store
     info = store.info(agent.resolve_key(key))
-    time = _parse_time(query.date)
-    # A jump to a turn or time needs all messages. Otherwise the outline is read in steps.
-    needs_all = bool(query.turn or time is not None)
-    outline = read_outline(store, info, limit=None if needs_all else MAX_MESSAGES)
-    turns = outline.turns
-    if query.turn:
-        index = min(query.turn, len(turns)) - 1
-    elif time is not None:
-        index = outline.turn_index_since(time)
-    elif query.at:
-        index = outline.turn_index_at(query.at)
-    else:
-        index = len(turns) - 1
-    index = max(0, index)
-    start = query.start
+    outline = read_outline(store, info, limit=MAX_MESSAGES)
+    count, start = len(outline.turns), query.start
     if start is None:
-        start = max(0, min(index - TURNS_PER_PART // 2, len(turns) - TURNS_PER_PART))
+        index = outline.turn_index_at(query.at) if query.at else count - 1
+        start = max(0, min(index - TURNS_PER_PART // 2, count - TURNS_PER_PART))
     return {
         "info": info,
         "turns": outline.turns_between(start, start + TURNS_PER_PART, info),
         "start": start,
-        "count": len(turns),
-        # `target` is the seq of the prompt at the requested position.
-        "target": turns[index].seq if turns else 0,
-        "number": index + 1 if turns else 0,
+        "count": count,
         "totals": outline.totals(),
         # If `complete` is False, the next request of the page reads more messages.
         "complete": outline.last_seq >= info.last_seq,
     }
-
-
-def _parse_time(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"date={text!r} is not a time in ISO format") from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 # --- the page of the turns --------------------------------------------------------------------

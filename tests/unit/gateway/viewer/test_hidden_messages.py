@@ -120,4 +120,3 @@ def test_gap_without_an_undo_step_is_only_marked_hidden() -> None:
         for seq in range(1, 18, 2):
             store.admin.hide(_KEY, seq, seq)
         assert _told(store)[-1] == (29, 30, 2, "hidden")
-        assert read_visibility(store, store.info(_KEY)).reason_at(29) == "hidden"

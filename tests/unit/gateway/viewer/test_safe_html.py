@@ -74,16 +74,6 @@ def test_many_brackets_after_an_address_are_cut_in_bounded_time() -> None:
     assert to_html("https://a.example/" + ")" * 50_000).count("<a") == 1
 
 
-def test_task_list_has_boxes() -> None:
-    made = to_html("- [x] read\n- [ ] write\n\n1. [X] three\n\n[ ] not a task")
-    assert re.findall(r'<span class="task">(.)</span> (\w+)', made) == [
-        ("☑", "read"),
-        ("☐", "write"),
-        ("☑", "three"),
-    ]
-    assert "[ ] not a task" in made
-
-
 def test_table_columns_keep_their_alignment() -> None:
     made = to_html("|a|b|c|\n|:-|:-:|-:|\n|1|2|3|")
     assert '<th class="center">b</th>' in made

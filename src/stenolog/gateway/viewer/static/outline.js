@@ -1,4 +1,4 @@
-// Navigation in a session: the sticky bar, the outline of prompts, search, filters, jumps, and
+// Navigation in a session: the sticky bar, the outline of prompts, search, filters, and
 // loading while scrolling. viewer.js loads older, newer and live messages.
 
 const $ = (selector, root = document) => root.querySelector(selector);
@@ -553,32 +553,6 @@ function startFilters() {
   if (!talk.dataset.filter && kept && !location.search.includes("at=")) setFilter(kept);
 }
 
-// --- going to a turn or a date ----------------------------------------------------------------
-
-async function goTo(text) {
-  const isNumber = /^#?[\d,.]+$/.test(text) && !/^\d+\.\d+\.\d+$/.test(text);
-  const moment = new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text);
-  if (!isNumber && Number.isNaN(moment.getTime())) {
-    showNotice("Enter the number of a turn, or a date such as 2026-03-14.");
-    return;
-  }
-  const fields = isNumber ? { turn: text.replace(/\D/g, "") } : { date: moment.toISOString() };
-  const made = await tryOrNotice(() => html(address("/outline", fields)));
-  const list = made && $(".turn-list", made);
-  if (!list) return;
-  if (list.dataset.target === "0") { showNotice("This session has no prompts."); return; }
-  await jump(Number(list.dataset.target));
-}
-
-function startJump() {
-  const form = $("#jump");
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const text = form.to.value.trim();
-    if (text) goTo(text);
-  });
-}
-
 // --- hidden messages at a divider -------------------------------------------------------------
 
 async function showHidden(button, divider) {
@@ -657,7 +631,6 @@ if (talk) {
   startOutline();
   startFilters();
   startSearch();
-  startJump();
   startKeys();
   startScrolling();
 }

@@ -50,17 +50,6 @@ function keepSources(root) {
 }
 keepSources(document);
 
-// Has the server render text that is not stored, and returns the element.
-async function renderText(text) {
-  const response = await request("/rendered", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ text }),
-  });
-  if (!response.ok) return text;
-  return $(".words", new DOMParser().parseFromString(await response.text(), "text/html"));
-}
-
 async function api(method, address, body, tries = 4) {
   const response = await request(address, {
     method,
@@ -880,9 +869,9 @@ async function command(words) {
   // A stored answer, as of /retry, is one of the messages that are loaded now.
   if (reply.seq !== null) { await reload(); return; }
   const writing = $("#writing");
-  const made = await renderText(reply.answer);
   await reload();
-  writing.replaceChildren(made);
+  // Answers to commands are plain text, except that they quote names.
+  writing.textContent = reply.answer.replaceAll("`", "");
   writing.hidden = false;
   writing.scrollIntoView({ block: "nearest" });
 }
