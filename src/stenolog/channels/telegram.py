@@ -8,7 +8,6 @@ appears in a log or an error.
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -54,12 +53,7 @@ class UpdateTracker:
     passes an update that is not durable, even if later updates are durable.
     """
 
-    def __init__(self, *, handled_below: int = 0) -> None:
-        """Start with no known updates.
-
-        `handled_below`: update number below which an earlier process handled all updates.
-        """
-        self._handled_below = handled_below
+    def __init__(self) -> None:
         self._states: dict[int, Literal["open", "durable", "retry"]] = {}
         self.next_number: int | None = None
         """First update number to request; None if no update is known yet."""
@@ -79,9 +73,7 @@ class UpdateTracker:
                 self._states[number] = "durable"
         new_numbers = []
         for number in received_numbers:
-            if number < self._handled_below:
-                self._states[number] = "durable"
-            elif self._states.get(number, "retry") == "retry" and number >= (self.next_number or 0):
+            if self._states.get(number, "retry") == "retry" and number >= (self.next_number or 0):
                 self._states[number] = "open"
                 new_numbers.append(number)
         self._advance_next_number()
@@ -109,8 +101,6 @@ _LONG_POLL_SECONDS: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _MAX_PAUSE_SECONDS: Final = 60.0
 """Maximum seconds between two attempts of a failing request, unless Telegram asks for more."""
-_OFFSET_VALID_SECONDS: Final = 86_400.0
-"""Seconds for which a stored offset is valid. Telegram may renumber updates after a week."""
 _URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that log complete URLs, which contain the token."""
 
@@ -196,7 +186,7 @@ class Telegram:
         inbox.recover_answers()
         settle_tasks: set[asyncio.Task[Any]] = set()
         try:
-            tracker = UpdateTracker(handled_below=await self._read_handled_below())
+            tracker = UpdateTracker()
             while True:
                 await inbox.wait_for_capacity()
                 get_updates = partial(
@@ -206,7 +196,6 @@ class Telegram:
                     allowed_updates=["message"],
                 )
                 updates: Sequence[Update] = await self._call_with_retries(get_updates)
-                previous_number = tracker.next_number
                 new_numbers = set(tracker.add_updates(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new_numbers:
@@ -220,11 +209,6 @@ class Telegram:
                 if tracker.has_open_updates and not new_numbers:
                     # The server would return the unconfirmed updates immediately, so wait first.
                     await asyncio.sleep(self._pause)
-                if tracker.next_number != previous_number:
-                    with suppress(StenologError):
-                        await self._claims.save(
-                            self._claim_name, next=tracker.next_number, at=int(time.time())
-                        )
         finally:
             await cancel_and_wait(settle_tasks)
 
@@ -281,14 +265,6 @@ class Telegram:
             message_number=message.message_id,
         )
         return inbox.accept(incoming).durable
-
-    async def _read_handled_below(self) -> int:
-        """Return the update number below which an earlier process handled all updates, or 0."""
-        saved_data = await self._claims.read_saved(self._claim_name)
-        number, saved_at = saved_data.get("next"), saved_data.get("at")
-        if not isinstance(number, int) or not isinstance(saved_at, int | float):
-            return 0
-        return number if 0 <= time.time() - saved_at < _OFFSET_VALID_SECONDS else 0
 
     # --- sending -----------------------------------------------------------------------------
 

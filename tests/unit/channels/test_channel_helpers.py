@@ -115,12 +115,6 @@ def test_offset_skips_updates_that_the_app_no_longer_has() -> None:
     assert tracker.next_number == 10
 
 
-def test_updates_accepted_by_an_earlier_process_are_only_confirmed() -> None:
-    tracker = UpdateTracker(handled_below=7)
-    assert tracker.add_updates([5, 6, 7]) == [7]
-    assert tracker.next_number == 7
-
-
 # --- chat moves ----------------------------------------------------------------------------------
 
 
