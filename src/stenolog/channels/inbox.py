@@ -52,11 +52,14 @@ from stenolog.sessions.keys import Origin, key_for, owner_for
 from stenolog.stores.base import find_info
 
 # --- moving a chat to another session ------------------------------------------------------------
+# After /new, /resume and /fork, a chat continues in another session.
+# The moves are stored in the meta of the chat's first session, its root. If an app sends an old
+# message again after a move, the message belongs to the session before the move. To find that
+# session, each move records the message number of its command.
 
 
 _MAX_EARLIER_MOVES: Final = 50
 """Maximum number of earlier moves that are stored."""
-_MAX_UNSAVED_MOVES: Final = 10_000
 _logger = logging.getLogger("stenolog")
 
 
@@ -93,62 +96,6 @@ def find_session_key(
         if message.message_number < number:
             return before
     return last_move.key
-
-
-class ChatSessions:
-    """Sessions in which chats continue after /new, /resume and /fork.
-
-    The moves are stored in the meta of the chat's first session, its root. If an app sends an old
-    message again after a move, the message belongs to the session before the move. To find that
-    session, each move records the message number of its command.
-    """
-
-    def __init__(self, loop: AgentLoop) -> None:
-        self._loop = loop
-        self._unsaved_moves: dict[tuple[str | None, str], ChatMove] = {}
-        """Moves that could not be stored, by agent and first session of the chat."""
-
-    async def record_move(
-        self,
-        instance: AgentInstance,
-        root_key: str,
-        message: IncomingMessage,
-        old_key: str,
-        new_key: str,
-    ) -> None:
-        """Record that the command in this message moved the chat to another session."""
-        chat = message.chat or ""
-        earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # the move must be recorded even if reading fails
-            last_move = await self.read_last_move(instance, root_key)
-            if last_move is not None and last_move.chat == chat and last_move.number:
-                earlier = last_move.all_moves[-_MAX_EARLIER_MOVES:]
-        move = ChatMove(
-            key=new_key, before=old_key, chat=chat, number=message.message_number, earlier=earlier
-        )
-        self._unsaved_moves[instance.id, root_key] = move
-        while len(self._unsaved_moves) > _MAX_UNSAVED_MOVES:
-            del self._unsaved_moves[next(iter(self._unsaved_moves))]
-        try:
-            fields = {MOVE_FIELD: msgspec.to_builtins(move)}
-            await self._loop.run(instance.store.set_meta, root_key, **fields)
-        except StenologError as error:
-            _logger.warning(
-                "could not store that the chat %r moved; after a restart it continues in its old "
-                "session: %s",
-                root_key,
-                error,
-            )
-        else:
-            del self._unsaved_moves[instance.id, root_key]
-
-    async def read_last_move(self, instance: AgentInstance, root_key: str) -> ChatMove | None:
-        """Return the last move of a chat, or None. Raises errors of the store."""
-        if (instance.id, root_key) in self._unsaved_moves:
-            return self._unsaved_moves[instance.id, root_key]
-        # Errors are raised: without the last move, the message would go into the wrong session.
-        info = await self._loop.run(find_info, instance.store, root_key)
-        return None if info is None else read_move(info.meta)
 
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
@@ -297,7 +244,6 @@ class Inbox:
         self._delivery = delivery
         self._claims = claims
         self._max_messages = max_messages
-        self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
@@ -404,7 +350,8 @@ class Inbox:
         """Pass a message to the agent, and wait until the message is durable or answered.
 
         If the message is a command that was executed before, return an Answer without calling the
-        agent. Otherwise return None.
+        agent. If it moved the chat and the move cannot be stored, return an Answer with the error.
+        Otherwise return None.
         """
         root_key = await self._loop.run(instance.resolve_key, base_key)
         register_session = register_name(instance.id, root_key)
@@ -412,7 +359,7 @@ class Inbox:
         if claims is not None and not message.message_number:
             number = await assign_number(claims, register_session, message)
             message = replace(message, message_number=number)
-        last_move = await self._chat_sessions.read_last_move(instance, root_key)
+        last_move = await self._read_last_move(instance, root_key)
         key = find_session_key(root_key, last_move, message)
         if commands.parse_command(message.text) is None:
             claims = None  # the log has the ids of messages, but no commands
@@ -420,7 +367,7 @@ class Inbox:
             claims is not None and not await begin_command(claims, register_session, message)
         ):
             # Another process may have executed the command and moved the chat in the meantime.
-            last_move = await self._chat_sessions.read_last_move(instance, root_key)
+            last_move = await self._read_last_move(instance, root_key)
             current_key = root_key if last_move is None else last_move.key
             return Answer(key=current_key, text="", outcome="again")
         inbound_message = InboundMessage(
@@ -439,8 +386,37 @@ class Inbox:
         if claims is not None and answer is not None and may_run_again(answer):
             await record_rejection(claims, register_session, message)
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._chat_sessions.record_move(instance, root_key, message, key, answer.key)
+            try:
+                await self._record_move(instance, root_key, message, key, answer.key)
+            except StenologError as error:
+                # The chat stays in its session, so its user must send the command again.
+                return replace(answer, key=key, outcome="failed", error=error)
         return None
+
+    async def _read_last_move(self, instance: AgentInstance, root_key: str) -> ChatMove | None:
+        """Return the last move of a chat, or None. Raises errors of the store."""
+        # Errors are raised: without the last move, the message would go into the wrong session.
+        info = await self._loop.run(find_info, instance.store, root_key)
+        return None if info is None else read_move(info.meta)
+
+    async def _record_move(
+        self,
+        instance: AgentInstance,
+        root_key: str,
+        message: IncomingMessage,
+        old_key: str,
+        new_key: str,
+    ) -> None:
+        """Store that the command in this message moved the chat. Raises errors of the store."""
+        last_move = await self._read_last_move(instance, root_key)
+        chat = message.chat or ""
+        is_same_chat = last_move is not None and last_move.chat == chat and last_move.number
+        earlier = last_move.all_moves[-_MAX_EARLIER_MOVES:] if last_move and is_same_chat else ()
+        move = ChatMove(
+            key=new_key, before=old_key, chat=chat, number=message.message_number, earlier=earlier
+        )
+        fields = {MOVE_FIELD: msgspec.to_builtins(move)}
+        await self._loop.run(instance.store.set_meta, root_key, **fields)
 
     def _origin_of(self, message: IncomingMessage) -> Origin:
         return Origin(

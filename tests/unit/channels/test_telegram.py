@@ -18,6 +18,8 @@ from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
 from stenolog.errors import NotStored
 from stenolog.providers.chat_model import Delta
+from stenolog.sessions.chat_marks import MOVE_FIELD
+from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
@@ -215,6 +217,30 @@ def test_new_session_of_a_chat_survives_a_restart(server: TelegramServer, tmp_pa
 
     asyncio.run(before())
     asyncio.run(after())
+
+
+def test_chat_whose_move_cannot_be_stored_stays_in_its_session(
+    server: TelegramServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_meta, failures = JSONLStore.set_meta, [1]
+
+    def fail_once(self: JSONLStore, key: str, **fields: Any) -> None:
+        if MOVE_FIELD in fields and failures:
+            failures.pop()
+            raise NotStored("the disk is full")
+        set_meta(self, key, **fields)
+
+    monkeypatch.setattr(JSONLStore, "set_meta", fail_once)
+
+    async def scenario() -> None:
+        async with bot(tmp_path, server, ScriptedModel(_echo)) as loop:
+            for count, text in enumerate(("/new", "one", "/new", "two"), 1):
+                server.say(text)
+                await until(server, partial(_have_come, server, count))
+            assert server.texts(ALICE)[0].startswith("I could not answer: storage is not available")
+            assert [body["content"] for body in bodies(loop, KEY)] == ["one", "You said: one"]
+
+    asyncio.run(scenario())
 
 
 def test_stop_interrupts_the_answer_in_progress(server: TelegramServer, tmp_path: Path) -> None:
