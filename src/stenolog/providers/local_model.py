@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from importlib import util
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from stenolog.errors import ModelRefused, UsageError, install_command
 from stenolog.providers.chat_model import Delta
@@ -102,12 +102,6 @@ class LocalModel:
         if chat is not None:
             await chat.close()
         await asyncio.to_thread(self._unload_server)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
     def _load_server(self) -> OpenAIChat:
         """Start the server if needed, and return the client for it."""

@@ -11,9 +11,8 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn
 
 from msgspec.structs import replace
 
@@ -171,16 +170,9 @@ class OpenAIChat:
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
     async def _wait_to_retry(self, failure: Failure, attempts: int) -> None:
-        now, random_fraction = datetime.now(UTC), random.random()
         seconds = seconds_to_wait(
-            failure, self._retry_limits, attempts=attempts, now=now, random_fraction=random_fraction
+            failure, self._retry_limits, attempts=attempts, random_fraction=random.random()
         )
         if seconds is None:
             self._give_up(failure, attempts)

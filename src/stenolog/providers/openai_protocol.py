@@ -308,7 +308,6 @@ class ChunkReader:
         """Whether the server sent a finish reason."""
         self._usage: Usage | None = None
         self._calls = _CallParser(new_id)
-        self._half_character = ""
 
     def read_event(self, data: str) -> Delta | None:
         """Parse one event; return None if it adds nothing to the answer."""
@@ -328,10 +327,8 @@ class ChunkReader:
         return self._parse_chunk(answer, "message", body)
 
     def read_rest(self) -> Delta | None:
-        """Return the parts known only at the end: the usage, and an incomplete last character."""
-        text = "\ufffd" if self._half_character else ""
-        self._half_character = ""
-        return Delta(text=text, usage=self._usage) if text or self._usage else None
+        """Return what is known only at the end: the usage."""
+        return Delta(usage=self._usage) if self._usage else None
 
     def _parse_chunk(self, chunk: Any, field: str, data: str) -> Delta | None:
         fields = _check_type(chunk, dict, data)
@@ -353,22 +350,13 @@ class ChunkReader:
         finish = "" if self.finished else _text_or_empty(choice.get("finish_reason"))
         self.finished = self.finished or bool(finish)
         delta = Delta(
-            text=self._take_complete_characters(text),
+            text=_fix_surrogates(text),
             reasoning=_fix_surrogates(next(reasonings, thinking)),
             details=_parse_reasoning_details(message.get("reasoning_details")),
             calls=tuple(self._calls.parse_part(call) for call in call_parts),
             finish=finish,
         )
         return delta if delta != _EMPTY_DELTA else None
-
-    def _take_complete_characters(self, text: str) -> str:
-        """Return the text, but keep half a surrogate pair at its end for the next piece."""
-        if not text:
-            return ""
-        text = self._half_character + text
-        is_high_surrogate = "\ud800" <= text[-1] <= "\udbff"
-        self._half_character = text[-1] if is_high_surrogate else ""
-        return _fix_surrogates(text[:-1] if self._half_character else text)
 
 
 _EMPTY_DELTA: Final = Delta()

@@ -7,8 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from msgspec import Struct
@@ -57,7 +55,7 @@ class RetryLimits(Struct, frozen=True, kw_only=True):
 
 
 def seconds_to_wait(
-    failure: Failure, limits: RetryLimits, *, attempts: int, now: datetime, random_fraction: float
+    failure: Failure, limits: RetryLimits, *, attempts: int, random_fraction: float
 ) -> float | None:
     """Return the seconds to wait before the next attempt, or None if there is no next attempt.
 
@@ -70,7 +68,7 @@ def seconds_to_wait(
         retries = min(retries, limits.retries_after_silence)
     if attempts > retries or not is_temporary(failure):
         return None
-    requested_delay = parse_retry_after(failure.retry_after, now)
+    requested_delay = _parse_retry_after(failure.retry_after)
     if requested_delay is not None:
         return requested_delay if requested_delay <= limits.max_delay else None
     doubled_delay = limits.backoff * 2.0 ** min(attempts - 1, 30)
@@ -99,19 +97,12 @@ _PERMANENT_ERROR_PATTERN: Final = lazy_pattern(
 )
 
 
-def parse_retry_after(header: str, now: datetime) -> float | None:
-    """Convert `Retry-After`, a number or a date, to seconds from `now`; None if invalid."""
-    text = header.strip()
+def _parse_retry_after(header: str) -> float | None:
+    """Return the seconds in `Retry-After`; None for other text. No known provider sends dates."""
     try:
-        seconds = float(text)
+        seconds = float(header)
     except ValueError:
-        try:
-            retry_time = parsedate_to_datetime(text)
-        except (ValueError, TypeError, IndexError, OverflowError):
-            return None
-        # Dates in HTTP are in UTC.
-        retry_time = retry_time if retry_time.tzinfo else retry_time.replace(tzinfo=UTC)
-        seconds = (retry_time - now).total_seconds()
+        return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
@@ -296,11 +287,6 @@ _NO_OVERFLOW_PATTERNS: Final = [
         r"invalid.api.?key|unauthori[sz]ed|authentication",
     )
 ]
-
-
-def is_overflow(error: BaseException) -> bool:
-    """Whether a provider rejected the request because it is too long."""
-    return read_overflow(error) is not None
 
 
 def read_overflow(error: BaseException) -> ContextOverflow | None:

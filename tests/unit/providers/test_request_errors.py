@@ -1,12 +1,9 @@
 """Tests which errors are retried, and the text of a server's error."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stenolog.providers.request_errors import (
     Failure,
@@ -15,16 +12,14 @@ from stenolog.providers.request_errors import (
     failure_of_response,
     find_failure,
     is_temporary,
-    parse_retry_after,
     seconds_to_wait,
 )
 
-NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 PATIENCE = RetryLimits(retries=4, backoff=0.5, max_delay=60.0)
 
 
 def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | None:
-    return seconds_to_wait(failure, PATIENCE, attempts=tried, now=NOW, random_fraction=chance)
+    return seconds_to_wait(failure, PATIENCE, attempts=tried, random_fraction=chance)
 
 
 @pytest.mark.parametrize("status", [0, 408, 409, 425, 429, 500, 502, 503, 504, 529])
@@ -58,7 +53,7 @@ def test_after_silence_there_is_at_most_one_retry() -> None:
     silent = Failure("was silent", silent=True)
     assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
     for patience in (RetryLimits(retries=0), RetryLimits(retries_after_silence=0)):
-        assert seconds_to_wait(silent, patience, attempts=1, now=NOW, random_fraction=1) is None
+        assert seconds_to_wait(silent, patience, attempts=1, random_fraction=1) is None
     assert waits(Failure("cannot be reached"), tried=4) == 4
 
 
@@ -67,7 +62,7 @@ def test_delays_double_up_to_a_limit_with_jitter() -> None:
     assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
     assert waits(failure, tried=3, chance=0) == 1.0
     patience = RetryLimits(retries=100, backoff=1, max_delay=30)
-    waited = seconds_to_wait(failure, patience, attempts=99, now=NOW, random_fraction=1)
+    waited = seconds_to_wait(failure, patience, attempts=99, random_fraction=1)
     assert waited == 30
 
 
@@ -80,11 +75,7 @@ def test_delays_double_up_to_a_limit_with_jitter() -> None:
         ("60", 60.0),
         ("61", None),
         ("1e9", None),
-        ("Sun, 15 Nov 2026 12:00:20 GMT", 20.0),
-        ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0),
-        ("Sun, 15 Nov 2026 13:00:00 GMT", None),
-        ("Sun, 15 Nov 2026 13:00:20 +0100", 20.0),
-        ("soon", 0.5),
+        ("Sun, 15 Nov 2026 12:00:20 GMT", 0.5),
         ("nan", 0.5),
         ("inf", 0.5),
         ("", 0.5),
@@ -92,12 +83,6 @@ def test_delays_double_up_to_a_limit_with_jitter() -> None:
 )
 def test_retry_after_within_the_limit_is_used(asked: str, seconds: float | None) -> None:
     assert waits(Failure("was busy", 429, asked)) == seconds
-
-
-@given(st.text(max_size=40))
-def test_malformed_retry_after_is_ignored(value: str) -> None:
-    found = parse_retry_after(value, NOW)
-    assert found is None or found >= 0
 
 
 @pytest.mark.parametrize(
