@@ -347,32 +347,6 @@ def test_export_menu_names_formats_with_secrets_and_closes(viewer: ViewerPage) -
     expect(menu).to_be_hidden()
 
 
-def test_export_menu_fits_on_a_phone_in_light_and_dark(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
-    for dark in (False, True):
-        with (
-            window(browser, served, phone=True, dark=dark) as context,
-            ViewerPage(context, served, screenshots) as viewer,
-        ):
-            viewer.open_session(PLAN)
-            page = viewer.page
-            page.evaluate("scrollTo(0, 0)")
-            page.locator(".export summary").tap()
-            menu = page.locator(".export .menu")
-            expect(menu).to_be_visible()
-            viewer.screenshot(f"export-phone-{'dark' if dark else 'light'}")
-            box = menu.bounding_box()
-            assert box is not None
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= 390
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390
-            for link in page.locator(".export a").all():
-                assert (link.bounding_box() or {"height": 0.0})["height"] >= 36
-            with page.expect_download():
-                page.locator(".export a", has_text="Markdown").tap()
-
-
 def _thousand(where: Path, key: str = "big") -> None:
     roles = ("assistant", "user")
     with open_store(str(where)) as store:
@@ -453,49 +427,6 @@ def test_messages_hidden_by_another_process_leave_the_page(
 
 
 @pytest.mark.slow
-def test_invalid_fragment_does_not_end_live_updates(
-    tmp_path: Path, browser: Browser, screenshots: Path
-) -> None:
-    _thousand(tmp_path)
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-        open_store(str(tmp_path)) as store,
-    ):
-        viewer.open_session("big")
-        page = viewer.page
-        # As where the index was not ready when the page was made.
-        page.evaluate("document.querySelectorAll('#state, #tokens').forEach(one => one.remove())")
-        asked: list[str] = []
-
-        def answer(route: Route) -> None:
-            asked.append(route.request.url)
-            route.fulfill(status=200, content_type="text/html", body="<p>Something else.</p>")
-
-        page.route("**/fragment*", answer, times=1)
-        store.add_message("big", "assistant", "The first.")
-        expect(page.locator("#toast")).to_be_visible()
-        assert len(asked) == 1
-        store.add_message("big", "assistant", "The second.")
-        expect(page.locator("#m1001")).to_be_attached()
-        expect(page.locator("#m1002")).to_be_in_viewport()
-        expect(page.locator("#state")).to_have_class("dot idle")
-        expect(page.locator("#tokens")).to_contain_text("tokens")
-        # And whatever else goes wrong once.
-        page.evaluate(
-            "window.gone = document.querySelector('#message-count'); window.gone.remove()"
-        )
-        with page.expect_event("pageerror"):
-            store.add_message("big", "assistant", "The third.")
-        viewer.problems.clear()
-        page.evaluate("document.querySelector('.figures').prepend(window.gone)")
-        store.add_message("big", "assistant", "The fourth.")
-        expect(page.locator("#m1004")).to_be_in_viewport()
-        expect(page.locator("#message-count")).to_have_text("1,004 messages")
-
-
-@pytest.mark.slow
 def test_older_messages_load_while_scrolling_and_turns_are_paged(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
@@ -534,37 +465,6 @@ def test_older_messages_load_while_scrolling_and_turns_are_paged(
         page.get_by_role("link", name="Older turns").first.click()
         expect(page.locator(".pager").first).to_contain_text("Turns 1–100 of 500")
         expect(page.locator(".turns tbody tr")).to_have_count(100)
-
-
-def test_state_dot_changes_when_a_turn_of_another_process_ends(
-    viewer: ViewerPage, place: Path
-) -> None:
-    key = "telegram:alan"
-    page = viewer.page
-    with open_store(str(place)) as store:
-        with store.lease(key, ttl=60):
-            viewer.open_session(key)
-            expect(page.locator("#state")).to_have_class("dot running")
-        # Nothing is stored when a turn ends.
-        expect(page.locator("#state")).not_to_have_class("dot running")
-
-
-def test_lost_connection_shows_a_notice_until_it_is_back(viewer: ViewerPage, place: Path) -> None:
-    key = "cli:lost"
-    with open_store(str(place)) as store:
-        store.add_message(key, "assistant", "Hello.")
-    page = viewer.page
-    page.route("**/events*", lambda route: route.abort())
-    viewer.open_session(key)
-    gone = page.locator("#gone")
-    expect(gone).to_have_text("Reconnecting…")
-    viewer.screenshot("gone")
-    page.unroute("**/events*")
-    page.route("**/events*", lambda route: route.fulfill(status=502, body="no"), times=1)
-    expect(gone).to_be_hidden(timeout=20_000)
-    _written_elsewhere(place, key, "Here again.")
-    expect(page.locator("#m2")).to_be_in_viewport()
-    viewer.problems.clear()  # the console tells of it, too
 
 
 def test_typed_text_is_kept_when_the_gateway_ends(
@@ -663,23 +563,6 @@ def test_restore_button_of_a_deleted_session_is_not_covered(
     _expect_only_errors_of_the_deletion(viewer)
 
 
-def test_message_to_a_deleted_session_shows_the_deleted_banner(
-    viewer: ViewerPage, place: Path
-) -> None:
-    _written_elsewhere(place, "went", "Hello.")
-    # The page hears of nothing by itself.
-    viewer.page.route("**/events**", lambda _: None)
-    with viewer.page.expect_response("**/s/went/outline*"):
-        viewer.open_session("went")
-    with open_store(str(place)) as store:
-        store.delete("went")
-    viewer.page.get_by_label("Message the agent").fill("Are you there?")
-    viewer.page.keyboard.press("Enter")
-    _expect_ended(viewer)
-    expect(viewer.page.get_by_label("Message the agent")).to_have_value("Are you there?")
-    _expect_only_errors_of_the_deletion(viewer)
-
-
 def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
@@ -703,29 +586,6 @@ def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
         expect(page.locator("#lost2")).to_be_in_viewport()
 
 
-def test_keys_jump_to_the_first_and_last_message_of_a_long_session(
-    tmp_path: Path, browser: Browser, screenshots: Path
-) -> None:
-    _thousand(tmp_path)
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
-        viewer.open_session("big")
-        page = viewer.page
-        page.keyboard.press("g")
-        page.wait_for_url("**/s/big?at=1")
-        expect(page.locator("#m1")).to_be_in_viewport()
-        page.keyboard.press("g")
-        expect(page.locator("#m1")).to_have_class("message user chosen")
-        page.keyboard.press("G")
-        page.wait_for_url("**/s/big")
-        expect(page.locator("#m1000")).to_be_in_viewport()
-        page.keyboard.press("G")
-        expect(page.locator("#m1000")).to_have_class("message assistant chosen")
-
-
 def test_refresh_keeps_the_selected_message(viewer: ViewerPage, place: Path) -> None:
     key = "cli:selected"
     page = viewer.page
@@ -738,49 +598,3 @@ def test_refresh_keeps_the_selected_message(viewer: ViewerPage, place: Path) -> 
         store.add_message(key, "assistant", "One more thing.")
         expect(page.locator("#m3")).to_be_visible()
         expect(page.locator("#m2")).to_have_class("message assistant chosen")
-
-
-def test_title_set_by_another_process_is_shown(viewer: ViewerPage, place: Path) -> None:
-    key = "cli:titled"
-    page = viewer.page
-    with open_store(str(place)) as store:
-        store.add_message(key, "user", "Hello.")
-        store.add_message(key, "assistant", "Good day.")
-        viewer.open_session(key)
-        expect(page.locator("#title")).to_have_text("Hello.")
-        expect(page.locator("#gone")).to_be_hidden()
-        store.set_meta(key, title="The owl")
-        expect(page.locator("#title")).to_have_text("The owl")
-        expect(page).to_have_title("The owl · stenolog")
-
-
-def test_edited_tags_have_space_between_them(viewer: ViewerPage, place: Path) -> None:
-    key = "cli:tagged"
-    page = viewer.page
-    with open_store(str(place)) as store:
-        store.add_message(key, "user", "Hello.")
-    viewer.open_session(key)
-    page.locator("#retag").click()
-    page.locator("dialog[open] input").fill("one, two")
-    page.locator("dialog[open] button").first.click()
-    expect(page.locator("#tags .tag")).to_have_count(2)
-    first, second = (one.bounding_box() for one in page.locator("#tags .tag").all())
-    assert first is not None
-    assert second is not None
-    assert second["x"] - first["x"] - first["width"] >= 4
-
-
-def test_phone_shows_message_count_and_tokens(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
-    with (
-        window(browser, served, phone=True) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
-        viewer.open_session(LONG)
-        page = viewer.page
-        page.evaluate("scrollTo(0, 0)")
-        expect(page.locator("#message-count")).to_be_in_viewport()
-        expect(page.locator("#tokens")).to_be_in_viewport()
-        viewer.screenshot("phone-head")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -191,18 +191,6 @@ def test_shortcuts_of_the_help_dialog_work(viewer: ViewerPage) -> None:
     expect(page.locator(".row.chosen, .hit.chosen")).to_have_count(1)
 
 
-def test_theme_button_returns_to_the_system_theme(viewer: ViewerPage) -> None:
-    viewer.open("/")
-    page = viewer.page
-    theme = page.locator("#theme")
-    names = [theme.get_attribute("title")]
-    # Three clicks end where they began, so that the next test has the same theme.
-    for _ in range(3):
-        theme.click()
-        names.append(theme.get_attribute("title"))
-    assert names == ["Theme: system", "Theme: dark", "Theme: light", "Theme: system"]
-
-
 def test_context_page_explains_why_messages_are_not_sent(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
@@ -244,8 +232,3 @@ def test_message_is_shown_as_json(viewer: ViewerPage) -> None:
     [message] = found["messages"]
     assert message["seq"] == 4
     assert message["message"]["tool_calls"][0]["id"] == "a"
-
-
-def test_turns_are_listed_in_the_order_of_the_chart(viewer: ViewerPage) -> None:
-    viewer.open_session(PLAN, "/turns")
-    assert viewer.page.locator(".turn-number").all_inner_texts() == ["1", "2", "3"]

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, sign_in, window
+from support.viewer_page import ViewerPage, window
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""
@@ -43,28 +43,6 @@ def test_search_finds_titles_keys_and_messages_while_typing(viewer: ViewerPage) 
     assert "offers" in page.locator(".row").inner_text()
 
 
-def test_search_result_opens_its_message_even_if_it_is_summarized(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/?q=box%203")
-    page.locator(".hit", has_text="Answer 3").first.locator("a").click()
-    page.wait_for_selector("#m6")
-    assert page.url.endswith("#m6")
-    assert page.locator("#m6").get_attribute("class") == "message assistant hidden-one"
-    expect(page.locator("#m6")).to_be_in_viewport()
-
-
-def test_list_is_filtered_by_tag_channel_and_state(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/")
-    page.locator(".row", has_text="Incident").locator(".tag", has_text="team").click()
-    page.wait_for_url("**tag=team**")
-    assert page.locator(".row").count() == 1
-    viewer.open("/?state=running")
-    assert page.locator(".row").count() == 1
-    viewer.open("/?channel=telegram")
-    assert page.locator(".row").count() == 2
-
-
 def test_more_sessions_load_while_scrolling(
     tmp_path: Path, browser: Browser, screenshots: Path
 ) -> None:
@@ -84,22 +62,6 @@ def test_more_sessions_load_while_scrolling(
         expect(page.locator(".row")).to_have_count(130)
         keys = page.locator(".row .key").all_inner_texts()
         assert len(set(keys)) == 130
-
-
-def test_page_without_a_cookie_explains_how_to_sign_in(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
-    with browser.new_context() as stranger, ViewerPage(stranger, served, screenshots) as viewer:
-        found = viewer.open("/")
-        assert found.status == 401
-        assert "steno open" in viewer.page.locator("body").inner_text()
-        card = viewer.page.locator(".failure")
-        assert card.evaluate("one => getComputedStyle(one).borderRadius") == "16px"
-        viewer.screenshot("sign-in")
-        assert [one for one in viewer.problems if "401" not in one] == []
-        viewer.problems.clear()  # the console tells of the 401 itself
-        sign_in(viewer.page, served)
-        expect(viewer.page.locator(".row")).to_have_count(8)
 
 
 _REMEMBER = """() => {
@@ -203,48 +165,6 @@ def test_list_sends_one_request_at_a_time_and_none_in_a_hidden_tab(timed: Viewer
     assert requests(after_seconds=30) == 3
 
 
-def test_enter_sets_the_address_before_the_results_arrive(timed: ViewerPage) -> None:
-    viewer, page = timed, timed.page
-    viewer.open("/")
-    page.evaluate(_HOLD_REQUESTS)
-    page.keyboard.press("/")
-    page.keyboard.type("owl 13")
-    page.keyboard.press("Enter")
-    assert page.evaluate("location.search") == "?q=owl+13"
-    expect(page.locator(".hit")).to_have_count(0)
-    page.evaluate("window.answer()")
-    expect(page.locator(".hit")).not_to_have_count(0)
-    assert page.evaluate("location.search") == "?q=owl+13"
-    page.clock.run_for(6_000)
-    assert page.evaluate("window.requests") == 1
-
-
-def test_list_shows_a_notice_when_the_gateway_is_unreachable(timed: ViewerPage) -> None:
-    viewer, page = timed, timed.page
-    viewer.open("/")
-    gone = page.locator("#gone")
-    expect(gone).to_be_hidden()
-    page.route("**/?*part=true*", lambda route: route.abort())
-    page.clock.run_for(6_000)
-    expect(gone).to_have_text("Reconnecting…")
-    page.unroute("**/?*part=true*")
-    page.clock.run_for(6_000)
-    expect(gone).to_be_hidden()
-    viewer.problems.clear()  # the console tells of it, too
-
-
-@pytest.mark.slow
-def test_search_without_results_links_to_all_sessions(viewer: ViewerPage) -> None:
-    page = viewer.page
-    for fields in ("state=interrupted", "tag=nothing", "channel=nowhere", "q=zzz&state=idle"):
-        viewer.open(f"/?{fields}")
-        empty = page.locator(".sessions .empty")
-        expect(empty).to_contain_text("No matching sessions")
-        empty.locator("a").click()
-        expect(page.locator(".row")).to_have_count(8)
-        expect(page.locator("#search")).to_have_value("")
-
-
 def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/")
@@ -256,14 +176,6 @@ def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     expect(page.locator("dialog[open] textarea")).to_have_value("One line\nand another")
     page.keyboard.press("Enter")
     expect(page.locator("article.user")).to_contain_text("and another")
-
-
-def test_help_explains_the_search_of_messages(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/")
-    page.locator("#help-button").click()
-    expect(page.locator("#help code")).to_have_text(["boa*", '"red boat"', "-red"])
-    viewer.screenshot("list-help")
 
 
 def test_empty_workspace_offers_three_ways_to_start(

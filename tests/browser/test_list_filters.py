@@ -94,45 +94,6 @@ def test_rows_show_cost_model_program_project_failures_and_the_total(viewer: Vie
     viewer.screenshot("list-columns")
 
 
-_OVERLAPPING = """row => {
-  const all = [...row.querySelectorAll(".under > *, .figures > *")];
-  const parts = all.filter(one => one.offsetWidth);
-  const boxes = parts.map(one => one.getBoundingClientRect());
-  const overlap = (a, b) =>
-    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
-  return boxes.flatMap((a, i) =>
-    boxes.slice(i + 1).flatMap((b, j) =>
-      overlap(a, b) ? [`${parts[i].className} and ${parts[i + 1 + j].className}`] : []));
-}"""
-
-
-def test_parts_of_a_row_do_not_overlap(viewer: ViewerPage, place: Path) -> None:
-    source = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
-    with open_store(str(place)) as store:
-        model = "claude-sonnet-4-5-20250929"
-        _add(store, source, "Long key", days=1, project="/srv/harbour", model=model)
-        store.fork(source, f"{source}-fork")
-        _add(store, f"{source}-fork", "Go on", days=1, project="/srv/harbour", failed=True)
-    page = viewer.page
-    viewer.open("/")
-    row = page.locator(".row", has=page.locator(f'.fork-of[href*="{source[-12:]}"]'))
-    for width in (1440, 1280, 1200, 1000, 700, 390):
-        page.set_viewport_size({"width": width, "height": 800})
-        for one in page.locator(".row").all():
-            assert one.evaluate(_OVERLAPPING) == [], width
-        fork = row.locator(".fork-of").bounding_box()
-        assert fork is not None
-        assert fork["width"] > 40
-    viewer.screenshot("list-fork")
-
-
-def test_tagging_changes_neither_the_date_nor_the_order(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/")
-    assert _keys(page)[-2:] == ["cli:own", "claude-code:4"]
-    expect(page.locator(".row", has_text="Just talking").locator("time")).to_have_text("4 d")
-
-
 def test_forks_are_marked_and_lead_to_their_source(viewer: ViewerPage) -> None:
     page = viewer.page
     viewer.open("/")
@@ -214,23 +175,6 @@ def test_filter_keeps_the_search_words(viewer: ViewerPage) -> None:
     expect(page.locator(".group")).to_have_count(1)
     expect(page.locator(".group .failures")).to_have_text("1 failed")
     viewer.screenshot("list-search-failed")
-
-
-def test_totals_are_hidden_during_a_search(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/?program=codex")
-    total = page.locator("#total")
-    expect(total).to_contain_text("3 sessions")
-    page.locator("#search").fill("deploy")
-    expect(page.locator(".row")).to_have_count(1)
-    expect(total).to_be_hidden()
-    viewer.screenshot("list-search-totals")
-    viewer.open("/?program=codex&q=deploy")
-    expect(total).to_be_hidden()
-    page.locator("#search").fill("")
-    expect(page.locator(".row")).to_have_count(3)
-    expect(total).to_contain_text("3 sessions")
-    expect(total).to_be_visible()
 
 
 def test_list_is_sorted_by_cost_tokens_length_and_age(viewer: ViewerPage) -> None:

@@ -240,25 +240,6 @@ def test_late_response_to_an_earlier_jump_is_discarded(
 
 
 @pytest.mark.parametrize("width", [1280])
-def test_filter_applies_if_a_jump_follows_before_its_messages_are_loaded(
-    viewer_at_width: ViewerPage,
-) -> None:
-    viewer_at_width.open_session(_KEY)
-    page = viewer_at_width.page
-    page.keyboard.press("f")
-    field = page.get_by_label("Search in this session")
-    field.fill("Prompt 395")
-    expect(page.locator("#m1971")).to_be_in_viewport()
-    held: list[Route] = []
-    page.route("**/s/long?only=prompts*", lambda route: held.append(route), times=1)
-    with page.expect_request("**/s/long?only=prompts*"):
-        _press(page, "#filters [data-filter='only=prompts']")
-    field.press("Enter")
-    expect(page.locator("article:not(.user)")).to_have_count(0)
-    expect(page.locator("#m1971")).to_be_in_viewport()
-
-
-@pytest.mark.parametrize("width", [1280])
 def test_address_with_search_words_opens_a_session_at_a_hidden_message(
     viewer_at_width: ViewerPage,
 ) -> None:
@@ -272,23 +253,6 @@ def test_address_with_search_words_opens_a_session_at_a_hidden_message(
     expect(page.locator("#find-count")).to_have_text("1 of 1")
     expect(page.locator("#m1")).to_have_class("message assistant arrived")
     assert page.evaluate("CSS.highlights.get('found-here').size") == 1
-
-
-@pytest.mark.parametrize("width", [1280])
-def test_search_result_stays_marked_when_the_session_changes(
-    viewer_at_width: ViewerPage, place: Path
-) -> None:
-    page = viewer_at_width.page
-    _fill(place, "changing", 4)
-    viewer_at_width.open_session("changing", "?q=%22box 4.%22")
-    expect(page.locator("#m20")).to_have_class("message assistant arrived")
-    before = page.locator("#m20").element_handle()
-    with open_store(str(place)) as store:
-        store.checkpoint("changing", summary="Boxes.", upto=5)
-    expect(page.locator("#talk")).to_contain_text("5 messages replaced by a summary")
-    assert not before.evaluate("one => one.isConnected")
-    expect(page.locator("#m20")).to_have_class("message assistant arrived")
-    page.wait_for_function("CSS.highlights.get('found-here')?.size === 1")
 
 
 @_WIDTHS
@@ -413,14 +377,3 @@ def test_messages_of_a_divider_can_be_shown_and_hidden_again(
     expect(hide).to_have_count(0)
     assert abs(_top_of(page, ".divider .line") - before) < 12
     expect(page.get_by_role("button", name="Show messages")).to_be_focused()
-
-
-@_WIDTHS
-def test_no_empty_space_below_the_last_message(viewer_at_width: ViewerPage) -> None:
-    viewer_at_width.open_session(_KEY)
-    page = viewer_at_width.page
-    end = page.locator("#say").evaluate("one => one.getBoundingClientRect().bottom")
-    assert abs(page.evaluate("innerHeight") - end) < 2
-    assert page.evaluate(
-        "document.documentElement.scrollHeight - scrollY - innerHeight"
-    ) == pytest.approx(0, abs=2)

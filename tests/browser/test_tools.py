@@ -111,17 +111,6 @@ def test_long_output_is_folded_with_its_length(viewer: ViewerPage) -> None:
     assert shell.locator("details.rest > pre").inner_text().endswith("line 1500")
 
 
-def test_tools_fit_on_a_phone(browser: Browser, served: Served, screenshots: Path) -> None:
-    with (
-        window(browser, served, phone=True) as phone,
-        ViewerPage(phone, served, screenshots) as viewer,
-    ):
-        viewer.open_session(CODING)
-        viewer.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        assert viewer.page.evaluate("document.documentElement.scrollWidth") == 390
-        viewer.screenshot("tools-phone")
-
-
 # --- copying ---------------------------------------------------------------------------------
 
 
@@ -147,17 +136,6 @@ def test_copy_buttons_copy_code_messages_links_and_keys(viewer: ViewerPage) -> N
     shell.locator(".result .block").hover()
     shell.locator(".result [data-copy=block]").click()
     assert _clipboard(page).split("\n") == [f"line {number}" for number in range(1, 1501)]
-
-
-def test_message_that_arrives_later_can_be_copied(viewer: ViewerPage, place: Path) -> None:
-    viewer.open_session(CODING)
-    page = viewer.page
-    with open_store(str(place)) as store:
-        seq = store.add_message(CODING, "assistant", "Came *later*.")
-    article = page.locator(f"#m{seq}")
-    article.hover()
-    article.locator("[data-copy=message]").click()
-    assert _clipboard(page) == "Came *later*."
 
 
 def test_copy_buttons_work_without_the_clipboard_api(viewer: ViewerPage) -> None:
@@ -190,16 +168,6 @@ def test_secrets_are_covered_until_they_are_clicked(viewer: ViewerPage) -> None:
     page.keyboard.press("Tab")
     secret.click()
     assert secret.inner_text() == "api key ••••••"
-
-
-def test_uncovered_text_keeps_its_line_breaks(viewer: ViewerPage, place: Path) -> None:
-    key = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 3
-    with open_store(place) as store:
-        store.add_message("cli:key", "user", f"{key}-----END PRIVATE KEY-----")
-    viewer.open_session("cli:key")
-    secret = viewer.page.locator("#m1 button.secret")
-    secret.click()
-    assert len(secret.inner_text().splitlines()) == 5
 
 
 def test_secrets_are_covered_in_search_results_and_on_the_context_page(viewer: ViewerPage) -> None:

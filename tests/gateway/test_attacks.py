@@ -5,7 +5,6 @@ import re
 import resource
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,73 +129,7 @@ def _ask(port: int, target: str, *headers: str, method: str = "GET") -> bytes:
     return _exchange(port, _head(method, target, *headers, "Connection: close"))
 
 
-# --- who asks --------------------------------------------------------------------------------
-
-
-def test_token_gives_access(roomy: int) -> None:
-    answer = _ask(roomy, "/v1/x", "Host: localhost", BEARER)
-    assert _status(answer) == 200
-    assert SECRET.encode() in answer
-
-
-@pytest.mark.quick(5)
-@pytest.mark.parametrize(
-    "given",
-    [
-        "",
-        "Authorization:",
-        "Authorization: Bearer",
-        f"Authorization: Bearer {TOKEN[:-1]}",
-        f"Authorization: Bearer {TOKEN}x",
-        f"Authorization: Bearer {TOKEN * 100}",
-        f"Authorization: Bearer {TOKEN.upper()}",
-        f"Authorization: Basic {TOKEN}",
-        f"Authorization: {TOKEN}",
-        f"Authorization: Bearer wrong\r\n{BEARER}",
-        f"{BEARER}\r\nAuthorization: Bearer wrong",
-        f"X-Authorization: Bearer {TOKEN}",
-        f"Cookie: steno={TOKEN}",
-        f"Cookie: token={TOKEN}",
-    ],
-)
-def test_no_other_credential_gives_access(roomy: int, given: str) -> None:
-    answer = _ask(roomy, "/v1/x", "Host: localhost", *filter(None, [given]))
-    assert _status(answer) == 401
-    assert SECRET.encode() not in answer
-
-
-def test_token_in_the_query_gives_no_access(roomy: int) -> None:
-    for query in (f"token={TOKEN}", f"access_token={TOKEN}", f"code={TOKEN}", f"api_key={TOKEN}"):
-        assert _status(_ask(roomy, f"/v1/x?{query}", "Host: localhost")) == 401
-
-
 # --- for whom, and from which page -----------------------------------------------------------
-
-
-@pytest.mark.quick(5)
-@pytest.mark.parametrize(
-    "host",
-    [
-        "Host: evil.example",
-        "Host: localhost.evil.example",
-        "Host: localhost@evil.example",
-        "Host: user:secret@localhost",
-        "Host: localhost/",
-        "Host: localhost, evil.example",
-        "Host: 0.0.0.0",
-        "Host: [::1",
-        "Host:",
-        "Host: localhost\r\nHost: localhost",
-        "Host: localhost\r\nHost: evil.example",
-        "X: y",
-    ],
-)
-@pytest.mark.parametrize("target", ["/v1/x", "/healthz", "/webhooks/a"])
-def test_request_for_another_host_is_rejected(roomy: int, host: str, target: str) -> None:
-    answer = _ask(roomy, target, host, BEARER, method="POST")
-    # The server itself refuses what is no HTTP: no Host, or two.
-    assert _status(answer) in (400, 421)
-    assert SECRET.encode() not in answer
 
 
 def test_request_without_a_host_is_rejected(roomy: int) -> None:
@@ -210,96 +143,6 @@ def test_request_without_a_host_is_rejected(roomy: int) -> None:
 def test_absolute_request_target_is_rejected(roomy: int, target: str) -> None:
     answer = _ask(roomy, target, "Host: localhost", BEARER)
     assert _status(answer) == 400
-
-
-def test_dns_rebinding_gets_no_access(roomy: int) -> None:
-    name = f"evil.example:{roomy}"
-    cookie = _login(roomy)
-    for way in (BEARER, cookie):
-        answer = _ask(roomy, "/v1/x", f"Host: {name}", f"Origin: http://{name}", way)
-        assert _status(answer) == 421
-        assert _status(_ask(roomy, "/", f"Host: {name}", way)) == 421
-
-
-@pytest.mark.quick(5)
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "null",
-        "http://localhost",
-        "http://localhost:3000",
-        "http://127.0.0.1:{port}",
-        "http://localhost:{port}.evil.example",
-        "file://",
-    ],
-)
-def test_request_of_a_foreign_origin_is_rejected(roomy: int, origin: str, method: str) -> None:
-    page = f"Origin: {origin.format(port=roomy)}"
-    answer = _ask(roomy, "/v1/x", f"Host: localhost:{roomy}", page, BEARER, method=method)
-    assert _status(answer) == 403
-    assert b"access-control" not in answer.lower()
-
-
-def test_request_of_the_own_origin_is_accepted(roomy: int) -> None:
-    here = f"localhost:{roomy}"
-    answer = _ask(roomy, "/v1/x", f"Host: {here}", f"Origin: http://{here}", BEARER, method="POST")
-    assert _status(answer) == 200
-
-
-def _login(port: int) -> str:
-    """The header of a browser that has used a link."""
-    given = _ask(port, "/v1/login-links", "Host: localhost", BEARER, method="POST")
-    link = re.search(rb'"url":"(.*?)"', given)
-    assert link is not None
-    taken = _ask(port, link[1].decode(), f"Host: {OWN}")
-    assert _status(taken) == 303
-    assert _status(_ask(port, link[1].decode(), f"Host: {OWN}")) == 403
-    cookie = re.search(rb"set-cookie: (steno=[^;]+);", taken)
-    assert cookie is not None
-    return f"Cookie: {cookie[1].decode()}"
-
-
-def test_cookie_is_not_accepted_from_other_pages(
-    roomy: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    cookie, here = _login(roomy), f"{OWN}:{roomy}"
-    host = f"Host: {here}"
-    for page, status in [
-        (f"Origin: http://{here}", 200),
-        ("Sec-Fetch-Site: same-origin", 200),
-        ("Origin: http://evil.example", 403),
-        ("Origin: http://localhost:3000", 403),
-        ("Origin: https://chat.example.org", 403),
-        ("Origin: null", 403),
-        ("Sec-Fetch-Site: cross-site", 403),
-        ("Sec-Fetch-Site: same-site", 403),
-        ("X: y", 403),
-    ]:
-        answer = _ask(roomy, "/v1/x", host, page, cookie, method="POST")
-        assert (page, _status(answer)) == (page, status)
-    # Nor does a cookie get further links.
-    own = f"Origin: http://{here}"
-    assert _status(_ask(roomy, "/v1/login-links", host, own, cookie, method="POST")) == 403
-    assert cookie.partition("=")[2] not in caplog.text
-
-
-def _proof(port: int) -> str:
-    now = str(time.time_ns() // 1_000_000)
-    proof = Token(TOKEN.encode()).proof("ask", f"127.0.0.1 {port}", now)
-    return f"Authorization: Steno {now}.{proof}"
-
-
-def test_observed_proof_gives_no_access(roomy: int) -> None:
-    host, links = "Host: localhost", "/v1/login-links"
-    seen = _proof(roomy)
-    for target in ("/v1/x", "/"):
-        assert _status(_ask(roomy, target, host, seen)) == 401
-    assert _status(_ask(roomy, links, host, seen, method="POST")) == 200
-    # Handed on by who listens at another port, with the name that it was asked for.
-    elsewhere = (f"Host: 127.0.0.1:{roomy + 1}", _proof(roomy + 1))
-    assert _status(_ask(roomy, links, *elsewhere, method="POST")) == 401
 
 
 # --- paths -----------------------------------------------------------------------------------
@@ -348,6 +191,10 @@ def test_observed_proof_gives_no_access(roomy: int) -> None:
         "/%68ealthz",
         "/webhooks%2fa",
         "/webhooks%2f..%2fv1/x",
+        "/webhooks",
+        "/webhooks/",
+        "/webhooks/a%5cb",
+        "/%77ebhooks/a",
     ],
 )
 def test_no_path_bypasses_the_token(roomy: int, target: str) -> None:

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.channels.channel import IncomingMessage, Undeliverable
 from stenolog.channels.claims import Claims
-from stenolog.channels.inbox import Inbox
-from stenolog.channels.telegram import Telegram
 from stenolog.errors import NotStored
 from stenolog.providers.chat_model import Delta
 from stenolog.sessions.chat_marks import MOVE_FIELD
@@ -24,7 +21,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import import_folder
-from support.agents import agent_loop, bodies
+from support.agents import bodies
 from support.agents import until as until_it_holds
 from support.bots import (
     ALICE,
@@ -409,30 +406,6 @@ def test_unexpected_error_for_a_message_does_not_stop_the_bot(
     asyncio.run(scenario())
 
 
-def test_number_of_remembered_failed_messages_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stenolog.channels.inbox._MAX_REMEMBERED_IDS", 10)
-
-    def broken(key: str) -> str:
-        raise ZeroDivisionError(key)
-
-    async def scenario() -> None:
-        async with agent_loop("jsonl", tmp_path, []) as loop:
-            loop.registry.agent().resolve_key = broken  # type: ignore[method-assign]
-            inbox = Inbox(loop, channel="telegram")
-            for number in range(30):
-                arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
-                assert await inbox.accept(arrival).durable is False
-            assert len(inbox._crashes) == 10
-            # After repeated failures the message is given up.
-            last = IncomingMessage(sender="1001", text="boom", id="29")
-            found = [await inbox.accept(last).durable for _ in range(2)]
-            assert found == [False, True]
-
-    asyncio.run(scenario())
-
-
 def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Path) -> None:
     let_go, asked = threading.Event(), threading.Event()
 
@@ -506,22 +479,6 @@ def test_command_whose_gateway_stopped_during_its_answer_does_not_run_again(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_restarted_bot_continues_the_session(
-    store: str, server: TelegramServer, tmp_path: Path
-) -> None:
-    async def said(model: ScriptedModel, text: str) -> None:
-        async with bot(tmp_path, server, model, store=store):
-            server.say(text)
-            await until(server, lambda: f"You said: {text}" in server.texts(ALICE))
-
-    after = ScriptedModel(_echo)
-    asyncio.run(said(ScriptedModel(_echo), "my name is Ada"))
-    asyncio.run(said(after, "who am I?"))
-    asked = [body["content"] for body in after.asked[0].messages[1:]]
-    assert asked == ["my name is Ada", "You said: my name is Ada", "who am I?"]
-
-
 def test_the_next_message_of_an_imported_picoclaw_session_sees_its_old_turns(
     server: TelegramServer, tmp_path: Path
 ) -> None:
@@ -592,35 +549,6 @@ def test_uncertain_delivery_is_not_repeated_and_the_user_gets_a_notice(
             assert mark(loop)["mark"] == "unsure"
         arrived = ["Hello."] if fault == "lost after" else []
         assert server.texts(ALICE)[:-1] == arrived
-
-    asyncio.run(scenario())
-
-
-class _Moving(TelegramServer):
-    """A Telegram server on which every group has just got another id."""
-
-    def call(self, token: str, method: str, given: dict[str, str]) -> tuple[int, Any] | None:
-        """Reject messages to the old group."""
-        if method != "sendMessage":
-            return super().call(token, method, given)
-        return 400, {
-            "ok": False,
-            "error_code": 400,
-            "description": "Bad Request: group chat was upgraded to a supergroup chat",
-            "parameters": {"migrate_to_chat_id": -88},
-        }
-
-
-def test_endless_chat_migration_is_undeliverable() -> None:
-    async def scenario() -> None:
-        with _Moving() as moving:
-            claims = Claims()
-            settings = telegram_settings(moving).channels.telegram
-            telegram = Telegram(settings, TOKEN, claims=claims)
-            with pytest.raises(Undeliverable):
-                await telegram.send({"channel": "telegram", "chat": -77}, "Hello.")
-            await telegram.close()
-            await claims.close()
 
     asyncio.run(scenario())
 

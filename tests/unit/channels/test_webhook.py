@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -30,7 +29,6 @@ from stenolog.channels.webhook import (
     MAX_SIGNATURE_AGE_SECONDS,
     SIGNATURE_HEADER,
     PendingBodies,
-    Webhook,
     is_signed,
     make_signature,
 )
@@ -42,11 +40,6 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.gateway.access_token import Token
-from stenolog.gateway.app import make_app
-from stenolog.gateway.daemon import Server, server_config
-from stenolog.gateway.shared_state import Gateway
-from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import bodies
 from support.bots import agent_and_channels, mark, webhook_settings
@@ -447,24 +440,6 @@ def test_answer_is_sent_signed_to_the_reply_url(
     asyncio.run(scenario())
 
 
-def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
-    receiver: _Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
-
-    async def scenario() -> None:
-        url = f"http://localhost:{receiver.server_port}/answers"
-        hook = Webhook("ci", WebhookSettings(reply_url=url), SECRET)
-        await hook.send({"channel": "webhook-ci", "sender": "alice"}, "Hello.")
-        await hook.close()
-
-    asyncio.run(scenario())
-    assert receiver.got == [({"sender": "alice", "text": "Hello."}, True)]
-
-
 def _slow_head(name: str = "ci") -> bytes:
     """Return the head of a message that looks signed and has no body."""
     return (
@@ -557,30 +532,6 @@ def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return Request({"type": "http", "method": "POST", "headers": []}, receive)
-
-
-def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        settings = webhook_settings(SECRET)
-        async with agent_and_channels(tmp_path, settings, ["Hello."]) as (loop, channels):
-            app = make_app(
-                Gateway(loop, settings), Token(b"t" * 43), webhook_routes=channels.routes
-            )
-            bound = socket.create_server(("127.0.0.1", 0))
-            server = Server(server_config(app, stop_seconds=0.0))
-            serving = asyncio.create_task(server.serve(sockets=[bound]))
-            port = bound.getsockname()[1]
-            async with (
-                _connections(port, 4 * MAX_PENDING_BODIES, _slow_head()),
-                httpx2.AsyncClient(trust_env=False, timeout=30) as client,
-            ):
-                hook = Hook(loop, client, f"http://127.0.0.1:{port}")
-                assert (await client.get(f"{hook.url}/healthz")).status_code == 200
-                assert (await hook.post()).json()["answer"] == "Hello."
-            server.should_exit = True
-            await serving
-
-    asyncio.run(scenario())
 
 
 INTERNAL: Final = "Large at http://127.0.0.1:28992/v1 answered 401: see http://10.0.0.7/internal"

@@ -104,6 +104,14 @@ def test_request_with_a_wrong_token_is_rejected(given: str) -> None:
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
+def test_token_in_another_place_is_rejected() -> None:
+    value = TOKEN.value.decode()
+    for headers in ({"X-Authorization": f"Bearer {value}"}, {"Cookie": f"steno={value}"}):
+        assert _ask(headers).status_code == 401
+    for name in ("token", "access_token", "code", "api_key"):
+        assert _ask({}, path=f"/v1/x?{name}={value}").status_code == 401
+
+
 def test_error_without_a_token_says_what_to_send() -> None:
     refused = _ask({})
     assert refused.status_code == 401
@@ -217,44 +225,11 @@ def test_request_with_two_proofs_is_rejected() -> None:
 
 
 @pytest.mark.quick(5)
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/healthz/",
-        "//healthz",
-        "/HEALTHZ",
-        "/healthz%20",
-        "/healthz/v1",
-        "/healthzz",
-        "/login/x",
-        "/webhooks",
-        "/webhooks/",
-        "/webhooks/a/b",
-        "/webhooks/a%2fb",
-        "/webhooks/%2e%2e",
-        "/webhooks/a%5cb",
-        "/v1/webhooks/a",
-        "/%68ealthz",
-        "/logi%6E",
-        "/webhooks%2fa",
-        "/%77ebhooks/a",
-    ],
-)
-def test_path_similar_to_an_open_one_needs_the_token(path: str) -> None:
-    assert _ask({}, path=path).status_code == 401
-
-
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "user@localhost", ""])
 def test_foreign_host_is_rejected_on_every_path(path: str, host: str) -> None:
     refused = _ask({**BEARER, "Host": host}, path=path)
     assert (refused.status_code, _code(refused)) == (421, "wrong_host")
-
-
-def test_host_is_checked_first() -> None:
-    assert _ask({"Host": "evil.example", "Origin": "http://evil.example"}).status_code == 421
 
 
 def test_configured_host_is_accepted() -> None:

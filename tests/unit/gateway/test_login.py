@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import httpx2
 import pytest
@@ -315,34 +315,3 @@ def test_wrong_tokens_do_not_lock_out_the_right_one() -> None:
             return [response.status_code for response in await asyncio.gather(*posts)]
 
     assert asyncio.run(main()) == [401] * 20 + [303]
-
-
-def test_slow_senders_do_not_use_up_the_attempts_of_others(ask: Ask) -> None:
-    names = known_hosts(bound_host="127.0.0.1", hosts=("steno",), own_host=OWN)
-    app = Starlette(routes=login_routes(TOKEN, LoginLinks(), Cookies(TOKEN), names, OWN))
-
-    async def main() -> int:
-        started, going_on = asyncio.Semaphore(0), asyncio.Event()
-        body = b"token=" + TOKEN.value
-        transport = httpx2.ASGITransport(app)
-
-        async def slow(content: bytes) -> AsyncIterator[bytes]:
-            yield content[:5]
-            started.release()
-            await going_on.wait()
-            yield content[5:]
-
-        async with httpx2.AsyncClient(transport=transport, base_url="http://steno") as client:
-            senders = [
-                asyncio.create_task(client.post("/sign-in", content=slow(body))) for _ in range(4)
-            ]
-            for _ in senders:
-                await started.acquire()
-            status = (await client.post("/sign-in", content=body)).status_code
-            going_on.set()
-            await asyncio.gather(*senders)
-            return status
-
-    assert asyncio.run(main()) == 303
-    long = ask("POST", "/sign-in", content=f"x={'x' * 20_000}&token={TOKEN.value.decode()}")
-    assert long.status_code == 401

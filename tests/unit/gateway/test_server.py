@@ -140,26 +140,6 @@ def test_an_idle_connection_is_closed() -> None:
     _run(main())
 
 
-def test_pipelined_requests_are_all_answered() -> None:
-    async def main() -> None:
-        async with _served() as served, served.client(_get() * 3) as (read, _):
-            for _ in range(3):
-                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-
-    _run(main())
-
-
-def test_connection_continues_if_the_rest_of_the_body_arrives_in_time() -> None:
-    async def main() -> None:
-        sent = _get("/", "Content-Length: 10")
-        async with _served() as served, served.client(sent) as (read, write):
-            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            write.write(b"x" * 10 + _get())
-            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-
-    _run(main())
-
-
 def test_requests_above_the_connection_limit_get_503() -> None:
     async def main() -> None:
         async with _served(connections=2) as served, contextlib.AsyncExitStack() as opened:
@@ -178,14 +158,6 @@ def test_requests_above_the_connection_limit_get_503() -> None:
     _run(main())
 
 
-def test_long_head_is_rejected() -> None:
-    async def main() -> None:
-        async with _served() as served, served.client(b"GET /" + b"x" * 20_000) as (read, _):
-            assert (await _ended(read)).startswith(b"HTTP/1.1 400")
-
-    _run(main())
-
-
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])
 def test_server_stops_with_any_open_connection(begun: bytes) -> None:
     async def main() -> None:
@@ -197,16 +169,5 @@ def test_server_stops_with_any_open_connection(begun: bytes) -> None:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-
-    _run(main())
-
-
-def test_invalid_http_during_a_response_closes_the_connection() -> None:
-    async def main() -> None:
-        head = _get("/endless", "Transfer-Encoding: chunked")
-        async with _served() as served, served.client(head) as (read, write):
-            await read.readuntil(b"\r\n\r\n")
-            write.write(b"this is no chunk\r\n")
-            await _ended(read)
 
     _run(main())
