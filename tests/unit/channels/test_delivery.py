@@ -16,7 +16,7 @@ from stenolog.catalog.message_metadata import mark_received, mark_seen
 from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.channels.delivery import UNSURE_NOTICE, Delivery, split_text
-from stenolog.errors import NotStored, StoreUnavailable
+from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -501,6 +501,21 @@ def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
             await _hear(loop, Delivery(loop, app, claims), "b")
         await claims.close()
         assert app.sent == [*_pieces(UNSURE_NOTICE), "second"]
+
+    asyncio.run(scenario())
+
+
+def test_closed_claims_raise_store_closed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for claims in (Claims(), _claims(tmp_path, ttl=5.0)):
+            await claims.close()
+            with pytest.raises(StoreClosed):
+                async with claims.hold_claim("poll"):
+                    pass
+            with pytest.raises(StoreClosed):
+                await claims.save("poll", next=1)
+            with pytest.raises(StoreClosed):
+                await claims.read_saved("poll")
 
     asyncio.run(scenario())
 

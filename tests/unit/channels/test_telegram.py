@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
+from stenolog.channels.channel import Undeliverable
 from stenolog.channels.claims import Claims
+from stenolog.channels.telegram import Telegram
 from stenolog.errors import NotStored
 from stenolog.providers.chat_model import Delta
 from stenolog.sessions.chat_marks import MOVE_FIELD
@@ -549,6 +551,35 @@ def test_uncertain_delivery_is_not_repeated_and_the_user_gets_a_notice(
             assert mark(loop)["mark"] == "unsure"
         arrived = ["Hello."] if fault == "lost after" else []
         assert server.texts(ALICE)[:-1] == arrived
+
+    asyncio.run(scenario())
+
+
+class _Moving(TelegramServer):
+    """A Telegram server on which every group has just got another id."""
+
+    def call(self, token: str, method: str, given: dict[str, str]) -> tuple[int, Any] | None:
+        """Reject messages to the old group."""
+        if method != "sendMessage":
+            return super().call(token, method, given)
+        return 400, {
+            "ok": False,
+            "error_code": 400,
+            "description": "Bad Request: group chat was upgraded to a supergroup chat",
+            "parameters": {"migrate_to_chat_id": -88},
+        }
+
+
+def test_endless_chat_migration_is_undeliverable() -> None:
+    async def scenario() -> None:
+        with _Moving() as moving:
+            claims = Claims()
+            settings = telegram_settings(moving).channels.telegram
+            telegram = Telegram(settings, TOKEN, claims=claims)
+            with pytest.raises(Undeliverable):
+                await telegram.send({"channel": "telegram", "chat": -77}, "Hello.")
+            await telegram.close()
+            await claims.close()
 
     asyncio.run(scenario())
 

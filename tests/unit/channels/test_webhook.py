@@ -29,6 +29,7 @@ from stenolog.channels.webhook import (
     MAX_SIGNATURE_AGE_SECONDS,
     SIGNATURE_HEADER,
     PendingBodies,
+    Webhook,
     is_signed,
     make_signature,
 )
@@ -40,6 +41,7 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
+from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import bodies
 from support.bots import agent_and_channels, mark, webhook_settings
@@ -438,6 +440,24 @@ def test_answer_is_sent_signed_to_the_reply_url(
         assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
 
     asyncio.run(scenario())
+
+
+def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
+    receiver: _Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
+
+    async def scenario() -> None:
+        url = f"http://localhost:{receiver.server_port}/answers"
+        hook = Webhook("ci", WebhookSettings(reply_url=url), SECRET)
+        await hook.send({"channel": "webhook-ci", "sender": "alice"}, "Hello.")
+        await hook.close()
+
+    asyncio.run(scenario())
+    assert receiver.got == [({"sender": "alice", "text": "Hello."}, True)]
 
 
 def _slow_head(name: str = "ci") -> bytes:

@@ -21,7 +21,6 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.openai_protocol import NO_TOOLS_NOTICE
 from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer, ScriptedResponse
-from stenolog.testing.model_server_errors import OVERFLOW_ERRORS
 from stenolog.testing.scripted_model import tool_call
 from support.model_requests import ask, asked_once, messages, tool
 
@@ -114,37 +113,6 @@ def test_client_works_in_another_event_loop(server: ModelServer) -> None:
 
 
 # --- tool calls and thinking -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["parts", "whole", "no_index", "no_id", "zero_index"])
-def test_parallel_tool_calls_are_separated_in_every_format(server: ModelServer, way: Any) -> None:
-    server.respond(ScriptedResponse(calls=way))
-    text = 'call look {"at": "the longest of all mountains", "n": 1} and now and look {"at": "x"}'
-    reply, error = asked_once(model_of(server), text)
-    assert error is None
-    assert reply.finish == "tool_calls"
-    assert [call["function"]["name"] for call in reply.calls] == ["look", "now", "look"]
-    assert [json.loads(call["function"]["arguments"]) for call in reply.calls] == [
-        {"at": "the longest of all mountains", "n": 1},
-        {},
-        {"at": "x"},
-    ]
-    assert len({call["id"] for call in reply.calls}) == 3
-
-
-def test_calls_without_an_id_get_a_unique_one(server: ModelServer) -> None:
-    server.respond(ScriptedResponse(calls="no_id"), ScriptedResponse(calls="no_id"))
-    first, _ = asked_once(model_of(server), "call look")
-    second, _ = asked_once(model_of(server), "call look")
-    assert first.calls[0]["id"] != second.calls[0]["id"]
-
-
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_reasoning_is_separate_from_the_answer(server: ModelServer, field: str) -> None:
-    said = {"reasoning_content": "It is Everest they mean.", "content": "8,849 m."}
-    server.respond(ScriptedResponse(answer=said, reasoning_field=field))
-    reply, _ = asked_once(model_of(server), ASKED)
-    assert (reply.reasoning, reply.text) == ("It is Everest they mean.", "8,849 m.")
 
 
 def test_extra_fields_of_calls_are_sent_back(server: ModelServer) -> None:
@@ -332,19 +300,6 @@ def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer
     assert (reply.text, error) == (SAID, None)
 
 
-@pytest.mark.quick(5)
-@pytest.mark.parametrize("dialect", OVERFLOW_ERRORS)
-def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: str) -> None:
-    server.respond(ScriptedResponse(overflow=dialect))
-    _, error = asked_once(model_of(server), ASKED)
-    assert isinstance(error, ModelRefused)
-    found = read_overflow(error)
-    assert found is not None
-    assert found.limit == (8_192 if "%(limit)d" in OVERFLOW_ERRORS[dialect][1] else None)
-    # A longer wait does not make a request shorter.
-    assert server.request_count == 1
-
-
 def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> None:
     server.respond(ScriptedResponse(first_byte=0.1), ScriptedResponse(first_piece=1.5))
     # The timeout between two chunks does not apply yet.
@@ -401,13 +356,6 @@ def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
     assert server.request_count == 1
 
 
-def test_missing_usage_is_accepted(server: ModelServer) -> None:
-    server.respond(ScriptedResponse(usage=False))
-    reply, error = asked_once(model_of(server), ASKED)
-    assert (reply.text, reply.finish, error) == (SAID, "stop", None)
-    assert reply.usage is None
-
-
 @pytest.mark.parametrize(
     ("words", "told", "believed"),
     [(3_000, 1_000, 0), (3_000, 1_600, 1_600), (3_000, 9_000, 9_000), (900, 10, 10)],
@@ -452,14 +400,6 @@ def test_rejected_request_error_has_the_server_message_and_advice(
     assert isinstance(error, ModelRefused)
     assert f"answered {status}: These are its words. (code: some_code)" in str(error)
     assert advice in str(error)
-    assert server.request_count == 1
-
-
-def test_empty_account_is_not_retried(server: ModelServer) -> None:
-    body = '{"error":{"message":"You have none left.","code":"insufficient_quota"}}'
-    server.respond(ScriptedResponse(status=429, body=body))
-    _, error = asked_once(model_of(server), ASKED)
-    assert isinstance(error, ModelRefused)
     assert server.request_count == 1
 
 
@@ -546,14 +486,6 @@ def test_max_completion_tokens_is_learned(server: ModelServer) -> None:
     assert error is None
     assert "max_tokens" not in server.requests[1]
     assert server.requests[1]["max_completion_tokens"] == 70
-
-
-def test_permanent_rejection_is_not_retried(server: ModelServer) -> None:
-    words = "stream_options and response_format and all else"
-    server.respond(*[ScriptedResponse(status=400, body=words)] * 10)
-    _, error = asked_once(model_of(server), ASKED, schema=SCHEMA)
-    assert isinstance(error, ModelRefused)
-    assert server.request_count == 3
 
 
 # --- keys ------------------------------------------------------------------------------------
