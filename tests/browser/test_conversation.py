@@ -292,29 +292,6 @@ def test_title_and_tags_can_be_edited(viewer: ViewerPage) -> None:
     expect(page.locator(".row .title")).to_have_text(["Release notes"])
 
 
-def test_jsonl_export_contains_the_visible_messages_as_stored(
-    viewer: ViewerPage, place: Path
-) -> None:
-    key = "cli:exported"
-    with open_store(str(place)) as store:
-        for number in range(1, 6):
-            store.add_message(key, "assistant", f"Answer {number}, and sk-ant-{'a1B2' * 12}.")
-        store.admin.hide(key, 1, 2)
-    viewer.open_session(key)
-    page = viewer.page
-    page.locator(".export summary").click()
-    with page.expect_download() as downloading:
-        page.locator(".export a", has_text="JSONL").first.click()
-    assert downloading.value.suggested_filename == "cli-exported.jsonl"
-    lines = downloading.value.path().read_text().splitlines()
-    told = re.compile(r'\{"role":"assistant","content":"Answer (\d), and sk-ant-(a1B2){12}\."\}')
-    found = [told.fullmatch(line) for line in lines]
-    assert [one and one[1] for one in found] == ["3", "4", "5"]
-    with viewer.served.client() as client:
-        whole = client.get("/s/cli%3Aexported/export.jsonl?full=true").text.splitlines()
-    assert (len(whole), whole[2:]) == (5, lines)
-
-
 def test_export_menu_names_formats_with_secrets_and_closes(viewer: ViewerPage) -> None:
     viewer.open_session(PLAN)
     page = viewer.page
@@ -584,17 +561,3 @@ def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
         page.get_by_role("link", name="Go to the first damaged message").click()
         page.wait_for_url("**at=2#lost2")
         expect(page.locator("#lost2")).to_be_in_viewport()
-
-
-def test_refresh_keeps_the_selected_message(viewer: ViewerPage, place: Path) -> None:
-    key = "cli:selected"
-    page = viewer.page
-    with open_store(str(place)) as store:
-        store.add_message(key, "user", "Hello.")
-        store.add_message(key, "assistant", "Good day.")
-        viewer.open_session(key)
-        page.keyboard.press("G")
-        expect(page.locator("#m2")).to_have_class("message assistant chosen")
-        store.add_message(key, "assistant", "One more thing.")
-        expect(page.locator("#m3")).to_be_visible()
-        expect(page.locator("#m2")).to_have_class("message assistant chosen")

@@ -1,9 +1,7 @@
 """The list of sessions, in a real browser: painted, filtered, searched, and jumped from."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from stenolog.stores.open_store import open_store
@@ -103,66 +101,6 @@ def test_list_shows_changes_of_other_processes_and_keeps_focus_and_selection(
             store.add_message("cli:new", "assistant", "I am new.")
             four = ["cli:new", "cli:ann", "cli:eve", "cli:bob"]
             expect(keys).to_have_text(four, timeout=_SOON)
-
-
-@pytest.fixture
-def timed(browser: Browser, served: Served, screenshots: Path) -> Iterator[ViewerPage]:
-    """A page in its own window whose clock moves only when the test moves it."""
-    with (
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
-        viewer.page.clock.install(time=0)
-        viewer.page.clock.pause_at(1_000)
-        yield viewer
-
-
-_HIDE = """(is) => {
-  Object.defineProperty(document, "hidden", { value: is, configurable: true });
-  document.dispatchEvent(new Event("visibilitychange"));
-}"""
-
-# Counts requests for rows when the script of the page makes them, and holds each until `answer`.
-# The text of the answer is read before, so that the page has handled it at the next `evaluate`.
-_HOLD_REQUESTS = """() => {
-  const send = window.fetch.bind(window);
-  const held = [];
-  window.requests = 0;
-  window.fetch = (address, options) => new Promise((resolve) => {
-    window.requests += 1;
-    held.push(async () => {
-      const response = await send(address, options);
-      const text = await response.text();
-      response.text = async () => text;
-      resolve(response);
-    });
-  });
-  window.answer = () => held.shift()();
-}"""
-
-
-def test_list_sends_one_request_at_a_time_and_none_in_a_hidden_tab(timed: ViewerPage) -> None:
-    viewer, page = timed, timed.page
-    viewer.open("/")
-    page.evaluate(_HOLD_REQUESTS)
-
-    def requests(*, after_seconds: int) -> int:
-        page.clock.run_for(1_000 * after_seconds)
-        made: int = page.evaluate("window.requests")
-        return made
-
-    assert requests(after_seconds=4) == 0
-    assert requests(after_seconds=30) == 1
-    page.evaluate("window.answer()")
-    page.evaluate(_HIDE, True)
-    assert requests(after_seconds=30) == 1
-    page.evaluate(_HIDE, False)
-    assert requests(after_seconds=0) == 2
-    page.evaluate("window.answer()")
-    page.locator("#search").fill("owl")
-    assert requests(after_seconds=1) == 3  # the search
-    page.evaluate("window.answer()")
-    assert requests(after_seconds=30) == 3
 
 
 def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:

@@ -2,18 +2,17 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Locator, expect
 
 from stenolog.sessions.usage import updated_side_usage
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import ViewerPage
 from support.viewer_samples import HOSTILE, PLAN, fill
 
 _PRICES = """
@@ -113,28 +112,6 @@ def test_chart_labels_the_turn_under_the_pointer_and_opens_it_on_click(viewer: V
     area.click(position=spot)  # type: ignore[arg-type]
     page.wait_for_url("**?at=3#m3")
     expect(page.locator("#m3")).to_be_in_viewport()
-
-
-def test_chart_uses_the_colours_of_the_theme_and_fits_on_a_phone(
-    browser: Browser, served: Served, screenshots: Path
-) -> None:
-    with (
-        window(browser, served, phone=True, dark=True) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
-        viewer.open_session(PLAN, "/turns")
-        page = viewer.page
-        chart = page.locator("#chart")
-        assert _has_colours(chart, "--c-summary", "--c-history", "--c-tools", "--faint")
-        box = chart.locator("canvas").bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 390
-        viewer.screenshot("phone-turns-dark")
-        page.locator("#theme").click()
-        page.evaluate("new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))")
-        assert _has_colours(chart, "--faint")
-        viewer.screenshot("phone-turns-light")
 
 
 def test_cost_of_notes_and_summaries_is_shown_separately(viewer: ViewerPage) -> None:

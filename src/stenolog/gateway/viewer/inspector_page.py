@@ -1,6 +1,6 @@
 """Context inspector: page that shows the next request to the model and its size in tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from markupsafe import Markup, escape
@@ -14,11 +14,10 @@ from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.viewer.message_views import pretty_json
 from stenolog.gateway.viewer.pages import entry_of, page, session_header
 from stenolog.gateway.viewer.safe_html import MAX_COLOURED_ON_PAGE, SecretMask
-from stenolog.messages import Body, has_text, role_of, text_parts_of
+from stenolog.messages import has_text, role_of, text_parts_of
 from stenolog.sessions.fork_source import fork_source
 from stenolog.transfer.export.code_blocks import ColourBudget
 
-_SYSTEM_ROLES: Final = ("system", "developer")
 BAR_WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
@@ -77,7 +76,6 @@ def load_inspector_page(
         "tokens": window.tokens,
         "left_out": window.left_out,
         "elided": window.elided,
-        "own_system": _system_message_status(bodies, window.messages),
         "request_bar": request_bar,
         "context_bar": bar_segments(part_tokens),
         "messages": [
@@ -98,14 +96,6 @@ def load_inspector_page(
             for result in recalled.found
         ],
     }
-
-
-def _system_message_status(bodies: Sequence[Body], sent_bodies: Sequence[Body]) -> str:
-    """Return `sent` or `left out` for a system message of the session; empty if there is none."""
-    system_texts = {text_parts_of(body) for body in bodies if role_of(body) in _SYSTEM_ROLES}
-    if not system_texts:
-        return ""
-    return "left out" if system_texts.isdisjoint(map(text_parts_of, sent_bodies)) else "sent"
 
 
 def divide_system_tokens(
