@@ -85,15 +85,3 @@ def test_database_is_rejected_as_a_backup_folder(
         assert (result.exit_code, result.stdout) == (2, "")
         assert "Name the store to back up with -w" in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_copy_dry_run_works_with_an_empty_database(
-    postgres_url: str, steno: Steno, tmp_path: Path
-) -> None:
-    with stenolog.open_store(tmp_path / "w") as store:
-        store.add_message("k", "user", "hello")
-    result = steno("copy", str(tmp_path / "w"), postgres_url, "--dry-run")
-    assert (result.exit_code, result.stderr) == (
-        0,
-        "Would copy 1 session, 1 message; 0 are up to date.\n",
-    )
