@@ -241,10 +241,10 @@ def _make_checkpoint(
     except (StaleCheckpoint, NoSuchSession):
         pass
     except StenologError:
-        if _reset_meta(store, key, info):
+        if _reset_meta(store, key, info, visible_spans):
             raise
         return False
-    _reset_meta(store, key, info)
+    _reset_meta(store, key, info, visible_spans)
     return False
 
 
@@ -279,10 +279,10 @@ def _last_summarized_seq(info: SessionInfo) -> int:
     return upto if 0 < upto < info.floor else info.floor
 
 
-def _reset_meta(store: Store, key: str, info: SessionInfo) -> bool:
+def _reset_meta(store: Store, key: str, info: SessionInfo, visible_spans: Sequence[Span]) -> bool:
     """Try to reset the meta after a failed checkpoint; False if the session is gone or replaced.
 
-    `info`: the info before the summary.
+    `info` and `visible_spans`: as they were before the summary.
     """
     with suppress(StenologError):
         current_info = find_info(store, key)
@@ -292,14 +292,18 @@ def _reset_meta(store: Store, key: str, info: SessionInfo) -> bool:
             # The session was created again, perhaps by setting the meta fields.
             store.set_meta(key, **dict.fromkeys(_SUMMARY_FIELDS))
             new_info = store.info(key)
-            if new_info.last_seq == 0 and not new_info.meta:
+            if new_info.last_seq == 0 and not (new_info.meta or new_info.summary):
                 store.admin.delete_unchanged(new_info)
             return False
         upto = _read_compacted_upto(info)
+        fields: dict[str, Any] = {COMPACTED_UPTO: upto or None}
         if current_info.summary != info.summary:
-            # Another process wrote a summary, or this summary succeeded after all.
-            upto = max(upto, current_info.floor)
-        store.set_meta(key, **{COMPACTED_UPTO: upto or None})
+            # Another process wrote a summary, or this summary succeeded after all. The withdrawn
+            # messages that the other process recorded may have been overwritten.
+            fields = _summary_fields(info, visible_spans, current_info.floor) | {
+                COMPACTED_UPTO: max(upto, current_info.floor)
+            }
+        store.set_meta(key, **fields)
     return True
 
 

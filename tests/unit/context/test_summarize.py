@@ -275,7 +275,7 @@ def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
 
 
 class Deleted(Late):
-    """A store on which another process deletes the session just before its metadata is written."""
+    """A store on which another process changes the session just before its metadata is written."""
 
     meanwhile: Any = staticmethod(gone)
 
@@ -306,6 +306,20 @@ def test_recreated_session_is_left_unchanged(store: Store) -> None:
     assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
     assert len(seqs(store)) == 16
     assert store.get_summary(KEY) == ""
+    assert store.info(KEY).meta == {}
+
+
+def test_session_recreated_with_a_summary_is_not_deleted(store: Store) -> None:
+    def summarized_anew(at: Store) -> None:
+        gone(at)
+        at.set_summary(KEY, "Ivo is a cat.")
+
+    plan = planned(store)
+    assert plan is not None
+    deleted: Any = Deleted(store)
+    deleted.meanwhile = summarized_anew
+    assert apply_plan(deleted, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.get_summary(KEY) == "Ivo is a cat."
     assert store.info(KEY).meta == {}
 
 
@@ -378,7 +392,22 @@ def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
     assert plan is not None
     late: Any = Late(store)
     assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
-    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3), (7, 7)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3)]
+
+
+def test_concurrent_summary_of_more_messages_keeps_its_withdrawn_messages(store: Store) -> None:
+    def summarized_more(at: Store) -> None:
+        at.set_meta(KEY, taken_back=[[14, 14]])
+        at.checkpoint(KEY, summary="Somebody was quicker.", upto=14)
+
+    store.admin.hide(KEY, 14, 14)
+    plan = planned(store)
+    assert plan is not None
+    late: Any = Deleted(store)
+    late.meanwhile = summarized_more
+    assert apply_plan(late, KEY, plan, complete=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.info(KEY).floor == 14
+    assert withdrawn_seqs(store.info(KEY).meta) == [(14, 14)]
 
 
 def test_next_summary_extends_the_previous_one(store: Store) -> None:
