@@ -294,6 +294,7 @@ class Turn(Struct, eq=False):
         if self.final_seq is not None:
             return self._make_answer(self.final_text, self.final_seq)
         view = await self.threads.run(self.log.leased_store.view, self.log.key)
+        self.log.check_uid(view)  # guard: stopped-turn-own-session
         if self.user_seq and not self.exchange.seen_upto:
             # Stopped before the first request: another turn may have answered the message.
             store, key = self.instance.store, self.log.key

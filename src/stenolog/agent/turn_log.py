@@ -55,11 +55,15 @@ class TurnLog(Struct, eq=False):
             view = refresh_view(self.leased_store, self.key, old_view)
         except NoSuchSession:
             raise missing_session_error(self.leased_store, self.key) from None
-        expected_uid = self.uid if old_view is None else old_view.uid
-        if expected_uid and view.uid != expected_uid:  # guard: waiting-message-own-session
-            raise SessionDeleted(self.key, recreated=True)
+        self.check_uid(view)
         self.view = view
         return view
+
+    def check_uid(self, view: SessionView) -> None:
+        """Raise SessionDeleted if `view` is a view of another session that has the key now."""
+        expected_uid = self.uid if self.view is None else self.view.uid
+        if expected_uid and view.uid != expected_uid:  # guard: waiting-message-own-session
+            raise SessionDeleted(self.key, recreated=True)
 
     def read_questions(self) -> tuple[SessionView, TurnState]:
         """Update and return `view`, and its state; add its unanswered messages to the questions.

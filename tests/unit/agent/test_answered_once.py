@@ -24,7 +24,7 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.stored_answers import HIDDEN_UNANSWERED_TEXT, find_answer
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CancelReason
-from stenolog.agent.turn_events import Answer, InboundMessage
+from stenolog.agent.turn_events import Answer, Event, InboundMessage, Notice
 from stenolog.catalog.message_metadata import (
     mark_client_calls,
     mark_model,
@@ -36,6 +36,7 @@ from stenolog.errors import (
     DamagedStore,
     ModelUnavailable,
     OnceConflict,
+    SessionDeleted,
     StenologError,
     StoreUnavailable,
 )
@@ -690,6 +691,47 @@ def test_turn_stopped_before_it_finds_the_stored_answer_returns_that_answer(
         received = await task
         assert (received.outcome, received.text) == ("elsewhere", f"to {PIN}")
         assert [message.role for message in store.get_history(KEY)] == ["user", "assistant"]
+        await loop.close()
+
+    asyncio.run(main())
+
+
+def test_stopped_turn_returns_no_answer_of_another_session_with_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        store, model = _SlowLease(), ScriptedModel([])
+        store.started, store.go = threading.Event(), threading.Event()
+        store.add_message(KEY, "user", "Before.")
+        cancel = ActiveSession.cancel
+
+        def cancel_and_go(session: ActiveSession, reason: CancelReason) -> None:
+            cancel(session, reason)
+            store.go.set()
+
+        monkeypatch.setattr(ActiveSession, "cancel", cancel_and_go)
+        agent = AgentInstance(SPEC, model=model, sessions=JSONLBackend(store))
+        loop = AgentLoop(AgentRegistry([agent]))
+        lease, is_waiting = store.lease(KEY, ttl=60), asyncio.Event()
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, Notice):
+                is_waiting.set()
+
+        message = InboundMessage(key=KEY, content=PIN, id="u1")
+        task = asyncio.create_task(loop.handle(message, on_event=on_event))
+        await is_waiting.wait()
+        lease.release()
+        await asyncio.to_thread(store.started.wait, 30)
+        store.delete(KEY)
+        store.add_messages(KEY, [{"role": "user", "content": "Another one."}] * 2)
+        answer = {"role": "assistant", "content": f"not to {PIN}"}
+        store.add_full_message(KEY, mark_seen(answer, seen=2, answers=[1, 2]))
+        assert await loop.stop(KEY)
+        received = await task
+        assert received.outcome == "failed", received.text
+        assert isinstance(received.error, SessionDeleted)
+        assert [message.role for message in store.get_history(KEY)] == ["user"] * 2 + ["assistant"]
         await loop.close()
 
     asyncio.run(main())
