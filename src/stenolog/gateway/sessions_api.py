@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -36,7 +37,7 @@ from stenolog.gateway.openapi import Endpoint, endpoint
 from stenolog.gateway.requests import MAX_SEQ, AgentQuery, ApiCall, EmptyBody, Seq
 from stenolog.gateway.responses import MessageItem, message_item
 from stenolog.maintenance.retention_rules import restore_for_user
-from stenolog.records import CompactionResult, SessionInfo, TrashedSession, UndoResult
+from stenolog.records import CompactionResult, Message, SessionInfo, TrashedSession, UndoResult
 from stenolog.sessions.session_store import undo_last
 from stenolog.stores.base import Store
 
@@ -46,6 +47,8 @@ MAX_SESSIONS_PER_PAGE: Final = 500
 _MAX_MESSAGES_PER_PAGE: Final = 1_000
 _MAX_HITS_PER_PAGE: Final = 100
 _MAX_COUNTED_SESSIONS: Final = 50_000
+_PAGE_BYTES: Final = 8 * 1024 * 1024
+"""Size in bytes after which a page of messages ends."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
 
 # --- queries ----------------------------------------------------------------------------------
@@ -312,7 +315,7 @@ def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
         after=query.after,
         full=query.full,
     )
-    page = history[: query.limit]
+    page = _limit_page(history, query.limit)
     return MessagePage(
         messages=[message_item(message) for message in page],
         after=page[-1].seq if len(page) < len(history) else None,
@@ -376,6 +379,13 @@ def _read_title(agent: AgentInstance, info: SessionInfo) -> str:
 def _read_state(store: Store, info: SessionInfo) -> State:
     """Return the state of the last turn."""
     return "running" if store.admin.leased([info.key]) else read_state(store, info)[0]
+
+
+def _limit_page(history: list[Message], limit: int) -> list[Message]:
+    """Return up to `limit` messages, ending early with the message that exceeds _PAGE_BYTES."""
+    sizes = accumulate(len(message.to_json()) for message in history[:limit])
+    count = next((count for count, size in enumerate(sizes, 1) if size > _PAGE_BYTES), limit)
+    return history[:count]
 
 
 # --- talking ---------------------------------------------------------------------------------

@@ -184,6 +184,15 @@ def test_messages_can_be_paged_to_their_end(api: Api) -> None:
     )
 
 
+def test_page_of_long_messages_is_limited_in_size(api: Api) -> None:
+    for _ in range(3):
+        api.store.add_message(KEY, "user", "x" * 5_000_000)
+    first = api("GET", "/messages", key=KEY)
+    assert ([one["seq"] for one in first["messages"]], first["after"]) == ([1, 2], 2)
+    second = api("GET", "/messages", key=KEY, params={"after": 2})
+    assert ([one["seq"] for one in second["messages"]], second["after"]) == ([3], None)
+
+
 def test_hidden_messages_are_returned_on_request(api: Api) -> None:
     api.store.add_message(KEY, "user", "first")
     api.store.add_message(KEY, "user", "second")
