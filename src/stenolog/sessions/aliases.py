@@ -34,7 +34,7 @@ class Aliases:
         self._store = store
         self._mutex = ThreadLock()
         self._known_sessions: set[str] = set()
-        """Keys of sessions that this process has read or written."""
+        """Keys of sessions that this process has written."""
         self._seen_marker: object = None
         self._stamp_hashes = array("q")
         """Hash of the key and stamp of each session at the last scan. Hashes need less memory."""

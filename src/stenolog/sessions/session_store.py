@@ -357,7 +357,8 @@ class JSONLBackend:
         session_key = self._aliases.resolve_known(key)
         result = read(session_key)
         if result:
-            self._aliases.remember_session(session_key)
+            # Not remembered: if another process deletes this session, its key may be an alias, and
+            # the next write must then go to the session with the alias.
             return result
         self._aliases.forget_session(key)
         resolved_key = self._aliases.resolve_key(key)

@@ -72,6 +72,19 @@ def test_alias_opens_its_owner_after_the_session_of_that_key_is_deleted(
         sessions.close()
 
 
+def test_write_after_a_read_goes_to_the_owner_if_the_session_was_deleted(opened: Opened) -> None:
+    with opened() as beside:
+        beside.add_message("old", "user", "a")
+        set_aliases(beside, "old", "name")
+        beside.add_message("name", "user", "for a while")
+        sessions = JSONLBackend(opened())
+        assert contents(sessions, "name") == ["for a while"]
+        beside.delete("name")
+        assert sessions.add_message("name", "user", "b") == 2
+        assert sessions.list_sessions() == ["old"]
+        sessions.close()
+
+
 def test_p7_aliases_of_sessions_imported_by_another_process_are_found(opened: Opened) -> None:
     with opened() as beside, temporary_folders.folder() as old:
         sessions = JSONLBackend(opened())
