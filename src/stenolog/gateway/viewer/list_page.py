@@ -301,12 +301,17 @@ def base_name(path: str) -> str:
 
 
 def project_labels(paths: Sequence[str]) -> dict[str, str]:
-    """Return the short name of each project, with its folder if projects have the same name."""
+    """Return the short name of each project.
+
+    If projects have the same name, it includes the folder, and is the path if that is the same too.
+    """
     counts = Counter(map(base_name, paths))
-    return {
+    labels = {
         path: name if counts[name := base_name(path)] == 1 else re.split(_FOLDER, path)[-1]
         for path in paths
     }
+    label_counts = Counter(labels.values())
+    return {path: label if label_counts[label] == 1 else path for path, label in labels.items()}
 
 
 def short_model_name(model: str) -> str:

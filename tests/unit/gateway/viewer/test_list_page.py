@@ -78,7 +78,7 @@ def test_matches_are_marked_and_other_text_is_escaped() -> None:
 def test_projects_with_the_same_name_are_shown_with_their_folder() -> None:
     paths = [
         *("/data/ada/harbour", "/srv/harbour", "/harbour", "/srv/site", "/"),
-        *("C:\\work\\tide", "D:\\old\\tide"),
+        *("C:\\work\\tide", "D:\\old\\tide", "/a/x/app", "/b/x/app"),
     ]
     assert project_labels(paths) == {
         "/data/ada/harbour": "ada/harbour",
@@ -88,4 +88,6 @@ def test_projects_with_the_same_name_are_shown_with_their_folder() -> None:
         "/": "/",
         "C:\\work\\tide": "work\\tide",
         "D:\\old\\tide": "old\\tide",
+        "/a/x/app": "/a/x/app",
+        "/b/x/app": "/b/x/app",
     }
