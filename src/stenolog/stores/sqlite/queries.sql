@@ -238,8 +238,11 @@ SELECT (SELECT count(*) FROM message WHERE session NOT IN (SELECT id FROM sessio
      + (SELECT count(*) FROM change WHERE session NOT IN (SELECT id FROM session))
      + (SELECT count(*) FROM state WHERE session NOT IN (SELECT id FROM session));
 
+-- Only numbers, also if the index is damaged. The bounds skip entries that it sorts wrongly.
 -- name: seqs
-SELECT seq FROM message WHERE session = ?1;
+SELECT seq FROM message
+WHERE session = ?1 AND seq BETWEEN -9223372036854775807 AND 9223372036854775807
+  AND typeof(seq) = 'integer';
 
 -- name: repair_state
 UPDATE session SET version = version + 1 WHERE id = ?1;

@@ -59,6 +59,20 @@ def test_p3_last_n_skips_a_damaged_message_and_returns_an_earlier_one(spoilt: Pa
         assert [message and message.seq for message in popped] == [6, 4]
 
 
+@pytest.mark.parametrize("serial_type", [b"\x00", b"\x0f"], ids=["null", "text"])
+def test_p3_doctor_examines_all_sessions_if_a_seq_is_no_number(
+    file: Path, serial_type: bytes
+) -> None:
+    with SQLiteStore(file) as store:
+        store.add_messages("a", [_said(f"word {number}") for number in range(1, 4)])
+        store.add_message("b", "user", "of another session")
+    # The index entry of seq 2: header size, types of session, seq and rowid, then seq and rowid.
+    _change_letter(file, b"\x04\x09\x01\x01\x02\x02", b"\x04\x09" + serial_type + b"\x01\x02\x02")
+    report = file_check.examine(file)
+    assert report.sessions == 2
+    assert {finding.kind for finding in report.findings} == {"damaged database", "missing message"}
+
+
 @pytest.fixture
 def emptied(file: Path) -> Path:
     """Create a database of nine messages, three of which are missing."""
