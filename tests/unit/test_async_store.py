@@ -282,6 +282,19 @@ def test_error_after_cancellation_does_not_replace_cancelled_error() -> None:
     run(main)
 
 
+def test_p8_stop_iteration_of_an_argument_is_an_error() -> None:
+    class Stopped(list[dict[str, str]]):
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            raise StopIteration
+
+    # No task is cancelled at the end: a call that waits forever would not end.
+    loop = asyncio.new_event_loop()
+    adding = loop.create_task(AsyncStore(InMemoryStore()).add_messages("a", Stopped()))
+    loop.run_until_complete(asyncio.wait([adding], timeout=5))
+    loop.close()
+    assert isinstance(adding.exception(), RuntimeError)
+
+
 def test_timeout_is_raised_after_the_started_call_ends() -> None:
     async def main() -> None:
         store = Gated()

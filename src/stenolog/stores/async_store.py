@@ -188,9 +188,17 @@ class AsyncStore:
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
         try:
-            return self._pool.submit(call)
+            return self._pool.submit(_run, call)
         except RuntimeError as error:
             raise StoreClosed("the store was closed") from error
+
+
+def _run(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except StopIteration as error:
+        # A future of asyncio refuses this error in Python 3.11, and its task would wait forever.
+        raise RuntimeError("the call raised StopIteration") from error
 
 
 class AsyncStoreAdmin:
