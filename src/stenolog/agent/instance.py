@@ -401,7 +401,9 @@ def _load_machine_zone() -> tzinfo:
     with suppress(KeyError, OSError, ValueError):
         if name and not name.startswith("/"):
             return ZoneInfo(name)
-        return ZoneInfo.from_file(BytesIO(Path(name or "/etc/localtime").read_bytes()))
+        zone_data = Path(name or "/etc/localtime").read_bytes()
+        if zone_data.endswith(b"\n"):  # `from_file` never returns if the last line is incomplete
+            return ZoneInfo.from_file(BytesIO(zone_data))
     offset_zone = datetime.now().astimezone().tzinfo
     assert offset_zone is not None
     return offset_zone

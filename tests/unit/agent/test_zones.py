@@ -40,7 +40,18 @@ def test_zone_of_the_machine_may_be_a_file(prefix: str, monkeypatch: pytest.Monk
     assert (_hours("", 1), _hours("", 7)) == (1, 2)
 
 
-@pytest.mark.parametrize("named", ["", "XYZ-3", "/zones/Europe/Zurich"])
+@pytest.mark.timeout(20)
+def test_zone_file_without_its_last_line_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = next(path for path in (Path(folder) / "UTC" for folder in TZPATH) if path.exists())
+    cut_off = tmp_path / "zone"
+    cut_off.write_bytes(whole.read_bytes()[:-3])
+    monkeypatch.setenv("TZ", str(cut_off))
+    assert datetime.now(load_zone("")).utcoffset() is not None
+
+
+@pytest.mark.parametrize("named", ["", "XYZ-3"])
 def test_machine_zone_without_a_name_is_used(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", named)
     assert datetime.now(load_zone("")).utcoffset() is not None
