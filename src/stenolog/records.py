@@ -177,13 +177,13 @@ class Undo(Struct, frozen=True, omit_defaults=True):
 
     number: int
     op: str
-    newly: list[Span] = []
+    newly_hidden: list[Span] = []
     """Seqs that were visible before the operation hid them."""
-    added: Span | None = None
+    appended: Span | None = None
     """Seqs that the operation appended, if it replaced messages."""
     shown: list[Span] = []
     """Seqs that were hidden before the operation showed them."""
-    was: str | None = None
+    old_summary: str | None = None
     """The previous summary, if the operation changed it."""
     elsewhere: bool = False
     """Whether the other fields are stored only in the change record, to keep a State short."""
@@ -196,11 +196,11 @@ class Change(Struct, frozen=True, omit_defaults=True):
     number: int
     floor: int
     hidden: list[Span]
-    newly: list[Span] = []
-    added: Span | None = None
+    newly_hidden: list[Span] = []
+    appended: Span | None = None
     shown: list[Span] = []
     summary: str | None = None
-    was: str | None = None
+    old_summary: str | None = None
     undoes: int | None = None
     meta: dict[str, Any] | None = None
 

@@ -51,7 +51,7 @@ def _torn_write(seq: int, kind: int, cut: float) -> tuple[bytes, int]:
         codec.message_line(seq + index, AT, b'{"role":"user"}', joined=True, part=(index + 1, 3))
         for index in range(3)
     )
-    change = Change(op="replace", number=10_000, floor=seq, hidden=[], added=(seq, seq))
+    change = Change(op="replace", number=10_000, floor=seq, hidden=[], appended=(seq, seq))
     match kind:
         case 0:
             return _part(codec.message_line(seq, AT, b'{"role":"user"}', once="t1"), cut), 0

@@ -53,7 +53,15 @@ def full_state() -> State:
         number=12,
         summary="so far \ud800 \x00 \u2028",
         meta={"title": "x", "tags": ["\udfff"]},
-        undo=[Undo(number=11, op="replace", newly=[(6, 7)], added=(8, 9), was="before")],
+        undo=[
+            Undo(
+                number=11,
+                op="replace",
+                newly_hidden=[(6, 7)],
+                appended=(8, 9),
+                old_summary="before",
+            )
+        ],
         lost=[(2, 2)],
         void=[(3, 3)],
         void_bytes=17,
@@ -68,10 +76,10 @@ def full_change() -> Change:
         number=5,
         floor=2,
         hidden=[(4, 5)],
-        newly=[(4, 5)],
-        added=(6, 7),
+        newly_hidden=[(4, 5)],
+        appended=(6, 7),
         summary="now",
-        was="before \ud800",
+        old_summary="before \ud800",
         undoes=4,
         meta={"a": None},
     )

@@ -401,8 +401,8 @@ def _read_last_step(store: Store, key: str) -> Undo | None:
 
 def _find_answer_span(history: Sequence[Message], step: Undo) -> Span | None:
     """Return the span of the answer that follows the messages that `step` changed, or None."""
-    added_spans = [step.added] if step.added is not None else []
-    last_seq = max((last for _, last in (*step.newly, *added_spans)), default=0)
+    added_spans = [step.appended] if step.appended is not None else []
+    last_seq = max((last for _, last in (*step.newly_hidden, *added_spans)), default=0)
     later_messages = (message for message in history if message.seq > last_seq)
     answer = takewhile(lambda message: getattr(message, "role", None) != "user", later_messages)
     seqs = [message.seq for message in answer]

@@ -145,9 +145,9 @@ class _Session(Struct, eq=False):
             Undo(
                 number=self.change_number,
                 op=op,
-                newly=spans.from_seqs(newly_hidden),
-                added=(added_seqs[0], added_seqs[-1]) if added_seqs else None,
-                was=old_summary,
+                newly_hidden=spans.from_seqs(newly_hidden),
+                appended=(added_seqs[0], added_seqs[-1]) if added_seqs else None,
+                old_summary=old_summary,
             )
         )
 
@@ -194,7 +194,7 @@ class _Session(Struct, eq=False):
         old_steps, self.undo_steps = self.undo_steps, deque(maxlen=UNDO_DEPTH)
         for step in old_steps:
             self.undo_steps.append(step)
-            if step.was or purged_seqs & _affected_seqs(step):
+            if step.old_summary or purged_seqs & _affected_seqs(step):
                 # Drop earlier steps, too: without this step, they would restore no former state.
                 self.undo_steps.clear()
         self.tokens = {
@@ -363,7 +363,7 @@ class InMemoryStore:
             if not session.undo_steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
             step = session.undo_steps.pop()
-            shown_seqs = _expand_spans(step.newly)
+            shown_seqs = _expand_spans(step.newly_hidden)
             seqs_to_hide = _affected_seqs(step) - shown_seqs
             if step.op == "replace" and answered is not None:
                 last_replaced = max(_affected_seqs(step), default=answered[1])
@@ -371,15 +371,15 @@ class InMemoryStore:
                 seqs_to_hide |= session.messages.keys() & set(answer_seqs)
             newly_hidden = seqs_to_hide - session.hidden
             session.hidden = (session.hidden - shown_seqs) | newly_hidden
-            if step.was is not None:
-                session.summary = step.was
+            if step.old_summary is not None:
+                session.summary = step.old_summary
             session.change_number += 1
             session.updated = _now()
             return UndoResult(
                 op=step.op,
                 shown=len(shown_seqs),
                 hid=len(newly_hidden),
-                summary_restored=step.was is not None,
+                summary_restored=step.old_summary is not None,
             )
 
     def compact(self, key: str) -> CompactionResult:
@@ -930,8 +930,8 @@ def _session_from_snapshot(snapshot: Snapshot, messages: Sequence[Message]) -> _
 
 def _affected_seqs(step: Undo) -> set[int]:
     """Return the seqs that the operation of this undo step hid, showed or appended."""
-    added_spans = [] if step.added is None else [step.added]
-    return _expand_spans([*step.newly, *step.shown, *added_spans])
+    added_spans = [] if step.appended is None else [step.appended]
+    return _expand_spans([*step.newly_hidden, *step.shown, *added_spans])
 
 
 def _check_hidden_ranges(hidden: Collection[int]) -> None:

@@ -106,7 +106,7 @@ def replay_changes(state: State, changes: Iterable[Change]) -> None:
                 number: seqs for number, seqs in hidden_by_change.items() if number < change.undoes
             }
         if change.op in _UNDOABLE_OPERATIONS:
-            hidden_by_change[change.number] = change.newly
+            hidden_by_change[change.number] = change.newly_hidden
     state.floor, state.hidden = _split_floor(
         spans.union(_all_hidden(state), *hidden_by_change.values())
     )
@@ -117,18 +117,18 @@ def undo_step_of(change: Change) -> Undo:
     return Undo(
         number=change.number,
         op=change.op,
-        newly=change.newly,
-        added=change.added,
+        newly_hidden=change.newly_hidden,
+        appended=change.appended,
         shown=change.shown,
-        was=change.was,
+        old_summary=change.old_summary,
     )
 
 
 def _short_step(change: Change) -> Undo:
     """Return the undo step of a change, without its data if the step is too long for a state."""
     step = undo_step_of(change)
-    step_bytes = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(
-        [*change.newly, *change.shown]
+    step_bytes = len((change.old_summary or "").encode("utf-8", "surrogatepass")) + 16 * len(
+        [*change.newly_hidden, *change.shown]
     )
     if step_bytes > _MAX_STEP_BYTES:
         return Undo(number=change.number, op=change.op, elsewhere=True)
@@ -175,11 +175,11 @@ def decide_hide(
     *,
     op: str = "hide",
     summary: str | None = None,
-    added: Span | None = None,
+    appended: Span | None = None,
 ) -> Change | None:
     """Return the change that hides these seqs and sets `summary`, if given.
 
-    Return None if nothing would change. `added`: seqs of messages that the same write appends.
+    Return None if nothing would change. `appended`: seqs of messages that the same write appends.
     Raises UsageError if too many separate ranges would be hidden.
     """
     if summary is not None and summary == state.summary:
@@ -187,7 +187,7 @@ def decide_hide(
     hidden_before = _all_hidden(state)
     hidden_after = spans.union(hidden_before, spans.clipped(spans_to_hide, 1, last_seq))
     newly_hidden = spans.minus(spans.minus(hidden_after, hidden_before), missing_seqs(state))
-    if not newly_hidden and summary is None and added is None:
+    if not newly_hidden and summary is None and appended is None:
         return None
     floor, hidden = _split_floor(hidden_after) if newly_hidden else (state.floor, state.hidden)
     _check_hidden_count(hidden)
@@ -196,10 +196,10 @@ def decide_hide(
         number=state.number + 1,
         floor=floor,
         hidden=hidden,
-        newly=newly_hidden,
-        added=added,
+        newly_hidden=newly_hidden,
+        appended=appended,
         summary=summary,
-        was=None if summary is None else state.summary,
+        old_summary=None if summary is None else state.summary,
     )
 
 
@@ -253,7 +253,7 @@ def decide_replace(
         last_seq,
         spans.from_seqs(message.seq for message in visible_messages[prefix_length:]),
         op="replace",
-        added=(last_seq + 1, last_seq + len(new_payloads)) if new_payloads else None,
+        appended=(last_seq + 1, last_seq + len(new_payloads)) if new_payloads else None,
     )
     return change, new_payloads
 
@@ -312,18 +312,18 @@ def decide_undo(state: State, step: Undo, answered: Span | None = None) -> Chang
     If the operation is a replace, the change also hides the messages `answered`, because the undo
     hides the user message that they answer.
     """
-    hidden_after = spans.minus(_all_hidden(state), step.newly)
+    hidden_after = spans.minus(_all_hidden(state), step.newly_hidden)
     hidden_after = spans.union(hidden_after, _seqs_hidden_by_undo(step, answered))
     floor, hidden = _split_floor(hidden_after)
-    changes_summary = step.was is not None and step.was != state.summary
+    changes_summary = step.old_summary is not None and step.old_summary != state.summary
     return Change(
         op="undo",
         number=state.number + 1,
         floor=floor,
         hidden=hidden,
         undoes=step.number,
-        summary=step.was if changes_summary else None,
-        was=state.summary if changes_summary else None,
+        summary=step.old_summary if changes_summary else None,
+        old_summary=state.summary if changes_summary else None,
     )
 
 
@@ -391,8 +391,12 @@ def decide_purge(
 
 def _affects_purged_data(step: Undo, purged_upto: int) -> bool:
     """Return whether the step refers to a purged message, or to a summary that may describe one."""
-    affected_spans = [*step.newly, *step.shown, *([] if step.added is None else [step.added])]
-    return bool(step.was) or any(first <= purged_upto for first, _ in affected_spans)
+    affected_spans = [
+        *step.newly_hidden,
+        *step.shown,
+        *([] if step.appended is None else [step.appended]),
+    ]
+    return bool(step.old_summary) or any(first <= purged_upto for first, _ in affected_spans)
 
 
 def present_seqs(state: State, last_seq: int) -> list[Span]:
@@ -482,10 +486,10 @@ def rebuild_change(step: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -
         number=step.number,
         floor=floor,
         hidden=list(hidden),
-        newly=step.newly,
-        added=step.added,
+        newly_hidden=step.newly_hidden,
+        appended=step.appended,
         shown=step.shown,
-        was=step.was,
+        old_summary=step.old_summary,
     )
 
 
@@ -512,7 +516,7 @@ def undo_result(
     hidden_by_undo = spans.minus(_seqs_hidden_by_undo(step, answered), missing_seqs(state))
     return UndoResult(
         op=step.op,
-        shown=spans.size(step.newly),
+        shown=spans.size(step.newly_hidden),
         hid=spans.size(spans.minus(hidden_by_undo, _all_hidden(state))),
         summary_restored=change.summary is not None,
     )
@@ -520,11 +524,13 @@ def undo_result(
 
 def _seqs_hidden_by_undo(step: Undo, answered: Span | None) -> list[Span]:
     """Return the seqs that an undo with this step hides."""
-    added_spans = [step.added] if step.added is not None else step.shown
+    added_spans = [step.appended] if step.appended is not None else step.shown
     if step.op != "replace" or answered is None:
         return added_spans
     # An answer comes after all messages that the replace hid or appended: ignore earlier seqs.
-    last_replaced = max((last for _, last in (*step.newly, *added_spans)), default=answered[1])
+    last_replaced = max(
+        (last for _, last in (*step.newly_hidden, *added_spans)), default=answered[1]
+    )
     return spans.union(added_spans, spans.clipped([answered], last_replaced + 1, answered[1]))
 
 

@@ -116,8 +116,10 @@ def _find_gaps(
     if info.summary:
         hidden_ranges = _with_reason(hidden_ranges, [(1, info.floor)], SUMMARIZED)
     for step in undo_steps:
-        hidden_ranges = _with_reason(hidden_ranges, step.newly, _REASONS.get(step.op, HIDDEN))
-    undoable_spans = undo_steps[-1].newly if undo_steps else []
+        hidden_ranges = _with_reason(
+            hidden_ranges, step.newly_hidden, _REASONS.get(step.op, HIDDEN)
+        )
+    undoable_spans = undo_steps[-1].newly_hidden if undo_steps else []
     gaps = [
         Gap(
             first=gap_spans[0][0],

@@ -341,7 +341,7 @@ def finish_purge(
             with log.mutex:
                 return log.complete_undo_step(step)
         except DamagedStore:
-            return Undo(number=step.number, op=step.op, newly=[(1, 1)])
+            return Undo(number=step.number, op=step.op, newly_hidden=[(1, 1)])
 
     purged_state = states.decide_purge(state, last_seq, before, complete_step)
     purged_state.archive = newest

@@ -166,7 +166,7 @@ def repaired_state(
         hidden=state.hidden,
         summary=state.summary,
         meta=state.meta,
-        was=damaged_text,
+        old_summary=damaged_text,
     )
     states.apply_change(state, change)
     return state, change

@@ -24,7 +24,7 @@ def _wait_until(reached: Callable[[], bool]) -> None:
     """Wait until another thread has reached a state."""
     limit = time.monotonic() + 120
     while not reached():
-        assert time.monotonic() < limit, "it never came to that"
+        assert time.monotonic() < limit, "timed out waiting for the queue"
         time.sleep(0.0005)
 
 
