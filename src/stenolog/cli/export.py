@@ -190,7 +190,7 @@ def export_command(
         _print_redaction_notice(export_format, redactor, len(messages), "file", "it")
         if export_format in DOCUMENT_FORMATS and not include_hidden and info.count > len(messages):
             hidden_text = messages_with_verb(info.count - len(messages))
-            print_notice(f"{hidden_text} hidden. Use --all to include them.")
+            print_notice(f"{hidden_text} hidden. Use --all to include all messages.")
         print_notice(*damage_lines(find_session(store, info.key), location.workspace))
     return 0
 

@@ -392,7 +392,7 @@ def test_page_with_only_visible_messages(steno: Steno) -> None:
     assert "message 1" not in result.stdout
     assert "They counted to two." in result.stdout
     assert "and 2 hidden, not shown" in result.stdout
-    assert "2 messages are hidden. Use --all to include them." in result.stderr
+    assert "2 messages are hidden. Use --all to include all messages." in result.stderr
 
 
 def test_page_has_messages_that_the_user_removed_only_on_request(place: Path, steno: Steno) -> None:
@@ -496,7 +496,7 @@ def test_page_leaves_out_very_many_summarized_messages(
     result = steno("export", "telegram:123", "--format", "html")
     assert "message 1" not in result.stdout
     assert "and 2 hidden, not shown" in result.stdout
-    assert "2 messages are hidden. Use --all to include them." in result.stderr
+    assert "2 messages are hidden. Use --all to include all messages." in result.stderr
     whole = steno("export", "telegram:123", "--format", "html", "--all").stdout
     assert "message 1" in whole
 
