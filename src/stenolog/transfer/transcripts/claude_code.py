@@ -203,13 +203,16 @@ class _ProjectIndex:
     def _read_new_lines(self, path: Path) -> None:
         name = path.name
         with open_transcript(path) as opened:
+            if name not in self._files:
+                # The first records may have no time.
+                times = map(_TIME_FIELD.search, read_lines(opened))
+                if first_time := next(filter(None, times), None):
+                    self._files[name] = first_time[1].decode("ascii", "replace"), name
             opened.seek(self._end_offsets.get(name, 0))
             for line in read_lines(opened):
                 if not line.endswith(b"\n"):
                     return
                 self._end_offsets[name] = self._end_offsets.get(name, 0) + len(line)
-                if name not in self._files and (time_match := _TIME_FIELD.search(line)):
-                    self._files[name] = time_match[1].decode("ascii", "replace"), name
                 if (match := _UUID_FIELD.search(line)) is not None:
                     file, uuid_hash = self._files.get(name, ("", name)), hash(match[1])
                     self._owners[uuid_hash] = min(file, self._owners.get(uuid_hash, file))

@@ -156,14 +156,17 @@ def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
     assert transcript.facts["parent"]["tool_call_id"] in calls
 
 
-def test_copied_record_without_a_time_stays_in_one_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_copied_record_without_a_time_stays_in_the_older_session(
+    tmp_path: Path, names: str
+) -> None:
     def record(number: int, text: str, time: str | None = None) -> str:
         uuids = [f"{n:08}-0000-4000-8000-000000000000" if n else None for n in (number - 1, number)]
         message = {"role": "user", "content": text}
         fields = {"parentUuid": uuids[0], "type": "user", "message": message, "uuid": uuids[1]}
         return json.dumps(fields | ({"timestamp": time} if time else {}), separators=(",", ":"))
 
-    older, fork = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    older, fork = (tmp_path / f"{name}.jsonl" for name in names)
     copied = record(1, "first")
     older.write_text(f"{copied}\n{record(2, 'second', '2026-01-01T10:00:00Z')}\n")
     fork.write_text(f"{copied}\n{record(3, 'in the fork', '2026-01-02T10:00:00Z')}\n")
