@@ -217,7 +217,7 @@ def test_a_diff_contains_both_texts(old: list[str], new: list[str]) -> None:
     assert [one.text for one in block.lines if one.kind in ("same", "added")] == new
 
 
-@pytest.mark.parametrize("budget", [DiffBudget(), DiffBudget(pairs=0)])
+@pytest.mark.parametrize("budget", [DiffBudget(), DiffBudget(steps=0)])
 def test_texts_that_differ_too_much_are_shown_one_after_the_other(budget: DiffBudget) -> None:
     old = "\n".join(f"a{number}" for number in range(100))
     new = "\n".join(f"b{number}" for number in range(100))
@@ -274,6 +274,15 @@ def test_long_edits_of_one_page_are_bounded() -> None:
     argument_blocks({"file_path": "a.py", "edits": edits}, budget)
     [block] = argument_blocks(short, budget)
     assert diff_text(block.lines) == "-a\n+b"
+
+
+def test_few_edits_of_one_page_that_take_long_to_compare_are_compared() -> None:
+    old = [f"{number}" if number % 2 else "a" for number in range(1, 199)]
+    edit = {"old_string": "\n".join([*old, "x"]), "new_string": "a\n" * 198 + "y"}
+    budget = DiffBudget()
+    blocks = [argument_blocks(edit, budget)[0] for _ in range(20)]
+    compared = [any(line.kind == "same" for line in block.lines) for block in blocks]
+    assert compared == [True] * 2 + [False] * 18
 
 
 def test_label_of_a_patch_is_short() -> None:

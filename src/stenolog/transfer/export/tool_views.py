@@ -31,8 +31,8 @@ _MAX_DECODED_CHARS: Final = 1_000_000
 """Maximum number of characters of a JSON text that is decoded."""
 _MAX_DIFF_LINES: Final = 2_000
 """Maximum number of lines of all diffs of one call; further lines are only counted."""
-_MAX_COMPARED_PAIRS: Final = 40_000
-"""Maximum number of pairs of an old and a new line of one edit that are compared."""
+_MAX_STEPS: Final = 8_000_000
+"""Maximum number of steps of the comparison of one edit."""
 _MAX_ITEMS: Final = 200
 """Maximum number of items of a checklist."""
 _MAX_BLOCKS: Final = 50
@@ -150,8 +150,8 @@ class ToolBlock(Struct, frozen=True, kw_only=True):
 class DiffBudget(Struct):
     """The work that diffs may still take. The default is the limit for one page."""
 
-    pairs: int = 500_000
-    """Number of pairs of an old and a new line that may be compared."""
+    steps: int = 2 * _MAX_STEPS
+    """Number of steps of comparisons."""
     lines: int = 1_000_000
     """Number of lines into which texts may be split."""
 
@@ -509,14 +509,15 @@ def _diff_lines(
     old_lines: list[str], new_lines: list[str], budget: DiffBudget
 ) -> Iterator[DiffLine]:
     """Yield the diff of two lists of lines. In too long lists, all lines count as changed."""
-    pairs = len(old_lines) * len(new_lines)
-    steps: Sequence[tuple[str, int, int, int, int]]
-    steps = [("replace", 0, len(old_lines), 0, len(new_lines))]
-    if pairs <= min(_MAX_COMPARED_PAIRS, budget.pairs):
-        budget.pairs -= pairs
-        steps = SequenceMatcher(None, old_lines, new_lines).get_opcodes()
-    for step, old_start, old_end, new_start, new_end in steps:
-        if step == "equal":
+    old_count, new_count = len(old_lines), len(new_lines)
+    # Lines that are equal to many others are compared again for each block of equal lines.
+    steps = old_count * new_count * min(old_count, new_count)
+    changes: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, old_count, 0, new_count)]
+    if steps <= min(_MAX_STEPS, budget.steps):
+        budget.steps -= steps
+        changes = SequenceMatcher(None, old_lines, new_lines).get_opcodes()
+    for change, old_start, old_end, new_start, new_end in changes:
+        if change == "equal":
             yield from (DiffLine("same", line) for line in old_lines[old_start:old_end])
         else:
             yield from (DiffLine("removed", line) for line in old_lines[old_start:old_end])
