@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +32,9 @@ UPDATE = bool(os.environ.get("STENO_UPDATE"))
 FIRST = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 PAGES = sorted(page.stem for page in HERE.glob("*.txt"))
 
+DOLLARS = {"claude-sonnet-4-5-20250929": (4, 0.5, 16), "gpt-4o": (2.5, 1.25, 10)}
+"""Prices of a million tokens: of the prompt, of its cached part, and of the answer."""
+
 WITHOUT_JSON = ("chat", "hook", "open", "serve", "token", "view")
 """Commands that talk, serve, or print one line for another program."""
 
@@ -41,6 +44,10 @@ def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in, with a small workspace of fixed times."""
     monkeypatch.syspath_prepend(write_metadata(here / "installed"))  # from an index
     monkeypatch.setenv("SAMPLES", str(SAMPLES))
+    monkeypatch.setenv("LC_ALL", "C")  # `ls` sorts by the locale
+    # Another version of genai-prices may have other prices.
+    monkeypatch.setattr("stenolog.catalog.indexing.price_answer", _price)
+    monkeypatch.setattr("stenolog.cli.stats.load_prices", lambda: _price)
     times = [FIRST + timedelta(minutes=number) for number in range(6)]
     roles = ["user", "assistant"] * 3
     said = [
@@ -83,6 +90,13 @@ def test_commands_print_what_the_transcript_has(
     if UPDATE:
         page.write_text(current)
     assert page.read_text() == current, "the output changed: see it with STENO_UPDATE=1"
+
+
+def _price(model: str, usage: Mapping[str, int]) -> float | None:
+    if model not in DOLLARS:
+        return None
+    counts = usage["prompt"] - usage["cached"], usage["cached"], usage["answer"]
+    return sum(rate * count for rate, count in zip(DOLLARS[model], counts, strict=True)) / 1e6
 
 
 def _output(line: str, in_terminal: InTerminal) -> str:
