@@ -204,8 +204,9 @@ def import_command(
         folders = [source, *_find_subfolders(source)]
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
     import_all = partial(_import_folders, folders, only=file_name, layouts=layouts)
+    import_all = partial(import_all, accept_aliases=aliases)
     import_all = partial(import_all, map_key=_make_key_map(key_pairs, import_all))
-    import_all = partial(import_all, accept_aliases=aliases, dry_run=dry_run)
+    import_all = partial(import_all, dry_run=dry_run)
     report = _import_sessions(import_all, folders, file_name, location, dry_run=dry_run)
     return _print_report(report, source, program, recursive=recursive, dry_run=dry_run)
 
@@ -331,8 +332,9 @@ def _make_key_map(
         return key
 
     # Check the keys before writing: a typing error would create sessions with wrong keys.
+    report = ImportReport()
     if pairs:
-        import_all(store=InMemoryStore(), dry_run=True, map_key=collect_key)
+        report = import_all(store=InMemoryStore(), dry_run=True, map_key=collect_key)
     for text, (pattern, _) in pairs.items():
         if not any(map(pattern.fullmatch, source_keys)):
             names_text = ", ".join(map(one_line, source_keys[:MAX_LISTED_KEYS]))
@@ -343,6 +345,12 @@ def _make_key_map(
     for key, count in Counter(map(map_key, set(source_keys))).items():
         if count > 1:
             raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
+    mapped_keys = {map_key(key): key for key in source_keys if map_key(key) != key}
+    for session in report.imported:
+        for alias in session.aliases:
+            if mapped_keys.get(alias, session.key) != session.key:
+                text = f"{one_line(alias)} is an alias of {one_line(session.key)}"
+                raise click.UsageError(f"--map: {text}, so no other session can get this key")
     return map_key
 
 

@@ -138,6 +138,21 @@ def test_later_messages_are_imported_under_the_mapped_key(steno: Steno, tmp_path
         assert [message.content for message in store.get_history("cli:s")] == words(5)
 
 
+def test_no_session_is_mapped_to_the_alias_of_another(steno: Steno, tmp_path: Path) -> None:
+    source = tmp_path / "old"
+    source.mkdir()
+    for name, aliases in (("a_1", ["x:9"]), ("b_2", [])):
+        (source / f"{name}.jsonl").write_text('{"role": "user", "content": "hi"}\n')
+        fields = {"key": name.replace("_", ":"), "aliases": aliases}
+        (source / f"{name}.meta.json").write_text(json.dumps(fields))
+    result = steno("import", source, "--aliases", "--map", "b:2=x:9")
+    assert result.exit_code == 2
+    assert "--map: x:9 is an alias of a:1" in result.stderr
+    assert steno("import", source, "--map", "b:2=x:9").exit_code == 0
+    with open_store("workspace") as store:
+        assert store.list_sessions() == ["a:1", "x:9"]
+
+
 # --- in a terminal ---------------------------------------------------------------------------
 
 
