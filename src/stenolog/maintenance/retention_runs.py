@@ -65,7 +65,8 @@ def apply_rules(
     if not rules:
         return []
     has_agent = agent is not None or namespace is not None
-    agents = iter([(agent, namespace)]) if has_agent else _list_agents(workspace)
+    # All agents are listed first, so that nothing is done in a place that cannot be read.
+    agents = [(agent, namespace)] if has_agent else list(_list_agents(workspace))
     results: list[RetentionResult] = []
     for agent_name, agent_namespace in agents:
         for result in _apply_to_agent(

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry
+from stenolog.errors import StoreUnavailable
 from stenolog.maintenance.retention_rules import (
     RESTORED_FIELD,
     Action,
@@ -254,6 +255,12 @@ def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
         assert store.admin.list_trash() == []
         assert store.list_sessions() == ["a"]
     assert _all_keys(where, "ada") == ["c"]
+
+
+def test_missing_database_is_reported_and_not_created(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="there is no such file"):
+        apply_rules(f"sqlite:{tmp_path}/x.db", [Rule(name="r", older_than=EVERY)])
+    assert not any(tmp_path.iterdir())
 
 
 def test_session_with_running_turn_is_left_alone(where: str) -> None:
