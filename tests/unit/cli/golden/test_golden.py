@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,8 +41,18 @@ WITHOUT_JSON = ("chat", "hook", "open", "serve", "token", "view")
 
 
 @pytest.fixture
-def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to stand in, with a small workspace of fixed times."""
+    umask = os.umask(0o022)
+    with monkeypatch.context() as zone:
+        zone.setenv("TZ", "UTC")
+        time.tzset()
+        yield _fill(here, monkeypatch)
+    time.tzset()
+    os.umask(umask)
+
+
+def _fill(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(write_metadata(here / "installed"))  # from an index
     monkeypatch.setenv("SAMPLES", str(SAMPLES))
     monkeypatch.setenv("LC_ALL", "C")  # `ls` sorts by the locale
