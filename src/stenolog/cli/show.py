@@ -159,7 +159,8 @@ def show_command(
             for message in messages:
                 print_message(message, complete=tools or message.seq == seq)
         if hidden_count and not include_hidden:
-            print_notice(f"{messages_with_verb(hidden_count)} hidden. Use --all to show all messages.")
+            hidden_text = messages_with_verb(hidden_count)
+            print_notice(f"{hidden_text} hidden. Use --all to show all messages.")
         # Read the info again: reading all messages may have discovered damage.
         print_notice(*damage_lines(find_session(store, info.key), location.workspace))
 

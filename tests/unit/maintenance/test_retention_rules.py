@@ -422,7 +422,7 @@ DAMAGE_UNDO_STEP = "UPDATE change SET body = x'00' WHERE number = 3 AND session 
     ("text", "statement"),
     [
         (b'"content":"2"', DELETE_MESSAGE),
-        (b'"was":"long', DAMAGE_UNDO_STEP),
+        (b'"old_summary":"long', DAMAGE_UNDO_STEP),
         (b'{"tags":["keep"]}', DAMAGE_STATE),
     ],
     ids=["message", "change", "last change"],
