@@ -114,6 +114,20 @@ def test_chart_labels_the_turn_under_the_pointer_and_opens_it_on_click(viewer: V
     expect(page.locator("#m3")).to_be_in_viewport()
 
 
+def test_chart_shows_hostile_prompts_as_text(viewer: ViewerPage) -> None:
+    viewer.open_session(_HURT, "/turns")
+    page = viewer.page
+    expect(page.locator("#chart canvas")).to_be_visible()
+    area = page.locator("#chart .u-over")
+    box = area.bounding_box()
+    assert box is not None
+    area.hover(position={"x": box["width"] / 16, "y": box["height"] / 2})
+    expect(page.locator("#chart-label")).to_contain_text("<script>window.hurt=1</script>")
+    assert "No known price for <script>" in page.locator("main .hint").inner_text()
+    assert page.evaluate("window.hurt ?? 0") == 0
+    assert page.locator("main script, main svg, main img").count() == 0
+
+
 def test_cost_of_notes_and_summaries_is_shown_separately(viewer: ViewerPage) -> None:
     viewer.open_session(_SIDE, "/turns")
     lead = viewer.page.locator(".lead")
