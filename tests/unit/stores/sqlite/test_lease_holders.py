@@ -19,6 +19,7 @@ from stenolog.stores.sqlite.lease_holders import (
     has_ended,
     parse_process,
 )
+from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 
@@ -168,3 +169,8 @@ def test_invalid_text_is_not_a_process(words: str) -> None:
 @pytest.mark.parametrize("number", [0, -1, 10**30])
 def test_impossible_process_number_does_not_count_as_ended(number: int) -> None:
     assert not has_ended(replace(_here(), pid=number))
+
+
+def test_no_process_is_identified_if_proc_belongs_to_another_namespace() -> None:
+    with _child(_WAITS, *in_namespace()) as (_, words):
+        assert words == "None"
