@@ -293,8 +293,12 @@ def test_at_a_name_that_accepts_no_cookies_the_form_leads_to_the_own_name(ask: A
     assert ask("GET", link).status_code == 303
 
 
+LONG_FORM = pytest.param(f"token={TOKEN.value.decode()}&x={'x' * 20_000}", id="too long")
+
+
 @pytest.mark.parametrize(
-    "content", ["", "token=", "token=wrong", "code=x", "token=%ff%fe", "\xff", "a=b&" * 100]
+    "content",
+    ["", "token=", "token=wrong", "code=x", "token=%ff%fe", "\xff", "a=b&" * 100, LONG_FORM],
 )
 def test_a_form_without_the_token_signs_nobody_in(ask: Ask, content: str) -> None:
     refused = ask("POST", "/sign-in", content=content)
