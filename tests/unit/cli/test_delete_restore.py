@@ -12,11 +12,14 @@ import pytest
 from click.testing import Result
 
 from stenolog.cli import chat_input
+from stenolog.errors import StoreUnavailable
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
+from stenolog.records import TrashedSession
 from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.open_store import open_store
 from support.cli import assert_transcript
 
@@ -294,6 +297,36 @@ def test_one_unknown_key_prevents_all_deletions(steno: Steno, more: list[str]) -
         assert (result.exit_code, result.stdout) == (1, "")
         assert "There is no session 'nobody' in ./workspace." in result.stderr
     assert KEY in _keys("workspace")
+
+
+def test_session_that_cannot_be_deleted_is_reported_and_the_rest_is_deleted(
+    steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = JSONLStore.delete
+
+    def delete(store: JSONLStore, key: str) -> TrashedSession:
+        if key == KEY:
+            raise StoreUnavailable("the disk is away")
+        return real(store, key)
+
+    monkeypatch.setattr(JSONLStore, "delete", delete)
+    result = steno("delete", KEY, "cli:default", "--yes")
+    assert (result.exit_code, "The disk is away." in result.stderr) == (3, True)
+    assert (KEY in _keys("workspace"), "cli:default" in _keys("workspace")) == (True, False)
+
+
+def test_session_that_no_rule_can_delete_exits_with_3(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("the disk is away")
+
+    (place / "rules.toml").write_text('[retention.old]\naction = "delete"\ntag = "old"\n')
+    steno("tag", KEY, "+old")
+    monkeypatch.setattr(JSONLAdmin, "delete_unchanged", fail)
+    result = steno("retention", "run", "--config", "rules.toml")
+    assert (result.exit_code, result.stdout.split("\t")[0]) == (3, "failed")
+    assert f"{KEY}: the disk is away." in result.stderr
 
 
 def test_a_dry_run_writes_nothing(place: Path, steno: Steno) -> None:
