@@ -127,6 +127,12 @@ def test_content_parts_and_their_reasoning_are_read() -> None:
     assert (reply.reasoning, reply.text) == ("hm", "yes")
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_separate_from_the_answer(field: str) -> None:
+    reply = read(delta(**{field: "hm"}), delta(content="yes"))
+    assert (reply.reasoning, reply.text) == ("hm", "yes")
+
+
 def test_duplicate_reasoning_is_read_once() -> None:
     assert read(delta(reasoning="hm", reasoning_content="hm")).reasoning == "hm"
 
