@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.channels.channel import Undeliverable
+from stenolog.channels.channel import IncomingMessage, Undeliverable
 from stenolog.channels.claims import Claims
+from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
 from stenolog.errors import NotStored
 from stenolog.providers.chat_model import Delta
@@ -23,7 +24,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import import_folder
-from support.agents import bodies
+from support.agents import agent_loop, bodies
 from support.agents import until as until_it_holds
 from support.bots import (
     ALICE,
@@ -404,6 +405,29 @@ def test_unexpected_error_for_a_message_does_not_stop_the_bot(
         assert server.texts(ALICE) == [
             "Your message could not be answered because of an internal error."
         ]
+
+    asyncio.run(scenario())
+
+
+def test_message_that_always_fails_is_given_up_and_few_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stenolog.channels.inbox._MAX_REMEMBERED_IDS", 10)
+
+    def broken(key: str) -> str:
+        raise ZeroDivisionError(key)
+
+    async def scenario() -> None:
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            loop.registry.agent().resolve_key = broken  # type: ignore[method-assign]
+            inbox = Inbox(loop, channel="telegram")
+            for number in range(30):
+                arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
+                assert await inbox.accept(arrival).durable is False
+            assert len(inbox._crashes) == 10
+            last = IncomingMessage(sender="1001", text="boom", id="29")
+            found = [await inbox.accept(last).durable for _ in range(2)]
+            assert found == [False, True]
 
     asyncio.run(scenario())
 
