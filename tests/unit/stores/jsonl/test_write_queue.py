@@ -33,6 +33,16 @@ def test_group_contains_only_appends_to_the_same_session() -> None:
     assert gate.waiting == [other, alone]
 
 
+def test_p7_only_the_first_in_the_queue_may_lead() -> None:
+    gate = Gate()
+    first, second = _append("a"), _append("a")
+    gate.waiting += [first, second]
+    assert gate._may_lead(first)
+    assert not gate._may_lead(second)
+    with gate.lock:
+        assert not gate._may_lead(first)
+
+
 def test_p8_append_started_by_an_interrupted_leader_is_not_repeated() -> None:
     gate, mine, fresh = Gate(), _append("a"), _append("a")
     led = list[Waiter]()
