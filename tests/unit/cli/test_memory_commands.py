@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,6 +192,17 @@ def test_note_purge_requires_yes_without_a_terminal(
     assert _texts(workspace) == ["They talked.\nLong.", "Eats no meat."]
     files = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
     assert b"Eats meat." not in b"".join(files)
+
+
+def test_closed_stdin_is_rejected_with_one_sentence(ids: Ids, workspace: str) -> None:
+    before = _texts(workspace)
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    given = ["memory", "forget", ids["old"], "--purge", "-w", workspace]
+    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, *given]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, "add --yes" in result.stderr) == (2, True), result.stderr
+    assert "Traceback" not in result.stderr
+    assert _texts(workspace) == before
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("\n", 2), ("n\n", 2)])
