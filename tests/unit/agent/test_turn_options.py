@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import ABANDONED_TEXT
-from stenolog.agent.turn_events import Answer, InboundMessage, TurnOptions
+from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta
@@ -192,5 +192,15 @@ def test_message_of_an_api_is_never_a_command(tmp_path: Path) -> None:
                 answer = await loop.handle(inbound, allow_commands=False)
                 assert answer.outcome == "answered"
             assert [body["content"] for body in bodies(loop)[::2]] == ["/clear", "//clear"]
+
+    asyncio.run(main())
+
+
+def test_stored_event_comes_before_the_model_call(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
+            told: list[Any] = []
+            await loop.handle(InboundMessage(key=KEY, content="Hello."), on_event=told.append)
+            assert told[0] == MessageStored(seq=1)
 
     asyncio.run(main())
