@@ -84,6 +84,24 @@ def test_catalog_is_stored_and_reused(where: str, tables: str) -> None:
     assert _run(where, about) == before
 
 
+def test_read_only_store_is_indexed_in_memory(where: str, tables: str) -> None:
+    with stenolog.open_store(where) as store:
+        fill_three_sessions(store)
+    with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert catalog.problems == ()
+    with stenolog.open_store(where) as store, open_catalog(store) as catalog:
+        catalog.refresh()
+    with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert catalog.problems == ()
+    with stenolog.open_store(where) as store, open_catalog(store, keep=False) as catalog:
+        store.add_message("cli:default", "user", "new")
+        before = _written(where, tables)
+        assert differences(catalogued(catalog), full_scan(store)) == {}
+        assert _written(where, tables) == before
+
+
 def test_schema_with_a_quoted_name_has_a_catalog(postgres_database: str) -> None:
     with (
         stenolog.open_store(f"{postgres_database}?schema=Order_catalog_") as store,
@@ -371,6 +389,10 @@ def test_purge_by_any_program_empties_the_catalog(where: str, tables: str) -> No
         finally:
             _run(where, f"DROP OWNED BY {user}")
             _run(where, f"DROP ROLE {user}")
+
+
+def _written(where: str, tables: str) -> list[tuple[Any, ...]]:
+    return _run(where, f"SELECT made, writes FROM {tables}about")  # noqa: S608 - a table of ours
 
 
 def _made(where: str, tables: str) -> int:
