@@ -148,7 +148,6 @@ def test_absolute_request_target_is_rejected(roomy: int, target: str) -> None:
 # --- paths -----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "target",
     [
