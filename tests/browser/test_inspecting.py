@@ -1,7 +1,6 @@
 """The context inspector, the turns and the notes, in a real browser."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
+from support.prices import price_package
 from support.viewer_page import ViewerPage, window
 from support.viewer_samples import LONG, PLAN, fill
 
@@ -79,13 +79,11 @@ def test_context_page_shows_the_next_request_and_its_token_counts(viewer: Viewer
     viewer.screenshot("context")
 
 
-def test_turns_page_shows_tokens_tools_and_duration_of_each_turn(
-    viewer: ViewerPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "genai_prices", None)
-    viewer.open_session(PLAN, "/turns")
+def test_turns_page_shows_tokens_tools_and_duration_of_each_turn(viewer: ViewerPage) -> None:
     page = viewer.page
-    expect(page.locator(".turns tbody tr")).to_have_count(3)
+    with price_package(None):
+        viewer.open_session(PLAN, "/turns")
+        expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
     viewer.screenshot("turns")

@@ -1,6 +1,5 @@
 """The timeline of a session in a real browser: drawn by uPlot, with what it cost."""
 
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,7 @@ from stenolog.sessions.usage import updated_side_usage
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
+from support.prices import price_package
 from support.viewer_page import ViewerPage
 from support.viewer_samples import HOSTILE, PLAN, fill
 
@@ -72,10 +72,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # No package knows what a model of the samples costs.
     prices = ModuleType("genai_prices")
     exec(_PRICES, vars(prices))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(sys.modules, "genai_prices", prices)
-        with Served(place, ScriptedModel(["x"])) as gateway:
-            yield gateway
+    with price_package(prices), Served(place, ScriptedModel(["x"])) as gateway:
+        yield gateway
 
 
 def _has_colours(chart: Locator, *names: str) -> bool:

@@ -67,11 +67,14 @@ class _PriceList:
 
     def price(self, name: str, usage: Mapping[str, int]) -> float | None:
         """Return the price of an answer; None if the model has no known price."""
-        if name not in self._models:
-            if len(self._models) >= _MAX_MODEL_NAMES or len(name) > _MAX_NAME_LENGTH:
+        models = self._models
+        if name not in models:
+            if len(name) > _MAX_NAME_LENGTH:
                 return None
-            self._models[name] = self._find_model(name)
-        model = self._models[name]
+            if len(models) >= _MAX_MODEL_NAMES:
+                models = self._models = {}  # other threads may still use the old one
+            models[name] = self._find_model(name)
+        model = models[name]
         if model is None:
             return None
         prompt_tokens, cached_tokens, answer_tokens = (

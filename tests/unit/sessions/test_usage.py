@@ -1,13 +1,14 @@
 """Tests the cost of answers with the prices in the package."""
 
-import sys
 from datetime import UTC, datetime
 
 import genai_prices
 import pytest
 
+from stenolog.catalog import answer_prices
 from stenolog.sessions.usage import Counts, Totals, cost_of, load_prices
 from stenolog.stores.in_memory import InMemoryStore
+from support.prices import price_package
 
 LONG = {"prompt": 150_000, "answer": 1_000, "cached": 0}
 TIERED = "gemini-2.5-pro"
@@ -51,11 +52,20 @@ def test_models_without_price_are_listed_and_cost_nothing() -> None:
     assert (found.total, found.models, found.unknown) == (1.5, {"a": 1.5}, ("b",))
 
 
-def test_prices_are_unavailable_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "genai_prices", None)
-    load_prices.cache_clear()
-    assert load_prices() is None
-    load_prices.cache_clear()
+def test_prices_are_unavailable_without_the_package() -> None:
+    with price_package(None):
+        assert load_prices() is None
+
+
+def test_invented_models_do_not_hide_the_price_of_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_prices, "_MAX_MODEL_NAMES", 3)
+    with price_package(genai_prices):
+        price = load_prices()
+        assert price is not None
+        assert [price(f"invented {number}", LONG) for number in range(4)] == [None] * 4
+        assert price("gpt-4o", LONG) is not None
 
 
 @pytest.mark.parametrize("model", [TIERED, "gpt-4o", "claude-sonnet-4-5"])
