@@ -19,7 +19,7 @@ from stenolog.agent.turn_events import (
     TurnOptions,
     UsageReported,
 )
-from stenolog.agent.turn_log import TurnLog
+from stenolog.agent.turn_log import TurnLog, state_of
 from stenolog.catalog.message_metadata import mark_model
 from stenolog.context.context import Attempt
 from stenolog.context.turn_state import TurnState
@@ -148,6 +148,9 @@ class ModelExchange(Struct, eq=False):
                 )
             )
             self.seen_upto, self.answers = window.upto, request.answers
+            if attempt.view is not None and attempt.view is not request.view:
+                # A summary has read the session again, with new messages.
+                self.answers = state_of(attempt.view).questions  # guard: answers-of-the-window
             start_time = time.monotonic()
             try:
                 await self._stream(model, window.messages)

@@ -161,7 +161,7 @@ class Context:
         ):
             view = find_view(self.store, key)
             window = self._build_window(view, memory, limits)
-        return Attempt(self, key, memory, limits, window)
+        return Attempt(self, key, memory, limits, window, view)
 
     def summarize_if_needed(
         self, key: str, *, memory: str = "", view: SessionView | None = None
@@ -296,7 +296,8 @@ def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
 class Attempt(Struct, eq=False):
     """A request to the model that is shortened when the provider rejects it as too long.
 
-    `window` has the messages to send now.
+    `window` has the messages to send now, and `view` is the view that it was built from: a summary
+    reads the session again, with messages that have arrived meanwhile.
     """
 
     _context: Context
@@ -304,6 +305,7 @@ class Attempt(Struct, eq=False):
     _memory: str
     _limits: Limits
     window: Window
+    view: SessionView | None
     _stated_limit: int | None = None
     _retries_left: int = MAX_RETRIES
 
@@ -327,7 +329,7 @@ class Attempt(Struct, eq=False):
         context._summarize(self._key, view, "overflow", limits, self._memory)
         try:
             view = find_view(context.store, self._key)
-            self.window = context._build_window(view, self._memory, limits)
+            self.window, self.view = context._build_window(view, self._memory, limits), view
         except ContextTooSmall as too_small_error:
             raise _cannot_shorten_error(self.window, overflow, too_small_error) from error
         return True

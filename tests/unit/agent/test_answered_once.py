@@ -26,14 +26,17 @@ from stenolog.agent.tools import tool
 from stenolog.agent.turn import CancelReason
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, Notice
 from stenolog.catalog.message_metadata import (
+    answered_seqs,
     mark_client_calls,
     mark_model,
     mark_received,
     mark_seen,
 )
+from stenolog.context.window import Limits
 from stenolog.errors import (
     AnswerUnknown,
     DamagedStore,
+    ModelRefused,
     ModelUnavailable,
     OnceConflict,
     SessionDeleted,
@@ -752,6 +755,41 @@ def test_turn_that_is_too_old_answers_the_result_of_a_client() -> None:
         found = find_answer(store, KEY, seq)
         assert found.message is not None
         assert found.message.content == "[interrupted]"
+        await loop.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("too_long", [False, True])
+def test_answer_names_a_message_that_arrived_while_a_summary_was_written(too_long: bool) -> None:
+    """The request after the summary contains this message, so its answer answers it, too."""
+
+    async def main() -> None:
+        store = InMemoryStore()
+        asked: list[str] = []
+
+        def reply(messages: Sequence[Mapping[str, Any]], _tools: object) -> str:
+            text = str(messages[-1]["content"])
+            if too_long and text == PIN:
+                raise ModelRefused(
+                    "This model's maximum context length is 2000 tokens. You requested 3000"
+                )
+            if "late" not in asked and text not in (PIN, "late"):
+                asked.append("late")  # a request for a summary
+                body = mark_received({"role": "user", "content": "late"}, sender=KEY)
+                store.add_full_message(KEY, body)
+                return "A summary."
+            asked.append(text)
+            return f"to {text}"
+
+        spec = replace(SPEC, limits=Limits(max_history_messages=100 if too_long else 4))
+        agent = AgentInstance(spec, model=ScriptedModel(reply), sessions=JSONLBackend(store))
+        loop = AgentLoop(AgentRegistry([agent]))
+        for number in range(8):
+            store.add_message(KEY, ("user", "assistant")[number % 2], f"old {number}")
+        answer = await loop.handle(InboundMessage(key=KEY, content=PIN, id="u1"))
+        stored = store.get_history(KEY)[-1].to_dict()
+        assert (answer.text, answered_seqs(stored)) == ("to late", [9, 10])
         await loop.close()
 
     asyncio.run(main())
