@@ -10,8 +10,7 @@ StenologError
 │   ├── NoSuchNote
 │   ├── NothingToUndo
 │   ├── OnceConflict          same idempotency key, other content
-│   ├── StaleCheckpoint       the floor moved since the caller read it
-│   ├── StaleHistory          the session has messages that the caller has not seen
+│   ├── Conflict              the session changed since the caller read it
 │   ├── LeaseLost             released, taken over, or the session was purged
 │   ├── ContextTooSmall       the request does not fit; names the setting to change
 │   ├── UnsupportedFormat     a stored message has a format that cannot be sent
@@ -37,6 +36,7 @@ from msgspec import Struct, json
 
 __all__ = [
     "AnswerUnknown",
+    "Conflict",
     "ContextTooSmall",
     "DamagedStore",
     "ForeignLog",
@@ -56,8 +56,6 @@ __all__ = [
     "RefusedMessage",
     "SessionDeleted",
     "SessionExists",
-    "StaleCheckpoint",
-    "StaleHistory",
     "StenologError",
     "StoreBusy",
     "StoreClosed",
@@ -149,27 +147,14 @@ class OnceConflict(UsageError):
         )
 
 
-class StaleCheckpoint(UsageError):
-    """The floor changed since the caller read the session. Read the session again.
+class Conflict(UsageError):
+    """The session changed since the caller read it. Read the session again."""
 
-    The floor is the seq up to which all messages are hidden.
-    """
-
-    def __init__(self, key: str, expected: int, found: int) -> None:
+    def __init__(self, key: str, what: str, expected: int, found: int) -> None:
         self.key = key
         self.expected = expected
         self.found = found
-        super().__init__(f"{key!r}: expected floor {expected}, found {found}")
-
-
-class StaleHistory(UsageError):
-    """A message was appended since the caller read the session. Read the session again."""
-
-    def __init__(self, key: str, expected: int, found: int) -> None:
-        self.key = key
-        self.expected = expected
-        self.found = found
-        super().__init__(f"{key!r}: expected last seq {expected}, found {found}")
+        super().__init__(f"{key!r}: expected {what} {expected}, found {found}")
 
 
 class LeaseLost(UsageError):

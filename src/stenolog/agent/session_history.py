@@ -14,11 +14,11 @@ from stenolog.agent.stored_answers import end_of
 from stenolog.catalog.message_metadata import is_received, model_of, without_marks
 from stenolog.codec import encode_message
 from stenolog.errors import (
+    Conflict,
     MaybeStored,
     NoSuchSession,
     OnceConflict,
     SessionDeleted,
-    StaleHistory,
     StenologError,
     StoreUnavailable,
 )
@@ -55,7 +55,7 @@ def replace_history(
     upto = 0 if view is None else end_of(view)
     try:
         store.set_history(key, history, expect_last=upto)
-    except StaleHistory:
+    except Conflict:
         if view is not None:
             store.info(key)  # raises NoSuchSession if the session is gone
         return "message arrived"

@@ -24,7 +24,7 @@ from stenolog.context.request_messages import ProviderRequirements, to_request_m
 from stenolog.context.summary import SummaryWriter
 from stenolog.context.turn_state import TurnRange, find_turns
 from stenolog.context.window import Limits
-from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
+from stenolog.errors import Conflict, NoSuchSession, StenologError
 from stenolog.messages import body_of
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
@@ -238,7 +238,7 @@ def _make_checkpoint(
             # guard: summary-hides-only-covered
             store.checkpoint(key, summary=summary, upto=plan.upto, expect_floor=plan.expect_floor)
             return True
-    except (StaleCheckpoint, NoSuchSession):
+    except (Conflict, NoSuchSession):
         pass
     except StenologError:
         if _reset_meta(store, key, info, visible_spans):

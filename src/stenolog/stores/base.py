@@ -227,7 +227,7 @@ class Store(Protocol):
         The common prefix of the visible messages and `messages` is not touched. All other visible
         messages are hidden, and only the rest of `messages` is appended.
         `expect_last`: last seq that the caller has read. If the session has another last seq, raise
-        StaleHistory and change nothing. `expect_last=0` expects a session without messages.
+        Conflict and change nothing. `expect_last=0` expects a session without messages.
         """
 
     def pop(self, key: str) -> Message | None:
@@ -239,8 +239,8 @@ class Store(Protocol):
         """Replace the summary and hide all messages up to the seq `upto`, in one step.
 
         The floor is the seq up to which every message is hidden. If `upto` is not above the floor,
-        only the summary changes. `expect_floor`: raise StaleCheckpoint if the session has another
-        floor. Raises UsageError if `upto` is greater than the last seq.
+        only the summary changes. `expect_floor`: raise Conflict if the session has another floor.
+        Raises UsageError if `upto` is greater than the last seq.
         """
 
     def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:

@@ -325,7 +325,7 @@ class InMemoryStore:
         payloads = encode_messages(messages)
         with self._session_to_change(key) as session:
             if expect_last is not None and expect_last != session.last_seq:
-                raise errors.StaleHistory(key, expect_last, session.last_seq)
+                raise errors.Conflict(key, "last seq", expect_last, session.last_seq)
             visible_seqs = session.visible_seqs()
             prefix_length = 0
             for seq, payload in zip(visible_seqs, payloads, strict=False):
@@ -354,7 +354,7 @@ class InMemoryStore:
             if upto > session.last_seq:
                 raise errors.UsageError(f"upto must be at most {session.last_seq}, not {upto}")
             if expect_floor is not None and expect_floor != session.floor():
-                raise errors.StaleCheckpoint(key, expect_floor, session.floor())
+                raise errors.Conflict(key, "floor", expect_floor, session.floor())
             session.change("checkpoint", hide=range(1, upto + 1), summary=_check_summary(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> UndoResult:

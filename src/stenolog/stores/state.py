@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import RefusedMessage, StaleCheckpoint, StaleHistory, UsageError
+from stenolog.errors import Conflict, RefusedMessage, UsageError
 from stenolog.records import (
     FORMAT,
     Change,
@@ -238,10 +238,10 @@ def decide_replace(
     """Return the change that makes exactly these payloads visible, and the payloads to append.
 
     The common prefix of the visible messages and the payloads is not touched; all other visible
-    messages are hidden. Raises StaleHistory if the last seq differs from `expect_last`.
+    messages are hidden. Raises Conflict if the last seq differs from `expect_last`.
     """
     if expect_last is not None and expect_last != last_seq:  # guard: replace-unseen-message
-        raise StaleHistory(state.key, expect_last, last_seq)
+        raise Conflict(state.key, "last seq", expect_last, last_seq)
     prefix_length = 0
     for message, payload in zip(visible_messages, payloads, strict=False):
         if message.to_json() != payload:
@@ -277,14 +277,14 @@ def decide_checkpoint(
 ) -> Change | None:
     """Return the change that moves the floor up to `upto` and replaces the summary.
 
-    Raises UsageError, StaleCheckpoint.
+    Raises UsageError, Conflict.
     """
     if upto > last_seq:
         raise UsageError(
             f"{state.key!r}: upto must be at most {last_seq}, the last seq, not {upto}"
         )
     if expect_floor is not None and expect_floor != state.floor:
-        raise StaleCheckpoint(state.key, expect_floor, state.floor)
+        raise Conflict(state.key, "floor", expect_floor, state.floor)
     return decide_hide(  # guard: checkpoint-by-seq
         state, last_seq, [(1, upto)] if upto > state.floor else [], op=op, summary=summary
     )

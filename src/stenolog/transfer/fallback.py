@@ -40,10 +40,10 @@ from msgspec.structs import replace
 
 from stenolog.catalog.message_metadata import AnsweredMessages, answered_seqs, is_received
 from stenolog.errors import (
+    Conflict,
     DamagedStore,
     NoSuchSession,
     OnceConflict,
-    StaleCheckpoint,
     StenologError,
     StoreBusy,
     StoreUnavailable,
@@ -614,7 +614,7 @@ class _Merger:
         if not is_untouched or floor < stored.floor:
             return
         if (snapshot.summary, floor) != (stored.summary, stored.floor):
-            with suppress(StaleCheckpoint):  # another process has just written a summary
+            with suppress(Conflict):  # another process has just written a summary
                 self._store.checkpoint(
                     key, summary=snapshot.summary, upto=floor, expect_floor=stored.floor
                 )

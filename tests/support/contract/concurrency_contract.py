@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import pytest
 
 from stenolog.errors import (
+    Conflict,
     InvalidKey,
     LeaseLost,
     NoSuchSession,
     SessionDeleted,
-    StaleCheckpoint,
     StoreBusy,
     StoreClosed,
     UsageError,
@@ -129,7 +129,7 @@ class Writers(ContractPart):
         def try_checkpoint(upto: int) -> bool:
             try:
                 store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=0)
-            except StaleCheckpoint:
+            except Conflict:
                 return False
             return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.errors import NothingToUndo, StaleCheckpoint, StaleHistory, UsageError
+from stenolog.errors import Conflict, NothingToUndo, UsageError
 from stenolog.records import UndoResult
 from stenolog.stores.base import Store
 from support.contract.call_table import UNDOABLE_CALLS, append_sample
@@ -304,13 +304,13 @@ class Checkpoints(ContractPart):
     def test_p5_checkpoint_with_an_outdated_floor_is_rejected(self, store: Store) -> None:
         append(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="first", upto=1, expect_floor=0)
-        with pytest.raises(StaleCheckpoint) as raised:
+        with pytest.raises(Conflict) as raised:
             store.checkpoint("a", summary="late", upto=2, expect_floor=0)
         assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 0, 1)
         assert_session(store, "a", summary="first", visible=["2", "3"])
         store.checkpoint("a", summary="second", upto=2, expect_floor=1)
         assert visible_texts(store, "a") == ["3"]
-        with pytest.raises(StaleCheckpoint):
+        with pytest.raises(Conflict):
             store.checkpoint("nobody", summary="x", upto=0, expect_floor=1)
 
     def test_p5_clear_upto_keeps_later_messages_visible(self, store: Store) -> None:
@@ -333,7 +333,7 @@ class Checkpoints(ContractPart):
         append(store, "a", "1", "2")
         kept_messages = store.get_history("a")[:1]
         append(store, "a", "3")
-        error = assert_raises(StaleHistory, store.set_history, "a", kept_messages, expect_last=2)
+        error = assert_raises(Conflict, store.set_history, "a", kept_messages, expect_last=2)
         assert (error.key, error.expected, error.found) == ("a", 2, 3)
         assert_session(store, "a", visible=["1", "2", "3"], undoable=0)
         store.set_history("a", kept_messages, expect_last=3)
@@ -343,7 +343,7 @@ class Checkpoints(ContractPart):
         append(store, "a", "1", "2")
         store.pop("a")
         messages = store.get_history("a")
-        assert_raises(StaleHistory, store.set_history, "a", messages, expect_last=1)
+        assert_raises(Conflict, store.set_history, "a", messages, expect_last=1)
         store.set_history("a", [*messages, user_message("new")], expect_last=2)
         assert visible_texts(store, "a") == ["1", "new"]
 
@@ -352,7 +352,7 @@ class Checkpoints(ContractPart):
         self, store: Store, texts: list[str]
     ) -> None:
         new_messages = user_messages(*texts)
-        assert_raises(StaleHistory, store.set_history, "a", new_messages, expect_last=1)
+        assert_raises(Conflict, store.set_history, "a", new_messages, expect_last=1)
         assert store.list_sessions() == []
         store.set_history("a", new_messages, expect_last=0)
         assert visible_texts(store, "a") == texts
