@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from stenolog.errors import InvalidKey, RefusedMessage, UsageError
+from stenolog.errors import RefusedMessage, UsageError
 from stenolog.records import (
     FORMAT,
     ChangeRecord,
@@ -192,17 +192,17 @@ def payload_digest(payloads: Sequence[bytes]) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise InvalidKey unless `key` is a valid session key."""
+    """Raise UsageError unless `key` is a valid session key."""
     if not isinstance(key, str):
-        raise InvalidKey(f"a key is text, not {type(key).__name__}")
+        raise UsageError(f"a key is text, not {type(key).__name__}")
     if not key:
-        raise InvalidKey("a key must not be empty")
+        raise UsageError("a key must not be empty")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise InvalidKey(f"{key!r}: a lone surrogate is not text") from None
+        raise UsageError(f"{key!r}: a lone surrogate is not text") from None
     if size > MAX_KEY_BYTES:
-        raise InvalidKey(f"{key[:40]!r}…: {size:,} bytes of UTF-8; the limit is {MAX_KEY_BYTES:,}")
+        raise UsageError(f"{key[:40]!r}…: {size:,} bytes of UTF-8; the limit is {MAX_KEY_BYTES:,}")
 
 
 def check_once(token: str | None) -> None:

@@ -2,7 +2,6 @@
 
 StenologError
 ├── UsageError            the caller: the call is wrong, nothing was written
-│   ├── InvalidKey
 │   ├── RefusedMessage        cannot be stored without loss; names the field
 │   ├── NoSuchSession
 │   │   └── SessionDeleted        in the trash, or deleted while it was followed
@@ -40,7 +39,6 @@ __all__ = [
     "ContextTooSmall",
     "DamagedStore",
     "ForeignLog",
-    "InvalidKey",
     "LeaseLost",
     "MaybeStored",
     "ModelRefused",
@@ -77,10 +75,6 @@ class StenologError(Exception):
 
 class UsageError(StenologError):
     """The call is wrong; nothing was written."""
-
-
-class InvalidKey(UsageError):
-    """The key is empty, not valid text, or longer than 1,024 bytes of UTF-8."""
 
 
 class RefusedMessage(UsageError):

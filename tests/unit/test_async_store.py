@@ -12,7 +12,6 @@ import pytest
 
 import stenolog
 from stenolog.errors import (
-    InvalidKey,
     LeaseLost,
     NothingToUndo,
     RefusedMessage,
@@ -171,7 +170,7 @@ def test_async_calls_return_the_results_of_the_store(store: Store) -> None:
 def test_p8_errors_of_the_store_are_raised(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
-            with pytest.raises(InvalidKey):
+            with pytest.raises(UsageError):
                 await mine.add_message("", "user", "x")
             with pytest.raises(RefusedMessage):
                 await mine.add_message("a", "user", float("nan"))
@@ -547,7 +546,7 @@ def test_follow_raises_its_errors_at_the_first_anext(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             messages = mine.follow("")
-            with pytest.raises(InvalidKey):
+            with pytest.raises(UsageError):
                 await anext(messages)
 
     run(main)

@@ -30,7 +30,7 @@ from stenolog.cli.workspace import (
     seq_option,
     yes_option,
 )
-from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
+from stenolog.errors import DamagedStore, NoSuchSession, StenologError, UsageError
 from stenolog.memory.scopes import scope_from_key
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
 from stenolog.sessions.folders import (
@@ -63,7 +63,7 @@ class _Target(Struct, frozen=True, kw_only=True):
         """The name of the target as it is printed."""
         location = self.location
         if location.namespace == NOTES:
-            with suppress(InvalidKey):
+            with suppress(UsageError):
                 return f"notes of {scope_name(scope_from_key(self.key))}"
         if location.agent is not None:
             return f"{self.key} (agent {location.agent})"
@@ -290,7 +290,7 @@ def _owner_of_notes(key: str) -> str:
     """Return the person or session that notes are about; empty if the key has no notes."""
     try:
         return scope_from_key(key).who
-    except InvalidKey:
+    except UsageError:
         return ""
 
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from stenolog.catalog import tokenizer
 from stenolog.catalog.query import Query, parse_query, term_forms
 from stenolog.errors import (
-    InvalidKey,
     NoSuchNote,
     NoSuchSession,
     NothingToUndo,
@@ -221,7 +220,7 @@ class Notes:
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
-                with suppress(InvalidKey):  # progress marks have other keys
+                with suppress(UsageError):  # progress marks have other keys
                     scopes.append(scope_from_key(key))
         return scopes
 

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from stenolog.codec import MAX_KEY_BYTES, check_key
-from stenolog.errors import InvalidKey
+from stenolog.errors import UsageError
 
 ScopeKind = Literal["session", "sender"]
 
@@ -32,9 +32,9 @@ class Scope(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The unique key of the scope's session in the notes store. Raises InvalidKey."""
+        """The unique key of the scope's session in the notes store. Raises UsageError."""
         if not self.agent or not self.who:
-            raise InvalidKey("a scope needs an agent and a user or chat; neither may be empty")
+            raise UsageError("a scope needs an agent and a user or chat; neither may be empty")
         check_key(self.who)
         # Everything after the first colon is `who`, so only the agent needs escaping.
         prefix = scope_prefix(self.agent, self.of)
@@ -65,12 +65,12 @@ def scope_of(key: str, *, agent: str = "main") -> Scope:
 
 
 def scope_from_key(notes_key: str) -> Scope:
-    """Return the scope with this `key`. Raises InvalidKey if no scope can have the key."""
+    """Return the scope with this `key`. Raises UsageError if no scope can have the key."""
     of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
     agent, _, owner = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=owner, of=of)
     if scope.key != notes_key:
-        raise InvalidKey(f"{notes_key!r} is not the key of a scope")
+        raise UsageError(f"{notes_key!r} is not the key of a scope")
     return scope
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import check_key
-from stenolog.errors import InvalidKey, UsageError
+from stenolog.errors import UsageError
 
 Scope = Literal["sender", "thread", "group"]
 """Scope of a session: one sender, one sender in one thread, or all members of a group."""
@@ -45,7 +45,7 @@ class KeyParts(Struct, frozen=True):
 
 
 def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
-    """Return the key of the session that a message belongs to. Raises InvalidKey, UsageError."""
+    """Return the key of the session that a message belongs to. Raises UsageError."""
     channel, sender = _to_text("channel", origin.channel), _to_text("sender", origin.sender)
     chat = None if origin.chat is None else _to_text("chat", origin.chat)
     thread = None if origin.thread is None else _to_text("thread", origin.thread)
@@ -65,7 +65,7 @@ def _to_text(name: str, part: object) -> str:
         return part
     if isinstance(part, int) and not isinstance(part, bool):
         return str(part)
-    raise InvalidKey(f"{name} must be a string or an int, not {part!r}")
+    raise UsageError(f"{name} must be a string or an int, not {part!r}")
 
 
 def owner_in_key(key: str) -> str:
@@ -81,7 +81,7 @@ def owner_in_key(key: str) -> str:
 def owner_for(origin: Origin, *, scope: Scope) -> str:
     """Return the sender to store with a message; it is the same for all threads of a sender.
 
-    For a group that shares one session, return the group. Raises InvalidKey, UsageError.
+    For a group that shares one session, return the group. Raises UsageError.
     """
     return key_for(replace(origin, thread=None), scope=scope)
 
@@ -96,18 +96,18 @@ def cli_sender(key: str) -> str:
 
 
 def check_sender(sender: str) -> None:
-    """Raise InvalidKey unless `sender` is valid. An empty string is valid."""
+    """Raise UsageError unless `sender` is valid. An empty string is valid."""
     if sender:
         check_key(sender)
         if sender.startswith("@"):
-            raise InvalidKey(f"sender {sender!r} must not begin with @")
+            raise UsageError(f"sender {sender!r} must not begin with @")
 
 
 def join_key(parts: KeyParts) -> str:
-    """Return the key of these parts. Raises InvalidKey."""
+    """Return the key of these parts. Raises UsageError."""
     texts = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
     if not all(texts):
-        raise InvalidKey(f"{':'.join(texts)!r}: channel, thread and sender must not be empty")
+        raise UsageError(f"{':'.join(texts)!r}: channel, thread and sender must not be empty")
     key = ":".join(_escape(part) for part in texts)
     check_key(key)
     return key

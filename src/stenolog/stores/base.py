@@ -167,7 +167,7 @@ class Store(Protocol):
         `once`: idempotency key. If the session already has this key, return the seq of the first
         append.
 
-        Raises RefusedMessage, OnceConflict, InvalidKey (nothing was written); StoreBusy, NotStored
+        Raises RefusedMessage, OnceConflict, UsageError (nothing was written); StoreBusy, NotStored
         (certainly not stored); MaybeStored (retry with the same `once`).
         """
 

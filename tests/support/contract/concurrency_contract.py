@@ -16,7 +16,6 @@ import pytest
 
 from stenolog.errors import (
     Conflict,
-    InvalidKey,
     LeaseLost,
     NoSuchSession,
     SessionDeleted,
@@ -447,7 +446,7 @@ class Leases(ExpiredLeases):
             assert_raises(UsageError, store.lease, "a", ttl=60, wait=seconds)
         for ttl in (0, float("inf")):
             assert_raises(UsageError, store.lease, "a", ttl=ttl)
-        assert_raises(InvalidKey, store.lease, "", ttl=60)
+        assert_raises(UsageError, store.lease, "", ttl=60)
         store.delete("a")
         assert_raises(NoSuchSession, store.lease, "a", ttl=60)
 

@@ -11,7 +11,6 @@ from itertools import chain
 import pytest
 
 from stenolog.errors import (
-    InvalidKey,
     NoSuchSession,
     NothingToUndo,
     OnceConflict,
@@ -201,7 +200,7 @@ class Forks(ContractPart):
         existing_error = assert_raises(SessionExists, store.fork, "a", "b")
         assert (missing_error.key, existing_error.key) == ("nobody", "b")
         assert_raises(SessionExists, store.fork, "a", "a")
-        assert_raises(InvalidKey, store.fork, "a", "")
+        assert_raises(UsageError, store.fork, "a", "")
         assert (visible_texts(store, "a"), visible_texts(store, "b")) == (["1"], ["taken"])
         assert store.list_sessions() == ["a", "b"]
 
@@ -367,7 +366,7 @@ class Trash(ContractPart):
         assert_raises(NoSuchSession, store.admin.restore, "a")
         assert_raises(NoSuchSession, store.admin.restore, "b", uid="0" * 16)
         assert_raises(NoSuchSession, store.admin.restore, "a", uid=uid, as_key="c")
-        assert_raises(InvalidKey, store.admin.restore, "b", as_key="")
+        assert_raises(UsageError, store.admin.restore, "b", as_key="")
         assert store.list_sessions() == ["a"]
         assert trash_content(store) == [("b", 1)]
 

@@ -51,7 +51,6 @@ _SECRETS = Settings(
     ("error", "status", "code"),
     [
         (errors.UsageError("x"), 400, "usage_error"),
-        (errors.InvalidKey("x"), 400, "invalid_key"),
         (errors.RefusedMessage("a", "b"), 400, "refused_message"),
         (errors.ContextTooSmall("x", needed=2, limit=1), 400, "context_too_small"),
         (errors.UnsupportedFormat("x"), 400, "unsupported_format"),

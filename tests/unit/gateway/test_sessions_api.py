@@ -111,9 +111,9 @@ def test_invalid_key_segment_is_rejected(api: Api, segment: str, words: str) -> 
 
 
 def test_too_long_key_is_rejected(api: Api) -> None:
-    assert api.error("GET", "", key="x" * 1025, status=400)[0] == "invalid_key"
+    assert api.error("GET", "", key="x" * 1025, status=400)[0] == "usage_error"
     assert api.error("POST", "/messages", key="ü" * 513, status=400, json={"content": "a"})[0] == (
-        "invalid_key"
+        "usage_error"
     )
     assert api.store.list_sessions() == []
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stenolog
-from stenolog.errors import InvalidKey, NoSuchNote, NothingToUndo, UsageError
+from stenolog.errors import NoSuchNote, NothingToUndo, UsageError
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.records import PurgeResult
@@ -100,7 +100,7 @@ def test_invalid_drafts_are_rejected_and_nothing_is_written(notes: Notes) -> Non
     for wrong in (_core(" \n"), Draft(kind="weekly", text="x")):  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             notes.add(ANN, [_core("good"), wrong])
-    with pytest.raises(InvalidKey):
+    with pytest.raises(UsageError):
         notes.add(Scope(who=""), [_core("good")])
     assert notes.add(ANN, []) == []
     assert notes.scopes() == []

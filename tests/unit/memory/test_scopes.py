@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.errors import InvalidKey
+from stenolog.errors import UsageError
 from stenolog.memory.scopes import (
     Scope,
     ScopeKind,
@@ -55,7 +55,7 @@ def test_longest_session_keys_have_separate_scopes() -> None:
 
 @pytest.mark.parametrize("key", ["", "main", ":x", "main:", "a%:b", "a%3ab:c", "%41:b"])
 def test_invalid_scope_key_is_rejected(key: str) -> None:
-    with pytest.raises(InvalidKey):
+    with pytest.raises(UsageError):
         scope_from_key(key)
 
 
@@ -73,5 +73,5 @@ def test_parse_scope_name_is_inverse_of_name(scope: Scope) -> None:
     "scope", [Scope(who=""), Scope(agent="", who="x"), Scope(who="x" * 1025), Scope(who="\ud800")]
 )
 def test_invalid_scopes_are_rejected(scope: Scope) -> None:
-    with pytest.raises(InvalidKey):
+    with pytest.raises(UsageError):
         assert scope.key

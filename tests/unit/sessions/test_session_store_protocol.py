@@ -185,7 +185,7 @@ class TestFace:
     def test_invalid_key_is_a_failed_write(self, sessions: SessionStore, key: Any) -> None:
         assert sessions.add_message(key, "user", "x") is None
         assert sessions.get_history(key) == []
-        assert "InvalidKey" in (sessions.health().last_error or "")
+        assert "UsageError" in (sessions.health().last_error or "")
 
     def test_sessions_can_be_listed_in_pages(self, sessions: SessionStore) -> None:
         for key in ("b:2", "a", "b:1", "c"):

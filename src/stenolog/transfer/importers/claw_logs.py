@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import InvalidKey, RefusedMessage
+from stenolog.errors import RefusedMessage, UsageError
 from stenolog.sessions import keys
 from stenolog.stores.json_file import JSONMessage, NotASession, parse_go_time
 from stenolog.transfer.importers.legacy_session import Layout, LegacySession, make_session
@@ -183,7 +183,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
             return None
     try:
         return keys.join_key(keys.KeyParts(channel, peer or "", thread))
-    except InvalidKey:
+    except UsageError:
         return None
 
 
