@@ -6,7 +6,6 @@ StenologError
 │   ├── NoSuchSession
 │   │   └── SessionDeleted        in the trash, or deleted while it was followed
 │   ├── SessionExists         the key is in use
-│   ├── NoSuchNote
 │   ├── NothingToUndo
 │   ├── OnceConflict          same idempotency key, other content
 │   ├── Conflict              the session changed since the caller read it
@@ -44,7 +43,6 @@ __all__ = [
     "ModelRefused",
     "ModelUnavailable",
     "NewerFormat",
-    "NoSuchNote",
     "NoSuchSession",
     "NotStored",
     "NothingToUndo",
@@ -113,14 +111,6 @@ class SessionExists(UsageError):
     def __init__(self, key: str, reason: str = "there is such a session already") -> None:
         self.key = key
         super().__init__(f"{key!r}: {reason}")
-
-
-class NoSuchNote(UsageError):
-    """The scope has no note with this id."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-        super().__init__(f"there is no note {id!r}; `steno memory list` lists the notes")
 
 
 class NothingToUndo(UsageError):

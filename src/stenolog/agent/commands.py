@@ -19,7 +19,7 @@ from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import has_seen, is_received, mark_received, origin_of
 from stenolog.context.turn_state import is_finished_answer, turn_state
-from stenolog.errors import ModelRefused, NoSuchNote, NothingToUndo, StenologError, UsageError
+from stenolog.errors import ModelRefused, NothingToUndo, StenologError, UsageError
 from stenolog.messages import has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
@@ -397,11 +397,8 @@ class CommandRunner(Struct, eq=False, kw_only=True):
             return self._reply(_NO_MEMORY_TEXT)
         if not self.argument:
             return self._reply("Which note? /memory lists them with their ids: /forget ID")
-        try:
-            scope = await self._run(self.instance.memory_scope, self.key, sender=self.sender)
-            note = await self._run(memory.forget, self.argument, scope=scope)
-        except NoSuchNote:
-            return self._reply(f"There is no note {self.argument!r}. /memory lists the notes.")
+        scope = await self._run(self.instance.memory_scope, self.key, sender=self.sender)
+        note = await self._run(memory.forget, self.argument, scope=scope)
         return self._reply(f"Forgotten: {note.text}")
 
     async def _run_model(self) -> Answer:

@@ -38,7 +38,6 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     errors.ReadOnly: 403,
     errors.NoSuchSession: 404,
     errors.SessionDeleted: 410,
-    errors.NoSuchNote: 404,
     SessionBusy: 409,
     errors.Conflict: 409,
     errors.LeaseLost: 409,

@@ -191,7 +191,7 @@ class Memory:
     def forget(
         self, id: str, *, key: str | None = None, scope: Scope | None = None, purge: bool = False
     ) -> Note | PurgedNote:
-        """Hide a note. Raises NoSuchNote.
+        """Hide a note. Raises UsageError if there is no such note.
 
         `purge`: delete the text of the note permanently. The result lists places that may still
         contain the text.

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from stenolog.catalog import tokenizer
 from stenolog.catalog.query import Query, parse_query, term_forms
 from stenolog.errors import (
-    NoSuchNote,
     NoSuchSession,
     NothingToUndo,
     OnceConflict,
@@ -170,11 +169,11 @@ class Notes:
         return [note for note in notes if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
-        """Return the note with this id, even a forgotten note. Raises NoSuchNote."""
+        """Return the note with this id, even a forgotten note. Raises UsageError."""
         for note in self._cache.read_notes(scope).state.notes:
             if note.id == id:
                 return note
-        raise NoSuchNote(id)
+        raise _no_note_error(id)
 
     def search(self, query: str, *, scope: Scope) -> builtins.list[Note]:
         """Return the notes in force that have all words of a query, newest first.
@@ -225,14 +224,15 @@ class Notes:
         return scopes
 
     def forget(self, scope: Scope, id: str) -> Note:
-        """Hide the note; notes that it superseded are in force again. Raises NoSuchNote.
+        """Hide the note; notes that it superseded are in force again.
 
-        Raises UsageError if the store already hides a thousand ranges of notes.
+        Raises UsageError if there is no such note, or if the store already hides a thousand ranges
+        of notes.
         """
-        with self._take_lease(scope, missing_error=NoSuchNote(id)) as lease:
+        with self._take_lease(scope, missing_error=_no_note_error(id)) as lease:
             record = self._cache.read_notes(scope).state.records.get(id)
             if record is None or record.is_purged:
-                raise NoSuchNote(id)
+                raise _no_note_error(id)
             if not record.note.forgotten:
                 lease.store.admin.hide(scope.key, record.seq, record.seq)
         return self.get(scope, id)
@@ -256,14 +256,14 @@ class Notes:
         The notes before the purged note are therefore first appended again, with their ids and
         times. Followers of the store see these notes again. After a purge, `undo` cannot restore a
         forgotten note that was appended again, nor notes that were forgotten before that note.
-        Notes that were forgotten later can be restored. Raises NoSuchNote.
+        Notes that were forgotten later can be restored. Raises UsageError if there is no such note.
         """
-        with self._take_lease(scope, missing_error=NoSuchNote(id)) as lease:
+        with self._take_lease(scope, missing_error=_no_note_error(id)) as lease:
             store = lease.store
             messages = store.get_history(scope.key, full=True)
             plan = plan_purge(scope, messages, id, now=datetime.now(UTC))
             if plan is None:
-                raise NoSuchNote(id)
+                raise _no_note_error(id)
             lease.renew()
             if plan.new_messages:
                 store.add_messages(scope.key, plan.new_messages, at=plan.times)
@@ -300,6 +300,10 @@ class Notes:
         if not any(batch_of(id) == batch for id in state.records):
             return None
         return _notes_of_batch(batch, state)
+
+
+def _no_note_error(id: str) -> UsageError:
+    return UsageError(f"there is no note {id!r}; list the notes to see their ids")
 
 
 def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:

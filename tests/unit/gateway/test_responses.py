@@ -57,7 +57,6 @@ _SECRETS = Settings(
         (errors.ReadOnly("x"), 403, "read_only"),
         (errors.NoSuchSession("k"), 404, "no_such_session"),
         (errors.SessionDeleted("k"), 410, "session_deleted"),
-        (errors.NoSuchNote("n"), 404, "no_such_note"),
         (errors.SessionExists("k"), 409, "session_exists"),
         (errors.OnceConflict("k", "t", 1), 409, "once_conflict"),
         (errors.NothingToUndo("x"), 409, "nothing_to_undo"),

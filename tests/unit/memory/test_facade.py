@@ -11,7 +11,7 @@ import pytest
 
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.context import Context
-from stenolog.errors import NoSuchNote, StoreClosed, UsageError
+from stenolog.errors import StoreClosed, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.prompt_block import strip_blocks
@@ -87,7 +87,7 @@ def test_three_users_in_one_store_never_see_each_other(sessions: Store, memory: 
             assert told == [hobby]
         for other in set(hobbies) - {key}:
             for note in memory.notes.list(Scope(who=other), full=True):
-                with pytest.raises(NoSuchNote):
+                with pytest.raises(UsageError, match="there is no note"):
                     memory.forget(note.id, key=key)
     assert all(len(memory.notes.list(Scope(who=key))) == 3 for key in hobbies)
 
