@@ -25,6 +25,8 @@ StenologError
     ├── AnswerUnknown         a stored answer cannot be read, or names no message
     ├── ForeignLog            another program's file; `steno import` reads it
     └── NewerFormat           written by a newer stenolog
+
+ForeignLog, NewerFormat and WrongSettings are internal: programs catch their base classes.
 """
 
 from collections.abc import Sequence
@@ -37,17 +39,14 @@ __all__ = [
     "Conflict",
     "ContextTooSmall",
     "DamagedStore",
-    "ForeignLog",
     "LeaseLost",
     "MaybeStored",
     "ModelRefused",
     "ModelUnavailable",
-    "NewerFormat",
     "NoSuchSession",
     "NotStored",
     "NothingToUndo",
     "OnceConflict",
-    "Problem",
     "ReadOnly",
     "RefusedMessage",
     "SessionDeleted",
@@ -58,7 +57,6 @@ __all__ = [
     "StoreUnavailable",
     "UnsupportedFormat",
     "UsageError",
-    "WrongSettings",
 ]
 
 E = TypeVar("E", bound=BaseException)
