@@ -12,15 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-__all__ = [
-    "CompactionResult",
-    "Health",
-    "Message",
-    "PurgeResult",
-    "SessionInfo",
-    "TrashedSession",
-    "UndoResult",
-]
+__all__ = ["Message", "SessionInfo"]
 
 _decode = msgspec.json.Decoder().decode
 

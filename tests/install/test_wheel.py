@@ -28,7 +28,8 @@ PAGES_WITHOUT_EXTRAS = [
 ENGINES = """\
 import asyncio, inspect, pydoc
 import stenolog
-from stenolog.providers import LocalModel, OpenAIChat
+from stenolog.providers import OpenAIChat
+from stenolog.providers.local_model import LocalModel
 
 def use(store):
     store.add_message("a", "user", "One.")

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from stenolog.agent.instance import AgentInstance as AgentInstance
     from stenolog.agent.instance import AgentRegistry as AgentRegistry
     from stenolog.agent.loop import AgentLoop as AgentLoop
-    from stenolog.agent.scheduler import CloseReport as CloseReport
     from stenolog.agent.spec import AgentSpec as AgentSpec
     from stenolog.agent.spec import Route as Route
     from stenolog.agent.tools import Tool as Tool
@@ -33,7 +32,6 @@ else:
         {
             "stenolog.agent.instance": "AgentInstance AgentRegistry",
             "stenolog.agent.loop": "AgentLoop",
-            "stenolog.agent.scheduler": "CloseReport",
             "stenolog.agent.spec": "AgentSpec Route",
             "stenolog.agent.tools": "Tool ToolContext tool",
             "stenolog.agent.turn_events": (

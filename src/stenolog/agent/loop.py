@@ -273,8 +273,9 @@ class AgentLoop:
     async def close(self, *, patience: float = 10.0) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
 
-        The messages of cancelled turns stay in the log, and the next start resumes the turns. A
-        second call closes nothing, and returns a new report.
+        The messages of cancelled turns stay in the log, and the next start resumes the turns. The
+        result has the keys of their sessions (`turns`), and the number of turns that did not end
+        (`hanging`). A second call closes nothing, and returns a new report.
         """
         report = await self._scheduler.close(patience=patience)
         if self._closing is None:

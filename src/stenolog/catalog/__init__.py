@@ -11,14 +11,13 @@ from stenolog.lazy_loading import lazy_exports
 if TYPE_CHECKING:
     from stenolog.catalog.entries import Entry as Entry
     from stenolog.catalog.entries import Hit as Hit
-    from stenolog.catalog.entries import State as State
     from stenolog.catalog.index import Catalog as Catalog
     from stenolog.catalog.index import open_catalog as open_catalog
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "stenolog.catalog.entries": "Entry Hit State",
+            "stenolog.catalog.entries": "Entry Hit",
             "stenolog.catalog.index": "Catalog open_catalog",
         },
     )

@@ -7,16 +7,13 @@ from stenolog.lazy_loading import lazy_exports
 if TYPE_CHECKING:
     from stenolog.context.context import Context as Context
     from stenolog.context.request_messages import ProviderRequirements as ProviderRequirements
-    from stenolog.context.summarize import SummaryReport as SummaryReport
     from stenolog.context.window import Limits as Limits
-    from stenolog.context.window import Window as Window
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "stenolog.context.context": "Context",
             "stenolog.context.request_messages": "ProviderRequirements",
-            "stenolog.context.summarize": "SummaryReport",
-            "stenolog.context.window": "Limits Window",
+            "stenolog.context.window": "Limits",
         },
     )

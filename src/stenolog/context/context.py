@@ -104,6 +104,9 @@ class Context:
     def window(self, key: str, *, memory: str = "") -> Window:
         """Return the messages to send now, without writing to the store.
 
+        The result has `messages`, their `tokens`, the `budget`, and how many messages were left
+        out (`left_out`) or shortened (`elided`).
+
         `memory`: the text that recall produced. Raises ContextTooSmall, and UnsupportedFormat if a
         message cannot be sent.
         """

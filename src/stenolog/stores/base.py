@@ -252,10 +252,16 @@ class Store(Protocol):
         last seq of the answer to the messages that `set_history` appended. If the undone operation
         is a `set_history`, `undo` also hides the answer. The last eight operations can be undone;
         there is no redo. Raises NothingToUndo.
+
+        The result has the undone operation (`op`), the numbers of messages that became visible
+        (`shown`) and hidden (`hid`), and `summary_restored`.
         """
 
     def compact(self, key: str) -> CompactionResult:
-        """Move the hidden messages at the start of the session into an archive."""
+        """Move the hidden messages at the start of the session into an archive.
+
+        The result has the number of moved messages (`archived`), `bytes_before` and `bytes_after`.
+        """
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session `new_key` from the visible messages up to the seq `at`, inclusive.
@@ -269,7 +275,10 @@ class Store(Protocol):
         """
 
     def delete(self, key: str) -> TrashedSession:
-        """Move the session into the trash, in one step. Raises NoSuchSession."""
+        """Move the session into the trash, in one step. Raises NoSuchSession.
+
+        The result has `key`, `uid`, the number of messages (`count`) and the time (`deleted`).
+        """
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "Lease":
         """Acquire the lease for a turn in this session: one holder at a time, across all processes.
