@@ -83,7 +83,7 @@ def test_version_is_the_one_of_the_installed_package() -> None:
 def test_models_of_the_testing_package_work_without_pytest_and_hypothesis() -> None:
     script = (
         "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
-        "from stenolog.testing import ModelServer, ScriptedModel, ScriptedCompletion\n"
+        "from stenolog.testing import ModelServer, ScriptedModel\n"
         "ScriptedModel(['Hello.']); ModelServer().close(); print('works')"
     )
     ended = subprocess.run(

@@ -232,7 +232,6 @@ class CountedAnswer(str):
         return answer
 
 
-@runtime_checkable
 class CompletionFunction(Protocol):
     """A model that is called once and returns text, for example a plain function.
 

@@ -7,7 +7,6 @@ from stenolog.lazy_loading import lazy_exports
 if TYPE_CHECKING:
     from stenolog.testing.model_server import ModelServer as ModelServer
     from stenolog.testing.model_server import ScriptedResponse as ScriptedResponse
-    from stenolog.testing.scripted_model import ScriptedCompletion as ScriptedCompletion
     from stenolog.testing.scripted_model import ScriptedModel as ScriptedModel
     from stenolog.testing.scripted_model import tool_call as tool_call
 else:
@@ -15,6 +14,6 @@ else:
         __name__,
         {
             "stenolog.testing.model_server": "ModelServer ScriptedResponse",
-            "stenolog.testing.scripted_model": "ScriptedCompletion ScriptedModel tool_call",
+            "stenolog.testing.scripted_model": "ScriptedModel tool_call",
         },
     )

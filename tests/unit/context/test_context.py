@@ -15,9 +15,9 @@ from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
 from stenolog.errors import ContextTooSmall, UnsupportedFormat, UsageError
-from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
 from support.histories import CHEAP, KEY, assistant, faults, hands, talk, tool, user, uses
+from support.scripted_completion import ScriptedCompletion
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 

@@ -24,9 +24,9 @@ from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.base import find_info
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
-from stenolog.testing.scripted_model import ScriptedCompletion
 from support import needs
 from support.histories import CHEAP, KEY, talk
+from support.scripted_completion import ScriptedCompletion
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'

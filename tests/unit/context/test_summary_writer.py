@@ -15,8 +15,8 @@ from stenolog.context.summary import (
     read_messages,
 )
 from stenolog.context.window import Limits
-from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
 from support.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
+from support.scripted_completion import CompletionStep, ScriptedCompletion
 
 LIMITS = Limits(max_context_tokens=2_000)
 NEW = json.dumps({"facts": ["new"], "last_state": "on"})

@@ -26,7 +26,7 @@ from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
+from support.scripted_completion import CompletionStep, ScriptedCompletion
 from support.strategies import messages
 
 KEY = "telegram:1"

@@ -21,9 +21,9 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
 from stenolog.transfer.open_sessions import open_sessions
+from support.scripted_completion import ScriptedCompletion
 
 ANN, BOB, EVE = "telegram:ann", "telegram:bob", "telegram:eve"
 ENGINES = {"memory": "memory:", "jsonl": "{}/w", "sqlite": "sqlite:{}/s.db"}

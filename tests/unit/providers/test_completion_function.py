@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import check_completion_function
-from stenolog.testing.scripted_model import ScriptedCompletion
+from support.scripted_completion import ScriptedCompletion
 
 
 def _with_how(messages: Sequence[Mapping[str, Any]], **how: object) -> str:

@@ -4,46 +4,16 @@ import asyncio
 
 import pytest
 
-from stenolog.errors import ModelUnavailable, UsageError, install_command
-from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
+from stenolog.errors import ModelUnavailable, install_command
+from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.settings.model_selection import NoModel
 from stenolog.testing.scripted_model import (
-    ScriptedCompletion,
     ScriptedModel,
     offline_model,
     offline_script,
     tool_call,
 )
 from support.model_requests import asked_once, messages, tool
-
-
-def test_scripted_completion_is_a_completion_function() -> None:
-    assert isinstance(ScriptedCompletion([]), CompletionFunction)
-
-
-def test_answers_come_in_order_and_requests_are_recorded() -> None:
-    model = ScriptedCompletion(["one", lambda messages: str(messages[-1]["content"]).upper()])
-
-    assert model([{"role": "user", "content": "a"}]) == "one"
-    assert model([{"role": "user", "content": "b"}], schema={}, max_tokens=5) == "B"
-    assert [asked[-1]["content"] for asked in model.calls] == ["a", "b"]
-
-
-def test_scripted_exception_is_raised_and_the_script_continues() -> None:
-    model = ScriptedCompletion([TimeoutError("the model is down"), "back"])
-
-    with pytest.raises(TimeoutError, match="down"):
-        model([])
-
-    assert model([]) == "back"
-
-
-def test_exhausted_script_raises() -> None:
-    with pytest.raises(UsageError, match="no answer left"):
-        ScriptedCompletion([])([])
-
-
-# --- the streaming model ---------------------------------------------------------------------
 
 
 def test_scripted_model_is_a_chat_model() -> None:
