@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from stenolog.testing.model_server import ModelServer as ModelServer
     from stenolog.testing.model_server import ScriptedResponse as ScriptedResponse
     from stenolog.testing.scripted_model import ScriptedModel as ScriptedModel
-    from stenolog.testing.scripted_model import tool_call as tool_call
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "stenolog.testing.model_server": "ModelServer ScriptedResponse",
-            "stenolog.testing.scripted_model": "ScriptedModel tool_call",
+            "stenolog.testing.scripted_model": "ScriptedModel",
         },
     )
