@@ -48,7 +48,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.sessions.chat_marks import MOVE_FIELD
-from stenolog.sessions.keys import Origin, key_for, owner_for
+from stenolog.sessions.keys import key_for
 from stenolog.stores.base import find_info
 
 # --- moving a chat to another session ------------------------------------------------------------
@@ -323,7 +323,7 @@ class Inbox:
         self, message: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
         instance = self._loop.registry.route(self._channel, message.sender)
-        base_key = key_for(self._origin_of(message), scope=message.scope)
+        base_key = self._key_for(message, thread=message.thread)
         task = _MessageTask(self, message, durable)
         command = commands.parse_command(message.text)
         # /stop does not wait, because it ends the turn that other messages wait for.
@@ -375,7 +375,8 @@ class Inbox:
             content=message.text,
             id=message.id,
             origin=message.origin,
-            sender=owner_for(self._origin_of(message), scope=message.scope),
+            # All threads of a sender, or all members of a group, have the same sender.
+            sender=self._key_for(message, thread=None),
         )
         try:
             answer = await task.start(self._loop, inbound_message, instance)
@@ -418,10 +419,9 @@ class Inbox:
         fields = {MOVE_FIELD: msgspec.to_builtins(move)}
         await self._loop.run(instance.store.set_meta, root_key, **fields)
 
-    def _origin_of(self, message: IncomingMessage) -> Origin:
-        return Origin(
-            channel=self._channel, sender=message.sender, chat=message.chat, thread=message.thread
-        )
+    def _key_for(self, message: IncomingMessage, *, thread: str | None) -> str:
+        scope = message.scope
+        return key_for(self._channel, message.sender, chat=message.chat, thread=thread, scope=scope)
 
     def _crashes_too_often(self, message: IncomingMessage) -> bool:
         """Count a crash while this message was processed; return whether to stop retrying."""

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from stenolog.lazy_loading import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.sessions.keys import Origin as Origin
     from stenolog.sessions.keys import key_for as key_for
-    from stenolog.sessions.keys import split_key as split_key
     from stenolog.sessions.session_manager import SessionManager as SessionManager
     from stenolog.sessions.session_store import JSONLBackend as JSONLBackend
     from stenolog.sessions.session_store import SessionStore as SessionStore
@@ -15,7 +13,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "stenolog.sessions.keys": "Origin key_for split_key",
+            "stenolog.sessions.keys": "key_for",
             "stenolog.sessions.session_manager": "SessionManager",
             "stenolog.sessions.session_store": "JSONLBackend SessionStore",
         },

@@ -9,7 +9,6 @@ import re
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
@@ -23,18 +22,6 @@ CLI_DEFAULT: Final = "cli:default"
 _NUMBER_PATTERN: Final = re.compile(r"-?[0-9]+")
 
 
-class Origin(Struct, frozen=True, kw_only=True):
-    """The origin of a message, in the terms of its channel."""
-
-    channel: str
-    sender: str | int
-    """Id of the sender. Many chat apps use numbers; the key contains the digits of a number."""
-    chat: str | int | None = None
-    """The group of the message; None for a direct message."""
-    thread: str | int | None = None
-    """The thread or topic in that group; None outside of threads."""
-
-
 class KeyParts(Struct, frozen=True):
     """The parts of a key."""
 
@@ -44,11 +31,22 @@ class KeyParts(Struct, frozen=True):
     thread: str | None = None
 
 
-def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
-    """Return the key of the session that a message belongs to. Raises UsageError."""
-    channel, sender = _to_text("channel", origin.channel), _to_text("sender", origin.sender)
-    chat = None if origin.chat is None else _to_text("chat", origin.chat)
-    thread = None if origin.thread is None else _to_text("thread", origin.thread)
+def key_for(
+    channel: str,
+    sender: str | int,
+    *,
+    chat: str | int | None = None,
+    thread: str | int | None = None,
+    scope: Scope = "sender",
+) -> str:
+    """Return the key of the session that a message belongs to. Raises UsageError.
+
+    `chat`: the group of the message; None for a direct message. `thread`: the thread or topic in
+    that group. Many chat apps use numbers as ids; the key contains the digits of a number.
+    """
+    channel, sender = _to_text("channel", channel), _to_text("sender", sender)
+    chat = None if chat is None else _to_text("chat", chat)
+    thread = None if thread is None else _to_text("thread", thread)
     match scope:
         case "sender":
             return join_key(KeyParts(channel, sender))
@@ -76,14 +74,6 @@ def owner_in_key(key: str) -> str:
     """
     parts = split_key(key)
     return key if parts is None else join_key(KeyParts(parts.channel, parts.who))
-
-
-def owner_for(origin: Origin, *, scope: Scope) -> str:
-    """Return the sender to store with a message; it is the same for all threads of a sender.
-
-    For a group that shares one session, return the group. Raises UsageError.
-    """
-    return key_for(replace(origin, thread=None), scope=scope)
 
 
 def cli_sender(key: str) -> str:

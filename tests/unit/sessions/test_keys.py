@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stenolog.errors import UsageError
 from stenolog.sessions import keys
-from stenolog.sessions.keys import KeyParts, Origin, Scope
+from stenolog.sessions.keys import KeyParts, Scope
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer.importers.claw_logs import key_of_scope
@@ -34,10 +34,9 @@ parts = st.builds(
     ],
 )
 def test_scope_decides_which_senders_share_a_session(scope: Scope, key: str, alone: str) -> None:
-    origin = Origin(channel="telegram", sender="7", chat="-100", thread="99")
-    assert keys.key_for(origin, scope=scope) == key
-    assert keys.key_for(Origin(channel="telegram", sender="7"), scope=scope) == alone
-    assert keys.key_for(origin) == "telegram:7"
+    assert keys.key_for("telegram", "7", chat="-100", thread="99", scope=scope) == key
+    assert keys.key_for("telegram", "7", scope=scope) == alone
+    assert keys.key_for("telegram", "7", chat="-100", thread="99") == "telegram:7"
 
 
 def test_colon_inside_a_part_is_escaped() -> None:
@@ -71,13 +70,13 @@ def test_foreign_key_has_no_parts(key: str) -> None:
 @pytest.mark.parametrize("sender", ["", "x" * 2000, "\ud800"])
 def test_invalid_keys_are_rejected(sender: str) -> None:
     with pytest.raises(UsageError):
-        keys.key_for(Origin(channel="telegram", sender=sender))
+        keys.key_for("telegram", sender)
 
 
 def test_unknown_scope_is_rejected_with_the_valid_names() -> None:
     wrong: Any = "everybody"
     with pytest.raises(UsageError, match="sender, thread, group"):
-        keys.key_for(Origin(channel="a", sender="b"), scope=wrong)
+        keys.key_for("a", "b", scope=wrong)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +147,15 @@ def test_p6_sender_never_gets_an_imported_session_of_another(
     sessions = JSONLBackend(InMemoryStore())
     assert migrate_from_json(tmp_path, sessions.store).messages == 1
     for sender, chat, thread in (("b", "g", "alice"), ("123", None, None), ("alice", None, "b")):
-        said = Origin(channel="telegram", sender=sender, chat=chat, thread=thread)
         for scope in get_args(Scope):
-            assert sessions.get_history(keys.key_for(said, scope=scope)) == []
+            key = keys.key_for("telegram", sender, chat=chat, thread=thread, scope=scope)
+            assert sessions.get_history(key) == []
     sessions.close()
 
 
 def test_numeric_id_is_used_as_its_digits() -> None:
-    said = Origin(channel="telegram", sender=123, chat=-1001, thread=7)
-    assert keys.key_for(said) == "telegram:123"
-    assert keys.key_for(said, scope="thread") == "telegram:7:123"
-    assert keys.key_for(said, scope="group") == "telegram:-1001"
+    assert keys.key_for("telegram", 123, thread=7, scope="thread") == "telegram:7:123"
+    assert keys.key_for("telegram", 123, chat=-1001, scope="group") == "telegram:-1001"
 
 
 @pytest.mark.quick(5)
@@ -167,6 +164,6 @@ def test_numeric_id_is_used_as_its_digits() -> None:
 def test_error_names_part_that_is_neither_text_nor_number(name: str, wrong: Any) -> None:
     said: dict[str, Any] = {"channel": "telegram", "sender": "1", name: wrong}
     with pytest.raises(UsageError, match=f"^{name} must be a string or an int, not "):
-        keys.key_for(Origin(**said))
+        keys.key_for(**said)
     with pytest.raises(UsageError, match=r"^sender must be a string or an int, not None"):
-        keys.key_for(Origin(channel="telegram", sender=None))  # type: ignore[arg-type]
+        keys.key_for("telegram", None)  # type: ignore[arg-type]
