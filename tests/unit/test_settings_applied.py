@@ -12,7 +12,7 @@ import pytest
 import stenolog
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
+from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec
 from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import Limits
@@ -104,7 +104,7 @@ def test_routes_select_their_agents(tmp_path: Path) -> None:
     text = "[agents.ada]\nroutes = ['telegram:1:2', 'slack']\n[agents.bob]\nroutes = ['telegram']\n"
     specs = specs_of(_load(tmp_path, "agent.sessions = 'memory:'\n" + text))
     assert [spec.id for spec in specs] == [None, "ada", "bob"]
-    assert specs[1].routes == (Route(channel="telegram", sender="1:2"), Route(channel="slack"))
+    assert specs[1].routes == ("telegram:1:2", "slack")
     instances = [AgentInstance.open(spec, model=ScriptedModel([])) for spec in specs]
     try:
         registry = AgentRegistry(instances)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from stenolog.agent.instance import AgentRegistry as AgentRegistry
     from stenolog.agent.loop import AgentLoop as AgentLoop
     from stenolog.agent.spec import AgentSpec as AgentSpec
-    from stenolog.agent.spec import Route as Route
     from stenolog.agent.tools import Tool as Tool
     from stenolog.agent.tools import ToolContext as ToolContext
     from stenolog.agent.tools import tool as tool
@@ -32,7 +31,7 @@ else:
         {
             "stenolog.agent.instance": "AgentInstance AgentRegistry",
             "stenolog.agent.loop": "AgentLoop",
-            "stenolog.agent.spec": "AgentSpec Route",
+            "stenolog.agent.spec": "AgentSpec",
             "stenolog.agent.tools": "Tool ToolContext tool",
             "stenolog.agent.turn_events": (
                 "Answer Event InboundMessage MessageStored ModelCalled Notice "

@@ -446,8 +446,9 @@ class AgentRegistry:
         ranked_agents = [(0, self._default_agent)]
         for instance in self:
             for route in instance.spec.routes:
-                if route.channel in ("", channel) and route.sender in ("", sender):
-                    ranked_agents.append((2 * bool(route.sender) + bool(route.channel), instance))
+                route_channel, _, route_sender = route.partition(":")
+                if route_channel in ("", channel) and route_sender in ("", sender):
+                    ranked_agents.append((2 * bool(route_sender) + bool(route_channel), instance))
         return max(ranked_agents, key=itemgetter(0))[1]
 
     async def close(self) -> None:

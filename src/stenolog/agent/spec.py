@@ -14,13 +14,6 @@ DEFAULT_SYSTEM_PROMPT: Final = (
 )
 
 
-class Route(Struct, frozen=True, kw_only=True):
-    """A channel and a sender whose messages go to an agent. An empty field matches any value."""
-
-    channel: str = ""
-    sender: str = ""
-
-
 class AgentSpec(Struct, frozen=True, kw_only=True):
     """The configuration of an agent, without its model and tools."""
 
@@ -55,4 +48,6 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     """Time zone of the users, such as `Europe/Berlin`; if empty, the zone of this machine."""
     resume_within: float = 86_400.0
     """Age in seconds after which an interrupted turn is closed instead of resumed."""
-    routes: tuple[Route, ...] = ()
+    routes: tuple[str, ...] = ()
+    """Channels and senders whose messages go to this agent: `slack`, `telegram:123`, or `:123` for
+    a sender of any channel."""

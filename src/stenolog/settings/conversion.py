@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
+from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import Limits
 from stenolog.errors import UsageError
@@ -55,7 +55,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
         tools=agent.tools,
         tool_timeout=agent.tool_timeout,
         tool_output_limit=agent.tool_output_limit,
-        routes=tuple(map(_parse_route, agent.routes)),
+        routes=agent.routes,
         **msgspec.structs.asdict(settings.memory),
     )
 
@@ -107,11 +107,6 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         )
         for name, rule in sorted(settings.retention.items())
     )
-
-
-def _parse_route(text: str) -> Route:
-    channel, _, sender = text.partition(":")
-    return Route(channel=channel, sender=sender)
 
 
 def _find_weights() -> Path | None:

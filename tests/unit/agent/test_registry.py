@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, SPEC, open_agent, say
@@ -17,8 +16,8 @@ from support.agents import KEY, SPEC, open_agent, say
 def _agents(folder: Path) -> list[AgentInstance]:
     routes = {
         None: (),
-        "work": (Route(channel="slack"), Route(channel="telegram", sender="boss")),
-        "home": (Route(sender="ann"),),
+        "work": ("slack", "telegram:boss"),
+        "home": (":ann",),
     }
     return [
         open_agent(
