@@ -514,7 +514,7 @@ def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
     ("variable", "text", "told"),
     [
         ("STENO_CLI__MARKDWN", "x", "STENO_CLI__MARKDWN: cli.markdwn: unknown setting; "
-         "known ones are markdown, show_reasoning"),
+         "known ones are show_reasoning"),
         ("STENO_MODELS__FAST", "x",
          "STENO_MODELS__FAST: models.fast: must be a table: [models.fast]"),
         ("STENO_MEMORY__CONSOLIDATION", "maybe", "STENO_MEMORY__CONSOLIDATION: "

@@ -208,31 +208,11 @@ class StatusLine:
         return " · ".join(part for part in parts if part)
 
 
-class _PlainTextStream:
-    """Streamed text, split into one block per line."""
-
-    def __init__(self) -> None:
-        self._last_line = ""
-
-    def add(self, text: str) -> list[Block]:
-        *complete, self._last_line = (self._last_line + text).split("\n")
-        return [Block(source=line, gap=0) for line in complete]
-
-    def end(self) -> list[Block]:
-        blocks = self.unfinished
-        self._last_line = ""
-        return blocks
-
-    @property
-    def unfinished(self) -> list[Block]:
-        return [Block(source=self._last_line, gap=0)] if self._last_line else []
-
-
 class TurnScreen:
     """Lines on the screen that show one turn.
 
     `show` receives finished lines with the console's colour codes. With `reasoning`, the thinking
-    of the model is shown dimmed. With `markdown`, answers are laid out as Markdown.
+    of the model is shown dimmed.
     """
 
     def __init__(
@@ -242,7 +222,6 @@ class TurnScreen:
         *,
         show: Callable[[Sequence[str]], None],
         reasoning: bool = False,
-        markdown: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
@@ -251,8 +230,7 @@ class TurnScreen:
         self._show_reasoning = reasoning
         self._clock = clock
         self._started_at = clock()
-        self._use_markdown = markdown
-        self._stream = self._new_stream()
+        self._stream = MarkdownStream()
         self._colour_budget = ColourBudget()
         self._thinking_line = ""
         self._is_thinking = False
@@ -310,8 +288,7 @@ class TurnScreen:
         is_command = answer.outcome == "command"
         is_answer_shown = self._has_summarized if is_command else self._has_answer_text
         if not is_answer_shown and answer.outcome != "failed":
-            stream = self._new_stream()
-            self._show_blocks([*stream.add(answer.text), *stream.end()])
+            self._show_blocks([*self._stream.add(answer.text), *self._stream.end()])
         if text := outcome_text(answer, is_reported=self._interruption_reported):
             self._show_notice(text, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
         if answer.outcome in ("answered", "interrupted"):
@@ -326,7 +303,8 @@ class TurnScreen:
         lines: list[str] = []
         budget = self._colour_budget.copy()
         for block in self._stream.unfinished:
-            lines += self._separator("text") * (not lines) + self._render_block(block, budget)
+            lines += self._separator("text") * (not lines)
+            lines += render_block(block, self._console, colour_budget=budget)
         if self._is_thinking and self._show_reasoning and self._thinking_line:
             lines += self._separator("thought")
             lines += self._format_lines(self._thinking_line, _THINKING_STYLE)
@@ -376,15 +354,8 @@ class TurnScreen:
 
     def _show_blocks(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
-            self._show_lines("text", self._render_block(block, self._colour_budget))
-
-    def _render_block(self, block: Block, colour_budget: ColourBudget) -> list[str]:
-        if self._use_markdown:
-            return render_block(block, self._console, colour_budget=colour_budget)
-        return self._format_lines(block.source, "")
-
-    def _new_stream(self) -> "MarkdownStream | _PlainTextStream":
-        return MarkdownStream() if self._use_markdown else _PlainTextStream()
+            lines = render_block(block, self._console, colour_budget=self._colour_budget)
+            self._show_lines("text", lines)
 
     def _show_lines(self, line_kind: str, lines: Sequence[str]) -> None:
         """Show finished lines. An empty line separates lines of different kinds."""

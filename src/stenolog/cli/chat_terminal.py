@@ -56,9 +56,7 @@ def user_line(text: str) -> str:
     return PROMPT + printable(text).replace("\n", "\n" + " " * len(PROMPT))
 
 
-def history_lines(
-    history: Sequence[Message], console: "Console", *, markdown: bool = True
-) -> list[str]:
+def history_lines(history: Sequence[Message], console: "Console") -> list[str]:
     """Return the last messages of user and agent as dimmed lines, without tool calls."""
     message_dicts = (message.to_dict() for message in history)
     texts = [
@@ -70,10 +68,8 @@ def history_lines(
     for role, text in chat_texts[-_MAX_SHOWN_MESSAGES:]:
         if role == "user":
             message_lines = styled_lines(console, user_line(text), "dim")
-        elif markdown:
-            message_lines = render_block(Block(source=text, gap=0), console, style="dim")
         else:
-            message_lines = styled_lines(console, text, "dim")
+            message_lines = render_block(Block(source=text, gap=0), console, style="dim")
         if len(message_lines) > _MAX_MESSAGE_LINES:
             rest_text = f"… {len(message_lines) - _MAX_MESSAGE_LINES + 1} more lines"
             message_lines[_MAX_MESSAGE_LINES - 1 :] = styled_lines(console, rest_text, "dim italic")
@@ -193,8 +189,7 @@ class TerminalChat:
         """Show the last messages of this session, and resume an interrupted turn."""
         sessions = self._opened_agent.agent.sessions
         history = sessions.get_history(self.key, last=HISTORY_LIMIT)
-        markdown = self._opened_agent.settings.cli.markdown
-        self.line.show(history_lines(history, self._console, markdown=markdown))
+        self.line.show(history_lines(history, self._console))
         fork_seq = read_fork_seq(sessions.store, self.key)
         if turn_state(history).is_unfinished and is_own_turn(history, after=fork_seq):
             self.show_notice("The last turn was interrupted. Resuming it.\n", "yellow")
@@ -244,14 +239,8 @@ class TerminalChat:
     # --- turns -------------------------------------------------------------------------------
 
     def _new_screen(self) -> TurnScreen:
-        settings = self._opened_agent.settings.cli
-        return TurnScreen(
-            self._console,
-            self.status,
-            show=self.line.show,
-            reasoning=settings.show_reasoning,
-            markdown=settings.markdown,
-        )
+        reasoning = self._opened_agent.settings.cli.show_reasoning
+        return TurnScreen(self._console, self.status, show=self.line.show, reasoning=reasoning)
 
     def _start_input(self, text: str) -> None:
         user_input = _UserInput(text, self._new_screen())

@@ -230,8 +230,6 @@ class ModelSettings(SettingsTable, frozen=True, kw_only=True):
 class CliSettings(SettingsTable, frozen=True, kw_only=True):
     """Display options of `steno chat`."""
 
-    markdown: bool = True
-    """Render answers as Markdown in a terminal."""
     show_reasoning: bool = False
     """Show the model's reasoning, if the provider sends it."""
 

@@ -107,13 +107,6 @@ def test_reasoning_is_shown_on_request() -> None:
     assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
 
 
-def test_answer_is_unformatted_without_markdown() -> None:
-    recorder = ScreenRecorder(markdown=False)
-    recorder.show_events(TextDelta(text="# *one*\n\n- tw"))
-    assert recorder.lines == ["# *one*", ""]
-    assert recorder.screen.live_lines(5) == ["- tw"]
-
-
 def test_status_line_shows_the_tokens_of_a_turn() -> None:
     recorder = ScreenRecorder()
     recorder.show_events(
