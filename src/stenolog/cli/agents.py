@@ -33,7 +33,7 @@ from stenolog.settings.model_selection import SCRIPTED, NoModel
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.open_store import parse_address
 from stenolog.transfer.read_only_stores import CombinedStore, StorePlace
 from stenolog.transfer.viewed_places import ViewedPlace, open_unchanged, prepare_index_file
 
@@ -99,14 +99,11 @@ class _MissingModel:
         """Do nothing."""
 
 
-def open_agent(
-    options: AgentOptions, *, allow_missing_model: bool = False, read_only: bool = False
-) -> OpenAgent:
+def open_agent(options: AgentOptions, *, allow_missing_model: bool = False) -> OpenAgent:
     """Open the agent that the options select. An event loop must be running.
 
     With `allow_missing_model`, a missing model is not an error: `session_model` checks later
-    whether the session names a model. With `read_only`, nothing is written, so session files
-    of other programs are not imported. Raises ClickException, StenologError.
+    whether the session names a model. Raises ClickException, StenologError.
     """
     settings = read_settings(options.config)
     spec = _select_spec(settings, options)
@@ -115,7 +112,7 @@ def open_agent(
         if not allow_missing_model:
             raise click.ClickException(model.text)
         model = _MissingModel(model.text)
-    agent = (_open_read_only if read_only else _open_instance)(settings, spec, model)
+    agent = _open_instance(settings, spec, model)
     try:
         loop = AgentLoop(AgentRegistry([agent]))
     except BaseException:
@@ -232,17 +229,6 @@ def _open_instance(settings: Settings, spec: AgentSpec, model: ChatModel) -> Age
         # Answers of the scripted model are only examples and must not become notes.
         spec = replace(spec, consolidation=False)
     return AgentInstance.open(spec, model=model, open_model=partial(_resolve_named_model, settings))
-
-
-def _open_read_only(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
-    """Open the agent's sessions read-only."""
-    place = locate_sessions(spec.sessions, spec.id)
-    return AgentInstance(
-        replace(spec, memory=False),
-        model=model,
-        sessions=JSONLBackend(open_store(place.where, namespace=place.namespace, read_only=True)),
-        open_model=partial(_resolve_named_model, settings),
-    )
 
 
 def _select_spec(settings: Settings, options: AgentOptions) -> AgentSpec:

@@ -25,7 +25,6 @@ from stenolog.cli.output import (
 from stenolog.cli.workspace import (
     Location,
     check_store_exists,
-    dry_run_option,
     find_session,
     json_option,
     location_options,
@@ -40,7 +39,7 @@ from stenolog.stores.base import Store
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import OpenAgent
-    from stenolog.context.summarize import SummaryPlan, SummaryReport
+    from stenolog.context.summarize import SummaryReport
 
 
 _OPERATION_NAMES: Final = {
@@ -240,24 +239,21 @@ def _undo_text(result: UndoResult, has_summary: bool) -> str:
 
 @click.command("summarize")
 @click.argument("key")
-@dry_run_option
 @json_option()
 @agent_options
-def summarize_command(key: str, dry_run: bool, options: AgentOptions) -> int:
+def summarize_command(key: str, options: AgentOptions) -> int:
     """Summarize all but the last turns of the session KEY.
 
     The model writes the summary, like the chat command /compact. Later requests contain the summary
     instead of the summarized messages. Nothing is deleted: `steno show --all` shows the
     summarized messages, and `steno undo` makes them visible again.
 
-    Example: steno summarize telegram:123 --dry-run
-
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    return asyncio.run(_summarize(options, key, dry_run=dry_run))
+    return asyncio.run(_summarize(options, key))
 
 
-async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
+async def _summarize(options: AgentOptions, key: str) -> int:
     """Summarize a session, print the result, and return the exit code."""
     # These imports are slow and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
@@ -266,24 +262,20 @@ async def _summarize(options: AgentOptions, key: str, *, dry_run: bool) -> int:
     settings = read_settings(options.config)
     agent_settings = settings.agents.get(options.agent or "", settings.agent)
     check_store_exists(options.workspace or agent_settings.sessions)
-    opened_agent = open_agent(options, allow_missing_model=True, read_only=dry_run)
+    opened_agent = open_agent(options, allow_missing_model=True)
     signals = Signals()
     try:
         key = find_session(opened_agent.agent.store, key).key
-        if dry_run:
-            plan = await opened_agent.loop.run(_plan_summary, opened_agent, key)
-            fields, text = _plan_report(plan)
-        else:
-            session_model(opened_agent, key)
-            report = await signals.run_until_signal(_make_summary(opened_agent, key))
-            fields, text = _summary_report(key, report)
+        session_model(opened_agent, key)
+        report = await signals.run_until_signal(_make_summary(opened_agent, key))
+        fields, text = _summary_report(key, report)
     except SessionBusy:
         raise click.ClickException(
             f"An answer is being written in {one_line(key)}. Try again when it is finished."
         ) from None
     finally:
         exit_code = await close_agent(opened_agent, signals, print_notice)
-    print_result({"key": key, **_NO_SUMMARY, **fields, "dry_run": dry_run}, text)
+    print_result({"key": key, **_NO_SUMMARY, **fields}, text)
     return exit_code
 
 
@@ -295,36 +287,15 @@ async def _make_summary(opened_agent: "OpenAgent", key: str) -> "SummaryReport |
     return await opened_agent.loop.change(key, summarize, agent=opened_agent.agent.id)
 
 
-def _plan_summary(opened_agent: "OpenAgent", key: str) -> "SummaryPlan | None":
-    """Return the plan for a summary of the session, or None if there is nothing to summarize."""
-    from stenolog.context.context import plan_manual_summary
-
-    agent = opened_agent.agent
-    return plan_manual_summary(agent.context(agent.model_of(key)), key)
-
-
-_NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
 _NO_SUMMARY: Final = {
     "hidden": 0,
     **dict.fromkeys(("first", "last", "tokens_before", "tokens_after", "fallback")),
 }
 
 
-def _plan_report(plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
-    if plan is None:
-        return {}, _NOTHING_TO_SUMMARIZE
-    first, hidden, tokens = plan.messages[0].seq, len(plan.messages), plan.tokens_before
-    text = (
-        f"Would summarize {plural(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
-        f"{plural(plan.kept, 'message')} visible. The next request has about {tokens:,} tokens now."
-    )
-    fields = {"hidden": hidden, "first": first, "last": plan.upto, "tokens_before": tokens}
-    return fields, text
-
-
 def _summary_report(key: str, report: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if report is None:
-        return {}, _NOTHING_TO_SUMMARIZE
+        return {}, "There is nothing to summarize."
     # This import is only needed after a summary.
     from stenolog.context.summarize import UNDO_HINT
 

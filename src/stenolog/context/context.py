@@ -291,11 +291,6 @@ def _named_session(view: SessionView | None) -> Iterator[None]:
         raise UnsupportedFormat(error.reason, key=key, seq=error.seq) from None
 
 
-def plan_manual_summary(context: Context, key: str) -> SummaryPlan | None:
-    """Return the plan that `context.summarize(key)` would carry out, or None."""
-    return context._make_plan(find_view(context.store, key), "manual", context.limits, "")
-
-
 class Attempt(Struct, eq=False):
     """A request to the model that is shortened when the provider rejects it as too long.
 

@@ -106,34 +106,20 @@ def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: 
     assert again.stderr == "There is nothing to archive.\n"
 
 
-def test_summarize_suggests_to_undo_in_the_same_workspace(steno: Steno, where: str) -> None:
+def test_summarize_makes_a_summary_that_the_suggested_undo_reverts(
+    steno: Steno, where: str
+) -> None:
     with open_store(where) as store:
         for number in range(5, 11):
             store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
     result = steno("summarize", KEY, "--model", "scripted", "-w", where)
+    assert (result.exit_code, result.stdout) == (0, "")
     suggested = re.search(r"`steno (undo .*?)`", result.stderr)
     assert suggested is not None
     assert shlex.split(suggested[1]) == ["undo", KEY, "-w", display_name(where)]
-
-
-def test_summarize_makes_a_summary_that_undo_reverts(steno: Steno, where: str) -> None:
-    with open_store(where) as store:
-        for number in range(5, 11):
-            store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
-    asked = ("summarize", KEY, "--model", "scripted", "-w", where)
-
-    would = steno(*asked, "--dry-run")
-    assert (would.exit_code, would.stdout) == (0, "")
-    assert "Would summarize" in would.stderr
     with open_store(where, read_only=True) as store:
-        assert (store.info(KEY).visible, store.info(KEY).floor) == (8, 2)
-
-    planned, done = _json(steno(*asked, "--dry-run", "--json")), _json(steno(*asked, "--json"))
-    assert planned["hidden"] == done["hidden"] > 0
-    assert (planned["first"], planned["last"]) == (done["first"], done["last"])
-    with open_store(where, read_only=True) as store:
-        assert store.info(KEY).floor == done["last"]
-        assert store.info(KEY).visible == 8 - done["hidden"]
+        assert store.info(KEY).floor > 2
+        assert store.info(KEY).visible == 10 - store.info(KEY).floor
     assert steno("undo", KEY, "-w", where).exit_code == 0
     with open_store(where, read_only=True) as store:
         assert store.info(KEY).visible == 8
@@ -240,15 +226,3 @@ def test_undo_of_an_edit_also_hides_its_answer(steno: Steno, where: str) -> None
     assert (done["shown"], done["hid"]) == (2, 2)
     with open_store(where, namespace="sessions") as store:
         assert [message.content for message in store.get_history("e")] == ["one", "1"]
-
-
-def test_summarize_dry_run_changes_no_file(place: Path, steno: Steno) -> None:
-    old = '{"key": "old", "messages": [{"role": "user", "content": "from before"}]}'
-    (place / "workspace" / "sessions" / "old.json").write_text(old)
-
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-    before = files()
-    assert steno("summarize", KEY, "--model", "scripted", "--dry-run").exit_code == 0
-    assert files() == before
