@@ -1,9 +1,9 @@
-"""`steno retention`: list the rules for old sessions, and apply them."""
+"""`steno retention`: apply the rules for old sessions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from msgspec.structs import asdict
@@ -47,26 +47,6 @@ def retention_command() -> None:
     older_than_days = 365. Purge rules apply only to sessions in the trash. Without rules, all
     sessions are kept. `steno serve` applies the rules once an hour.
     """
-
-
-@retention_command.command("list")
-@json_option("one JSON object per rule")
-@config_option
-def list_command(config: Path | None) -> None:
-    """List the rules.
-
-    Prints one line per rule, separated by tabs: name, action, matching sessions.
-
-    Exit codes: 0 done, 1 the settings are invalid, 2 wrong usage.
-    """
-    rules = rules_of(read_settings(config))
-    print_rows(
-        rules,
-        fields=_rule_fields,
-        cells=lambda rule: (rule.name, rule.action, _describe_sessions(rule)),
-    )
-    if not rules:
-        print_notice(_NO_RULES_TEXT)
 
 
 @retention_command.command("run")
@@ -138,31 +118,6 @@ def _result_cells(result: RetentionResult) -> list[str]:
     shown_key = key if result.agent is None else f"{result.agent}/{key}"
     action = result.action if result.outcome in ("due", "done") else result.outcome
     return [action, result.rule, shown_key, str(result.messages), format_time(result.updated)]
-
-
-def _rule_fields(rule: Rule) -> dict[str, Any]:
-    return {
-        "name": rule.name,
-        "action": rule.action,
-        "older_than_days": rule.older_than.total_seconds() / 86_400 if rule.older_than else None,
-        "tag": rule.tag or None,
-        "spare_tag": rule.exclude_tag or None,
-    }
-
-
-def _describe_sessions(rule: Rule) -> str:
-    """Describe the sessions that a rule selects."""
-    if not rule.has_condition:
-        return f"no sessions: {_missing_condition(rule)}"
-    in_trash = rule.action == "purge"
-    parts = []
-    if rule.older_than is not None:
-        days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
-        parts.append(f"deleted {days} ago" if in_trash else f"unchanged for {days}")
-    if rule.tag:
-        parts.append(f"tagged {rule.tag}")
-    exception = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
-    return f"sessions {'in the trash, ' if in_trash else ''}{' and '.join(parts)}{exception}"
 
 
 def _missing_condition(rule: Rule) -> str:
