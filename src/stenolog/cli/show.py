@@ -45,7 +45,6 @@ from stenolog.cli.workspace import (
     limit_option,
     location_options,
     messages_with_verb,
-    seq_option,
     session_title,
 )
 from stenolog.messages import (
@@ -92,27 +91,23 @@ _NEIGHBOUR_COUNT: Final = 5
     help="Include hidden and archived messages, or not.  [default: only imported messages of "
     "another program]",
 )
-@seq_option("--at", help="Show only this message and its neighbours.")
 @click.option(
     "--tools",
     is_flag=True,
     help="Do not shorten tool calls and results, and messages of other programs.",
 )
-@click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @json_option()
 @location_options
 def show_command(
     key: str,
     include_hidden: bool | None,
-    at: int | None,
     tools: bool,
-    no_pager: bool,
     location: Location,
 ) -> None:
     """Show the messages of the session KEY.
 
     KEY:SEQ shows one message and its neighbours, including hidden messages. In a terminal,
-    `steno search` prints the KEY:SEQ of each result. KEY:SEQ is the same as KEY --at SEQ.
+    `steno search` prints the KEY:SEQ of each result.
 
     In a terminal, the start or end of KEY, or the start of a part after a colon, is enough if only
     one session matches.
@@ -128,7 +123,7 @@ def show_command(
     Exit codes: 0 done, 1 there is no such session or message, 2 wrong usage.
     """
     with location.open() as store:
-        info, seq = _resolve_reference(store, key, at)
+        info, seq = _resolve_reference(store, key)
         summary = info.summary
         if seq is not None:
             messages, summary = _read_message_and_neighbours(store, info, seq), ""
@@ -149,7 +144,7 @@ def show_command(
             skipped_lines = len(list(renderer.conversation_lines("", earlier_messages, None)))
             lines = renderer.conversation_lines(summary, messages, seq)
             lines = chain([fork_text, ""] if fork_text else [], lines)
-            _print_lines(lines, paged=not no_pager, skipped_lines=skipped_lines)
+            _print_lines(lines, skipped_lines=skipped_lines)
         else:
             if fork_text:
                 click.echo(f"{fork_text}\n")
@@ -168,17 +163,17 @@ def show_command(
 # --- selection -------------------------------------------------------------------------------
 
 
-def _resolve_reference(store: Store, name: str, seq: int | None) -> tuple[SessionInfo, int | None]:
+def _resolve_reference(store: Store, name: str) -> tuple[SessionInfo, int | None]:
     """Return the session, and the seq of the requested message or None.
 
     `name` is read as KEY:SEQ only if no session has the key `name`.
     """
     key, _, seq_text = name.rpartition(":")
-    if seq is None and key and seq_text.isascii() and seq_text.isdecimal():
+    if key and seq_text.isascii() and seq_text.isdecimal():
         info = None if find_session_or_none(store, name) else find_session_or_none(store, key)
         if info is not None:
             return info, int(seq_text)
-    return find_session_to_read(store, name), seq
+    return find_session_to_read(store, name), None
 
 
 def _read_message_and_neighbours(store: Store, info: SessionInfo, seq: int) -> list[Message]:
@@ -206,13 +201,13 @@ def message_fields(message: Message) -> dict[str, Any]:
     return {**attributes_of(message, "seq", "at", "hidden"), "message": message.to_dict()}
 
 
-def _print_lines(lines: Iterator[str], *, paged: bool, skipped_lines: int) -> None:
+def _print_lines(lines: Iterator[str], *, skipped_lines: int) -> None:
     """Print lines, through a pager if they do not fit on the screen.
 
     If the pager is `less`, it starts after `skipped_lines` lines.
     """
     screen_lines = max(1, shutil.get_terminal_size().lines - 1)
-    first_lines = list(islice(lines, screen_lines + 1)) if paged else []
+    first_lines = list(islice(lines, screen_lines + 1))
     all_lines = chain(first_lines, lines)
     if len(first_lines) <= screen_lines:
         for line in all_lines:

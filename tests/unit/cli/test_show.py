@@ -33,12 +33,12 @@ def _golden(text: str) -> str:
 # --- one message, and those around it --------------------------------------------------------
 
 
-def test_at_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -> None:
+def test_anchor_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -> None:
     with open_store("workspace") as store:
         for number in range(1, 31):
             store.add_message("long", "user", f"number {number}")
         store.checkpoint("long", summary="Short.", upto=12)
-    result = steno("show", "long", "--at", "14")
+    result = steno("show", "long:14")
     assert (result.exit_code, result.stderr) == (0, "")
     heads = re.findall(r"(?m)^\[(\d+)\] user · TIME(.*)$", _golden(result.stdout))
     assert [int(seq) for seq, _ in heads] == list(range(9, 20))
@@ -55,7 +55,6 @@ def test_show_accepts_the_anchors_of_search(steno: Steno, key: str) -> None:
     assert anchor == f"{key}:8"
     shown = steno("show", anchor)
     assert shown.exit_code == 0
-    assert shown.stdout == steno("show", key, "--at", "8").stdout
     assert "needle 7" in shown.stdout
     assert "needle 1\n" not in shown.stdout
 
@@ -93,7 +92,7 @@ def test_tool_calls_have_formatted_blocks_in_a_terminal(
     place: Path, in_terminal: InTerminal
 ) -> None:
     fill_tools(place / "workspace")
-    _, shown = in_terminal("show", CODING, "--no-pager", NO_COLOR="1")
+    _, shown = in_terminal("show", CODING, LINES="9999", NO_COLOR="1")
     assert "→ Bash cd /srv/app && python -m pytest -q\n" in shown
     assert '→ Edit /srv/app/harbour/invoice.py\n def total(rows):\n-    """Return' in shown
     assert "+    result = Decimal(0)\n" in shown
@@ -101,11 +100,11 @@ def test_tool_calls_have_formatted_blocks_in_a_terminal(
     assert "☑ Read the failing test\n◐ Round in one place\n☐ Run all tests\n" in shown
     assert "CENT = Decimal('0.01')" in shown
     assert "line 11\n… 1,489 more lines; use --tools to show them\n" in shown
-    _, coloured = in_terminal("show", CODING, "--no-pager")
+    _, coloured = in_terminal("show", CODING, LINES="9999")
     assert "\x1b[32m+    result = Decimal(0)\x1b[0m" in coloured
     assert "\x1b[31m-    result = 0\x1b[0m" in coloured
     assert "\x1b[31mExit code 1\x1b[0m" in coloured
-    _, whole = in_terminal("show", CODING, "--no-pager", "--tools", NO_COLOR="1")
+    _, whole = in_terminal("show", CODING, "--tools", LINES="9999", NO_COLOR="1")
     assert "$ seq 1 1500\n" in whole
     assert "line 1500\n" in whole
 
@@ -142,7 +141,7 @@ def test_message_of_unknown_format_is_shown_in_a_terminal(in_terminal: InTermina
     ]
     with open_store("workspace") as store:
         store.add_messages("k", strange)
-    code, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
+    code, shown = in_terminal("show", "k", LINES="9999", NO_COLOR="1")
     assert code == 0
     assert not {"\x1b", "\x07", "\u202e"} & set(shown)
     assert [int(seq) for seq in re.findall(r"(?m)^\[(\d+)\]", shown)] == [1, 2, 3, 4, 5, 6, 7]
@@ -163,7 +162,6 @@ def test_output_longer_than_the_screen_is_paged(
     assert code == 0
     assert shown.startswith("PAGED\n[1] user")
     assert [f"number {number}\n" in shown for number in range(9)] == [True] * 9
-    assert "PAGED" not in in_terminal("show", "long", "--no-pager", **named)[1]
     assert "PAGED" not in in_terminal("show", KEY, **named)[1]
     assert "PAGED" not in steno("show", "long").stdout
 
