@@ -1,4 +1,4 @@
-"""`steno memory`: list, search, correct, forget and purge notes."""
+"""`steno memory`: list, forget and purge notes."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,6 @@ from typing import Any, Final
 import click
 from msgspec import Struct
 
-from stenolog.catalog.query import parse_query
 from stenolog.cli.output import (
     attributes_of,
     format_age,
@@ -124,52 +123,21 @@ def scope_name(scope: Scope) -> str:
 # --- showing ---------------------------------------------------------------------------------
 
 
-def note_state(note: Note) -> str:
+def _note_state(note: Note) -> str:
     """Return the state of a note as it is printed."""
     if note.forgotten:
         return "forgotten"
     return "superseded" if note.superseded else "in force"
 
 
-def note_label(note: Note) -> str:
+def _note_label(note: Note) -> str:
     """Return the id of a note and the start of its text."""
     return f"{note.id} “{shorten(one_line(printable(note.text)), 60)}”"
 
 
-def print_notes(notes: Sequence[Note]) -> None:
-    """Print notes to stdout: as JSON with `--json`, as tables in a terminal, else as lines."""
-    print_rows(notes, fields=_note_fields, cells=_note_cells, table=_print_note_tables)
-
-
 def _note_cells(note: Note) -> Sequence[str]:
     text = printable(note.text)
-    return note.id, note.kind, format_time(note.at), note_state(note), note.scope.name, text
-
-
-def print_note(note: Note) -> None:
-    """Print a note with all its details."""
-    click.secho(note.id, bold=True, nl=False)
-    click.secho(f" · {note.kind} · {format_time(note.at)} · {note_state(note)}", dim=True)
-    click.echo(printable(note.text))
-    click.echo()
-    for name, value in _note_details(note):
-        click.echo(f"{name}: {one_line(printable(value))}")
-
-
-def _note_details(note: Note) -> Iterator[tuple[str, str]]:
-    yield "user", f"{note.scope.name} (agent {note.scope.agent})"
-    if note.about:
-        yield "about", note.about
-    if note.superseded is not None:
-        yield "superseded", f"{format_time(note.superseded)} by {note.superseded_by}"
-    if note.supersedes:
-        yield "supersedes", ", ".join(note.supersedes)
-    seqs_text = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
-    yield "source", f"{note.session}{seqs_text}" if note.session else "added manually"
-    if note.quote:
-        yield "quote", note.quote
-    if note.confidence != 1.0:
-        yield "confidence", f"{note.confidence:g}"
+    return note.id, note.kind, format_time(note.at), _note_state(note), note.scope.name, text
 
 
 def _note_fields(note: Note) -> dict[str, Any]:
@@ -178,7 +146,7 @@ def _note_fields(note: Note) -> dict[str, Any]:
         "agent": note.scope.agent,
         "who": note.scope.name,
         **attributes_of(note, "kind", "at"),
-        "state": note_state(note),
+        "state": _note_state(note),
         **attributes_of(note, "about", "text", "quote", "session", "uid", "seqs", "confidence"),
         **attributes_of(note, "supersedes", "superseded", "superseded_by"),
     }
@@ -196,7 +164,7 @@ def _print_note_tables(notes: Sequence[Note]) -> None:
     def note_row(note: Note) -> Sequence[Any]:
         text = Text(printable(note.text), style="dim" if not note.in_force else "")
         if not note.in_force:
-            text.append(f"  ({note_state(note)})", style="yellow")
+            text.append(f"  ({_note_state(note)})", style="yellow")
         return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), text
 
     for scope, scope_notes in groupby(notes, lambda note: note.scope):
@@ -209,12 +177,9 @@ def _print_note_tables(notes: Sequence[Note]) -> None:
 # --- commands --------------------------------------------------------------------------------
 
 
-_json_notes_option: Final = json_option("one JSON object per note")
-
-
 @click.group("memory")
 def memory_command() -> None:
-    """List, search, correct and forget the notes that agents remember.
+    """List and forget the notes that agents remember.
 
     Each agent has its own notes about users and group chats. Select notes with --who and --agent.
     """
@@ -223,7 +188,7 @@ def memory_command() -> None:
 @memory_command.command("list")
 @click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
 @click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
-@_json_notes_option
+@json_option("one JSON object per note")
 @note_options
 def list_command(kind: Kind | None, full: bool, selection: NoteSelection) -> None:
     """List notes by user, oldest first.
@@ -236,59 +201,18 @@ def list_command(kind: Kind | None, full: bool, selection: NoteSelection) -> Non
     with selection.open() as notes:
         scopes = selection.find_scopes(notes)
         matches = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
-    print_notes(matches)
+    print_rows(matches, fields=_note_fields, cells=_note_cells, table=_print_note_tables)
     if not matches and kind is None and selection.who is None and selection.agent is None:
         print_notice(f"There are no notes in {display_name(selection.workspace)} yet.")
     elif not matches:
         print_notice("No matching notes.")
 
 
-@memory_command.command("search")
-@click.argument("query", nargs=-1, required=True)
-@_json_notes_option
-@note_options
-def search_command(query: tuple[str, ...], selection: NoteSelection) -> int:
-    """Find notes that contain all words of QUERY.
-
-    QUERY has the same syntax as for `steno search`. Forgotten and superseded notes are not
-    searched. The output has the same columns as `steno memory list`, newest first for each user.
-
-    Exit codes: 0 found, 1 nothing found, 2 wrong usage.
-    """
-    text = " ".join(query)
-    if parse_query(text).is_empty:
-        raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
-    with selection.open() as notes:
-        scopes = selection.find_scopes(notes)
-        matches = [note for scope in scopes for note in notes.search(text, scope=scope)]
-    print_notes(matches)
-    if not matches:
-        print_notice("No matching notes.")
-    return 0 if matches else 1
-
-
-@memory_command.command("show")
-@click.argument("id")
-@_json_notes_option
-@note_options
-def show_command(id: str, selection: NoteSelection) -> None:
-    """Show the note ID with all details.
-
-    The first characters of an id are enough.
-
-    Exit codes: 0 done, 1 there is no such note, 2 wrong usage.
-    """
-    with selection.open() as notes:
-        [note] = selection.find_notes(notes, [id])
-    if not print_json(_note_fields(note)):
-        print_note(note)
-
-
 @memory_command.command("forget")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--purge", is_flag=True, help="Delete the text permanently.")
 @yes_option
-@_json_notes_option
+@json_option("one JSON object per note")
 @note_options
 def forget_command(ids: tuple[str, ...], purge: bool, yes: bool, selection: NoteSelection) -> None:
     """Forget notes, or delete their text permanently.
@@ -306,9 +230,9 @@ def forget_command(ids: tuple[str, ...], purge: bool, yes: bool, selection: Note
         for note in selected_notes:
             restored_notes, not_reached = _forget_note(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
-            text = f"Deleted permanently: {note.id}" if purge else f"Forgotten: {note_label(note)}"
+            text = f"Deleted permanently: {note.id}" if purge else f"Forgotten: {_note_label(note)}"
             print_notice(text)
-            print_notice(*(f"In force again: {note_label(other)}" for other in restored_notes))
+            print_notice(*(f"In force again: {_note_label(other)}" for other in restored_notes))
             print_notice(*(f"Not deleted: {sentence(place)}" for place in not_reached))
             fields = {
                 "id": note.id,
@@ -333,7 +257,7 @@ def _undo_command_text(scope: Scope) -> str:
 def _confirm_purge(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort if declined, UsageError if there is no terminal."""
     require_terminal("--purge deletes permanently")
-    print_notice(*map(note_label, notes))
+    print_notice(*map(_note_label, notes))
     notes_phrase = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
     click.confirm(f"Delete {notes_phrase} permanently?", abort=True, err=True)
 
@@ -370,8 +294,8 @@ def undo_command(selection: NoteSelection) -> None:
         notes_after = {note.id: note for note in notes.list(scope)}
     restored_ids = [id for id in notes_after if id not in notes_before]
     superseded_ids = [id for id in notes_before if id not in notes_after]
-    print_notice(*(f"In force again: {note_label(notes_after[id])}" for id in restored_ids))
-    print_notice(*(f"Superseded again: {note_label(notes_before[id])}" for id in superseded_ids))
+    print_notice(*(f"In force again: {_note_label(notes_after[id])}" for id in restored_ids))
+    print_notice(*(f"Superseded again: {_note_label(notes_before[id])}" for id in superseded_ids))
     ids = {"in_force_again": restored_ids, "superseded_again": superseded_ids}
     print_json({"agent": scope.agent, "who": scope.name, **ids})
     if notes_before == notes_after:

@@ -117,25 +117,7 @@ def test_list_accepts_filters(memory: Steno, ids: Ids) -> None:
     assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No matching notes.\n")
 
 
-def test_memory_show_prints_the_source_of_a_note(memory: Steno, ids: Ids) -> None:
-    shown = memory("show", ids["old"][:6]).stdout
-    for words in (
-        "Eats meat.",
-        "source: telegram:1, seq 1",
-        "quote: I eat meat",
-        "superseded: ",
-    ):
-        assert words in shown
-    assert "source: added manually" in memory("show", ids["team"]).stdout
-    assert "\x1b" not in memory("show", ids["tutor"]).stdout
-
-
-def test_unknown_or_ambiguous_id_is_reported_in_one_sentence(
-    memory: Steno, ids: Ids, workspace: str
-) -> None:
-    unknown = memory("show", "nothing")
-    assert unknown.exit_code == 1
-    assert "There is no note 'nothing'. `steno memory list` lists" in unknown.stderr
+def test_ambiguous_id_is_reported_in_one_sentence(memory: Steno, ids: Ids, workspace: str) -> None:
     several = memory("forget", ids["tutor"].partition("-")[0])
     assert several.exit_code == 2
     assert "Several notes start with" in several.stderr
