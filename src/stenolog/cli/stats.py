@@ -20,7 +20,6 @@ from stenolog.cli.output import (
     printable,
     sentence,
     terminal_console,
-    uses_color,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -56,8 +55,6 @@ SCRIPTED_MODEL: Final = "scripted"
 """Name of the scripted model, the same as in `settings.model_selection`."""
 _MAX_TABLE_ROWS: Final = 30
 """Maximum number of rows in a table of the terminal."""
-_MIN_WIDTH_FOR_BARS: Final = 100
-"""Minimum width of a terminal for bars beside titles and keys of sessions."""
 _COUNT_ATTRIBUTES: Final = {
     "messages": "messages",
     "input_tokens": "prompt",
@@ -109,7 +106,7 @@ def stats_command(
     Prints rows with columns separated by tabs: the kind of row (total, day, model or channel), its
     name, messages, input, output, cached and estimated tokens. With --by, only rows of the given
     kind are printed, with the cost in US dollars as the last column. In a terminal the command
-    draws bars.
+    prints tables.
 
     Example: steno stats --by project --since 30d
 
@@ -314,19 +311,18 @@ def _draw_tables(
 
     console = terminal_console()
     console.print(Text(_headline(totals, cost), style="bold"))
+    total = totals.total
+    remark = (
+        f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
+        f"~{total.estimated:,} estimated\n"
+    )
+    console.print(Text(remark, style="dim"))
     tables = {by: groups} if by is not None else _overview_groups(totals)
-    token_columns = ("tokens",) if by is None else ("input", "output")
-    if tables.pop("total", None):
-        total = totals.total
-        remark = (
-            f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
-            f"~{total.estimated:,} estimated\n"
-        )
-        console.print(Text(remark, style="dim"))
+    tables.pop("total", None)
     for kind, rows in tables.items():
         shown_rows = rows[-_MAX_TABLE_ROWS:] if kind == "day" else rows[:_MAX_TABLE_ROWS]
         if shown_rows:
-            _draw_table(console, kind, shown_rows, titles, token_columns)
+            _draw_table(console, kind, shown_rows, titles)
         if len(rows) > len(shown_rows):
             which = f"{'last' if kind == 'day' else 'first'} {len(shown_rows)} of {len(rows):,}"
             console.print(Text(f"Showing the {which}. Use --json for all.", style="dim"))
@@ -337,33 +333,24 @@ def _draw_table(
     kind: str,
     rows: Sequence[tuple[str, Counts]],
     titles: Mapping[str, str],
-    token_columns: Sequence[str],
 ) -> None:
-    """Draw a table: names, numbers, and a bar for the cost or the tokens."""
-    from rich.bar import Bar
-
+    """Draw a table of names and numbers."""
     has_cost = any(counts.priced for _, counts in rows)
     name_width = console.width // (3 if kind == "session" else 2)
     names: dict[str, Mapping[str, Any]] = {kind: {"overflow": "fold", "max_width": name_width}}
     if kind == "session":
         title_style = {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12}
         names = {"title": title_style, **names}
-    numbers = ("messages", *token_columns, *(("cost",) if has_cost else ()))
-    lengths = [counts.dollars if has_cost else counts.tokens for _, counts in rows]
-    color = "green" if uses_color() else "default"
-    has_bar = kind != "session" or console.width >= _MIN_WIDTH_FOR_BARS
+    numbers = ("messages", "tokens", *(("cost",) if has_cost else ()))
     table_rows = [
         (
             *((one_line(printable(titles.get(name, ""))),) if kind == "session" else ()),
             one_line(name) or "-",
             *(_NUMBER_FORMATTERS[column](counts) for column in numbers),
-            *((Bar(max(lengths) or 1, 0, length, color=color),) if has_bar else ()),
         )
-        for (name, counts), length in zip(rows, lengths, strict=True)
+        for name, counts in rows
     ]
     columns = {**names, **{name: {"justify": "right", "no_wrap": True} for name in numbers}}
-    if has_bar:
-        columns[""] = {"min_width": 6, "max_width": 10 if kind == "session" else 24}
     print_table(columns, table_rows, console=console, expand=kind == "session")
     console.print()
 
@@ -382,8 +369,6 @@ def format_dollars(counts: Counts) -> str:
 
 _NUMBER_FORMATTERS: Final[dict[str, Callable[[Counts], str]]] = {
     "messages": lambda counts: f"{counts.messages:,}",
-    "input": lambda counts: f"{counts.prompt:,}",
-    "output": lambda counts: f"{counts.answer:,}",
     "tokens": lambda counts: f"{'~' if counts.estimated else ''}{counts.tokens:,}",
     "cost": lambda counts: format_dollars(counts) or "-",
 }
