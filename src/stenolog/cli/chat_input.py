@@ -42,7 +42,7 @@ from stenolog.cli.output import one_line, printable
 from stenolog.stores.disk import create_private_folder
 
 if TYPE_CHECKING:
-    from stenolog.cli.chat_terminal import TerminalChat
+    from stenolog.cli.chat import TerminalChat
 
 _STYLE: Final = {
     "prompt": "bold ansicyan",

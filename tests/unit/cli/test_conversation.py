@@ -19,8 +19,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import OpenAgent, Signals, close_agent
-from stenolog.cli.chat import ChatStart
-from stenolog.cli.chat_terminal import TerminalChat
+from stenolog.cli.chat import ChatStart, TerminalChat
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store

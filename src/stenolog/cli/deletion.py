@@ -1,23 +1,36 @@
-"""`steno purge`: permanently delete sessions, or everything of one person."""
+"""`steno delete`, `restore`, `purge` and `retention`: the trash, and permanent deletion."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from shlex import quote
+from typing import Any, Final
 
 import click
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from stenolog.cli.config import config_option, read_settings
 from stenolog.cli.memory_commands import scope_name
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
+    error_sentence,
+    format_age,
+    format_time,
     one_line,
     plural,
     print_first_lines,
     print_json,
     print_notice,
+    print_result,
+    print_rows,
+    print_table,
     sentence,
     show_progress,
+    terminal_console,
 )
 from stenolog.cli.workspace import (
     Location,
@@ -28,10 +41,14 @@ from stenolog.cli.workspace import (
     location_options,
     require_terminal,
     seq_option,
+    session_command,
     yes_option,
 )
 from stenolog.errors import DamagedStore, NoSuchSession, StenologError, UsageError
+from stenolog.maintenance.retention_rules import Rule
+from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.memory.scopes import scope_from_key
+from stenolog.records import TrashedSession
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
 from stenolog.sessions.folders import (
     CHANNELS,
@@ -43,9 +60,148 @@ from stenolog.sessions.folders import (
     other_namespaces,
 )
 from stenolog.sessions.keys import owner_in_key
+from stenolog.settings.conversion import rules_of
 from stenolog.stores.base import Store
 from stenolog.transfer.copy_all import list_namespaces
 from stenolog.transfer.fallback import list_fallback_sessions
+
+# --- delete ----------------------------------------------------------------------------------
+
+
+@click.command("delete")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@yes_option
+@dry_run_option
+@json_option("one JSON object per session")
+@location_options
+def delete_command(keys: tuple[str, ...], yes: bool, dry_run: bool, location: Location) -> int:
+    """Move sessions to the trash.
+
+    `steno restore` restores sessions from the trash; `steno purge` deletes them permanently.
+    Without a terminal, --yes is required.
+
+    Example: steno delete telegram:123 --dry-run
+
+    Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
+    deleted.
+    """
+    with location.open(writable=not dry_run) as store:
+        infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
+        lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
+        if dry_run:
+            for info in infos:
+                fields = {"key": info.key, "uid": info.uid, "messages": info.count}
+                print_json({**fields, "deleted": None, "dry_run": True})
+            print_first_lines("Would be moved to the trash:", lines)
+            return 0
+        if not yes:
+            require_terminal("This moves sessions to the trash")
+            print_first_lines("To be moved to the trash (`steno restore` brings them back):", lines)
+            click.confirm(f"Delete {plural(len(infos), 'session')}?", abort=True, err=True)
+        exit_code = 0
+        for info in infos:
+            try:
+                session = store.delete(info.key)
+            except StenologError as error:
+                if len(infos) == 1:
+                    raise
+                exit_code = EXIT_PARTIAL
+                print_notice(error_sentence(error))
+                continue
+            command = session_command("restore", info.key)
+            text = f"Moved {one_line(info.key)} to the trash. `{command}` brings it back."
+            print_result({**_trash_fields(session), "dry_run": False}, text)
+    return exit_code
+
+
+def _trash_fields(session: TrashedSession) -> dict[str, Any]:
+    fields = attributes_of(session, "key", "uid")
+    return {**fields, "messages": session.count, "deleted": session.deleted}
+
+
+def _trash_cells(session: TrashedSession) -> Sequence[object]:
+    return session.key, session.uid, session.count, format_time(session.deleted)
+
+
+# --- restore ---------------------------------------------------------------------------------
+
+
+@click.command("restore")
+@click.argument("key", metavar="[KEY]", required=False)
+@click.option("--list", "listing", is_flag=True, help="List the sessions in the trash.")
+@click.option("--uid", metavar="UID", help="Restore the session with this uid.")
+@click.option("--as", "as_key", metavar="KEY", help="Restore the session under this key.")
+@json_option("one JSON object per session")
+@location_options
+def restore_command(
+    key: str | None,
+    listing: bool,
+    uid: str | None,
+    as_key: str | None,
+    location: Location,
+) -> None:
+    """Restore the session KEY from the trash.
+
+    Messages, summary, archives and undo steps are restored. If several deleted sessions have this
+    key, the last deleted session is restored. --uid selects another session.
+
+    With --list, prints one line per deleted session, last deleted first, separated by tabs: key,
+    uid, number of messages, time of deletion. In a terminal the command prints a table.
+
+    Exit codes: 0 done, 1 failed, for example because the key is in use, 2 wrong usage.
+    """
+    if listing:
+        if uid is not None or as_key is not None:
+            raise click.UsageError("--list cannot be combined with --uid or --as.")
+        with location.open() as store:
+            sessions = [
+                session for session in store.admin.list_trash() if key in (None, session.key)
+            ]
+        print_rows(sessions, fields=_trash_fields, cells=_trash_cells, table=_print_trash_table)
+        if not sessions:
+            print_notice(
+                "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
+            )
+        return
+    hint = "`steno restore --list` lists the sessions in"
+    if key is None:
+        raise click.UsageError(f"KEY is missing. {hint} the trash.")
+    # Imported here, because the other commands of this module do not need it.
+    from stenolog.maintenance.retention_rules import restore_for_user
+
+    with location.open(writable=True) as store:
+        try:
+            restore_for_user(store, key, uid=uid, as_key=as_key)
+        except NoSuchSession:
+            name = f"{one_line(key)!r}" + (f" with uid {one_line(uid)}" if uid is not None else "")
+            text = f"There is no session {name} in the trash. {hint} it."
+            raise click.ClickException(text) from None
+        info = store.info(as_key or key)
+    fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
+    text = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
+    print_result(fields, text)
+
+
+def _print_trash_table(sessions: Sequence[TrashedSession]) -> None:
+    console = terminal_console()
+    number_style = {"justify": "right", "no_wrap": True}
+    # Users copy key and uid: both are wrapped, never shortened.
+    columns = {
+        "key": {"overflow": "fold", "max_width": max(10, console.width // 2)},
+        "uid": {"overflow": "fold", "min_width": 16},
+        "messages": number_style,
+        "deleted": number_style,
+    }
+    now = datetime.now(UTC)
+
+    def trash_row(session: TrashedSession) -> Sequence[object]:
+        age = format_age(session.deleted, now)
+        return (one_line(session.key), "cyan"), session.uid, f"{session.count:,}", (age, "dim")
+
+    print_table(columns, map(trash_row, sessions), console=console)
+
+
+# --- purge ----------------------------------------------------------------------------------
 
 
 class _Target(Struct, frozen=True, kw_only=True):
@@ -179,7 +335,7 @@ def _count_text(location: Location, count: int) -> str:
     return plural(count, "note" if location.namespace == NOTES else "message")
 
 
-# --- targets ---------------------------------------------------------------------------------
+# --- what is purged --------------------------------------------------------------------------
 
 
 class _Contents:
@@ -393,3 +549,102 @@ def _list_fallback_places(
                     f"messages of {key} in the fallback folder {place.fallback}/{namespace}; "
                     f"delete them with `{command}`"
                 )
+
+
+# --- retention --------------------------------------------------------------------------------
+
+
+_NO_RULES_TEXT: Final = (
+    "There are no rules: all sessions are kept. `steno config init` creates a config file with an "
+    "example, [retention.old]."
+)
+_ACTION_PARTICIPLES: Final = {
+    "delete": "moved to the trash",
+    "purge": "deleted permanently",
+}
+
+
+@click.group("retention")
+def retention_command() -> None:
+    """Delete or purge old sessions by rules.
+
+    A rule is a table in the config file, for example [retention.old] with action = "delete" and
+    older_than_days = 365. Purge rules apply only to sessions in the trash. Without rules, all
+    sessions are kept. `steno serve` applies the rules once an hour.
+    """
+
+
+@retention_command.command("run")
+@dry_run_option
+@json_option("one JSON object per session")
+@config_option
+@location_options
+def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
+    """Apply the rules for all agents, or only for --agent NAME.
+
+    Sessions with a turn in progress and sessions that change during the run are skipped. Damaged
+    sessions are not deleted. The age of a session counts from its last change or from its import,
+    and in the trash from its deletion. `steno restore` restores deleted sessions. Purge rules
+    delete permanently and also complete interrupted purges. Nothing is asked: --dry-run shows what
+    the rules would do.
+
+    Prints one line per session, separated by tabs: action, rule, key, number of messages, time of
+    the last change.
+
+    Example: steno retention run --dry-run
+
+    Exit codes: 0 done, or nothing to do, 1 failed, 2 wrong usage, 3 some sessions failed.
+    """
+    rules = rules_of(read_settings(config))
+    check_workspace_exists(location.workspace)
+    for rule in rules:
+        if not rule.has_condition:
+            print_notice(f"Rule {rule.name} matches no session: {_missing_condition(rule)}.")
+
+    results = apply_rules(
+        location.workspace,
+        rules,
+        agent=location.agent,
+        namespace=location.namespace,
+        dry_run=dry_run,
+    )
+    print_rows(results, fields=asdict, cells=_result_cells)
+    print_notice(*_run_remarks(rules, results, dry_run=dry_run))
+    return EXIT_PARTIAL if any(result.outcome == "failed" for result in results) else 0
+
+
+def _run_remarks(
+    rules: Sequence[Rule], results: Sequence[RetentionResult], *, dry_run: bool
+) -> Iterator[str]:
+    if not rules:
+        yield _NO_RULES_TEXT
+        return
+    for result in results:
+        if result.outcome in ("skipped", "failed"):
+            prefix = "skipped, " if result.outcome == "skipped" else ""
+            yield f"{one_line(result.key)}: {sentence(f'{prefix}{result.message}')}"
+    applied_results = [result for result in results if result.outcome in ("due", "done")]
+    totals_text = _totals_text(applied_results, "would be " if dry_run else "")
+    yield totals_text if applied_results else "There is nothing to do."
+
+
+def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
+    counts = Counter[str](result.action for result in results)
+    parts = [
+        f"{plural(counts[action], 'session')} {auxiliary}{participle}"
+        for action, participle in _ACTION_PARTICIPLES.items()
+        if counts[action]
+    ]
+    return f"{', '.join(parts)}."
+
+
+def _result_cells(result: RetentionResult) -> list[str]:
+    key = result.key or "-"
+    shown_key = key if result.agent is None else f"{result.agent}/{key}"
+    action = result.action if result.outcome in ("due", "done") else result.outcome
+    return [action, result.rule, shown_key, str(result.messages), format_time(result.updated)]
+
+
+def _missing_condition(rule: Rule) -> str:
+    """Explain why a rule selects no session."""
+    return "a purge rule needs an age" if rule.action == "purge" else "the rule has no age or tag"
