@@ -513,8 +513,8 @@ def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "told"),
     [
-        ("STENO_CLI__MARKDWN", "x", "STENO_CLI__MARKDWN: cli.markdwn: unknown setting; "
-         "known ones are show_reasoning"),
+        ("STENO_MEMORY__ZON", "x", "STENO_MEMORY__ZON: memory.zon: unknown setting; "
+         "known ones are consolidation, half_life_days, recall_tokens, zone"),
         ("STENO_MODELS__FAST", "x",
          "STENO_MODELS__FAST: models.fast: must be a table: [models.fast]"),
         ("STENO_MEMORY__CONSOLIDATION", "maybe", "STENO_MEMORY__CONSOLIDATION: "

@@ -239,7 +239,7 @@ def _attributes_read() -> set[str]:
     [
         path
         for path in all_fields()
-        if path[0] not in ("cli", "models", "retention") and not _is_of_the_daemon(path)
+        if path[0] not in ("models", "retention") and not _is_of_the_daemon(path)
     ],
 )
 def test_every_setting_has_an_effect(tmp_path: Path, path: tuple[str, ...]) -> None:

@@ -420,8 +420,7 @@ class TerminalChat:
     # --- turns -------------------------------------------------------------------------------
 
     def _new_screen(self) -> TurnScreen:
-        reasoning = self._opened_agent.settings.cli.show_reasoning
-        return TurnScreen(self._console, self.status, show=self.line.show, reasoning=reasoning)
+        return TurnScreen(self._console, self.status, show=self.line.show)
 
     def _start_input(self, text: str) -> None:
         user_input = _UserInput(text, self._new_screen())

@@ -141,7 +141,6 @@ def outcome_text(answer: Answer, *, is_reported: bool = False, is_last: bool = F
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME_SECONDS: Final = 0.1
 """Seconds for which each character of the spinner is shown."""
-_THINKING_STYLE: Final = "dim italic"
 _WARNING_STYLE: Final = "yellow"
 _ERROR_STYLE: Final = "bold red"
 _NEARLY_FULL_PERCENT: Final = 80
@@ -211,8 +210,7 @@ class StatusLine:
 class TurnScreen:
     """Lines on the screen that show one turn.
 
-    `show` receives finished lines with the console's colour codes. With `reasoning`, the thinking
-    of the model is shown dimmed.
+    `show` receives finished lines with the console's colour codes.
     """
 
     def __init__(
@@ -221,18 +219,15 @@ class TurnScreen:
         status: StatusLine,
         *,
         show: Callable[[Sequence[str]], None],
-        reasoning: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._status = status
         self._show = show
-        self._show_reasoning = reasoning
         self._clock = clock
         self._started_at = clock()
         self._stream = MarkdownStream()
         self._colour_budget = ColourBudget()
-        self._thinking_line = ""
         self._is_thinking = False
         self._running_tools: dict[str, tuple[str, float]] = {}
         self._waiting_text = ""
@@ -253,11 +248,11 @@ class TurnScreen:
         self._waiting_text = ""
         match event:
             case TextDelta():
-                self._end_thinking()
+                self._is_thinking = False
                 self._has_answer_text = True
                 self._show_blocks(self._stream.add(event.text))
             case ThinkingDelta():
-                self._show_thinking(event.text)
+                self._is_thinking = True
             case ModelCalled():
                 self._waiting_text = f"waiting for {printable(model_label(event.model))}"
             case ToolStarted():
@@ -305,11 +300,8 @@ class TurnScreen:
         for block in self._stream.unfinished:
             lines += self._separator("text") * (not lines)
             lines += render_block(block, self._console, colour_budget=budget)
-        if self._is_thinking and self._show_reasoning and self._thinking_line:
-            lines += self._separator("thought")
-            lines += self._format_lines(self._thinking_line, _THINKING_STYLE)
         spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
-        if self._is_thinking and not self._show_reasoning:
+        if self._is_thinking:
             lines += self._format_line(f"{spinner} thinking", "dim")
         for call, started_at in self._running_tools.values():
             elapsed_text = duration_text(self._clock() - started_at)
@@ -319,22 +311,8 @@ class TurnScreen:
             lines += self._format_line(f"{spinner} {self._waiting_text} · {elapsed_text}", "dim")
         return lines[-max_rows:] if max_rows > 0 else []
 
-    def _show_thinking(self, text: str) -> None:
-        self._is_thinking = True
-        if not self._show_reasoning:
-            return
-        self._thinking_line += text
-        *complete, self._thinking_line = self._thinking_line.split("\n")
-        if complete:
-            self._show_lines("thought", self._format_lines("\n".join(complete), _THINKING_STYLE))
-
-    def _end_thinking(self) -> None:
-        if self._thinking_line.strip():
-            self._show_lines("thought", self._format_lines(self._thinking_line, _THINKING_STYLE))
-        self._is_thinking, self._thinking_line = False, ""
-
     def _end_streamed_text(self) -> None:
-        self._end_thinking()
+        self._is_thinking = False
         self._show_blocks(self._stream.end())
 
     def _show_tool_result(self, event: ToolFinished) -> None:

@@ -227,13 +227,6 @@ class ModelSettings(SettingsTable, frozen=True, kw_only=True):
     """Additional HTTP headers. They are treated as secrets."""
 
 
-class CliSettings(SettingsTable, frozen=True, kw_only=True):
-    """Display options of `steno chat`."""
-
-    show_reasoning: bool = False
-    """Show the model's reasoning, if the provider sends it."""
-
-
 class Settings(SettingsTable, frozen=True, kw_only=True):
     """All settings. Their `repr` contains no secrets."""
 
@@ -241,7 +234,6 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     memory: MemorySettings = field(default_factory=MemorySettings)
     channels: ChannelSettings = field(default_factory=ChannelSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
-    cli: CliSettings = field(default_factory=CliSettings)
     models: Mapping[str, ModelSettings] = {}
     agents: Mapping[str, AgentSettings] = {}
     """Additional agents by name. Fields that are not set are taken from `agent`."""

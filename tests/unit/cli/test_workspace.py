@@ -44,7 +44,6 @@ def test_every_command_uses_the_workspace_of_the_settings(steno: Steno, config: 
     assert "hazelnuts" in steno("show", "cli:of-None").stdout
     assert "hazelnuts" in steno("export", "cli:of-None").stdout
     assert "A note of None." in steno("memory", "list").stdout
-    assert "A note of None." in steno("memory", "search", "note").stdout
     assert steno("doctor").stderr == "Checked 2 logs: no problems found.\n"
     assert steno("import", "old").exit_code == 0
     assert "taken in" in steno("list").stdout
@@ -82,10 +81,10 @@ def test_workspace_can_be_set_by_a_variable(
 def test_wrong_settings_are_reported_in_one_sentence(
     steno: Steno, config: Path, words: str, code: int
 ) -> None:
-    config.write_text("[cli]\nmarkdwn = true\n")
+    config.write_text("[memory]\nzon = true\n")
     result = steno(*words.split())
-    known = "known ones are show_reasoning"
-    told = f"Error: {config}: cli.markdwn: unknown setting; {known}.\n"
+    known = "known ones are consolidation, half_life_days, recall_tokens, zone"
+    told = f"Error: {config}: memory.zon: unknown setting; {known}.\n"
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 
