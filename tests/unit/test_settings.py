@@ -242,7 +242,7 @@ tokn = "x"
         "FILE: agent.max_contxt_tokens: unknown setting; known ones are context, "
         "max_context_tokens, max_history_messages, max_iterations, model, models, sessions, "
         "system, system_file, tool_output_limit, tool_timeout, tools",
-        "FILE: memmory: unknown setting; known ones are agent, agents, channels, cli, gateway, "
+        "FILE: memmory: unknown setting; known ones are agent, agents, channels, gateway, "
         "memory, models, retention, webhooks",
         "FILE: channels.telegram.tokn: unknown setting; known ones are allow, base_url, scope, "
         "token, token_env",

@@ -97,10 +97,9 @@ def config_command() -> None:
 
 
 @config_command.command("init")
-@click.option("--stdout", is_flag=True, help="Print the file instead of creating it.")
 @json_option("the path as a JSON object")
 @config_option
-def init_command(stdout: bool, config: Path | None) -> None:
+def init_command(config: Path | None) -> None:
     """Create a config file that lists every setting.
 
     Each setting is commented out, with its default and a description. An existing file is never
@@ -108,9 +107,6 @@ def init_command(stdout: bool, config: Path | None) -> None:
 
     Exit codes: 0 done, 1 failed, for example because the file exists, 2 wrong usage.
     """
-    if stdout:
-        click.echo(commented_file(), nl=False)
-        return
     file = config_path(config, os.environ)
     try:
         create_private_folder(file.parent)

