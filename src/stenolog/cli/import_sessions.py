@@ -226,7 +226,7 @@ def _import_sessions(
         report = import_all(store=InMemoryStore(), dry_run=True)
         if not report.imported:
             return report
-    with (_open_read_only if dry_run else _open_writable)(location) as store:
+    with _open_target(location, dry_run=dry_run) as store:
         is_session_folder = isinstance(store, JSONLStore) and store.folder.samefile(folders[0])
         byte_count = 0 if dry_run else _count_import_bytes(folders, file_name)
         with show_import_progress(byte_count) as progress:
@@ -300,9 +300,8 @@ def _import_transcripts(
     from stenolog.cli.import_transcripts import TranscriptsCommand
 
     has_files = watch or TranscriptsCommand(program, path, InMemoryStore()).find_files()
-    open_location = _open_read_only if dry_run else _open_writable
     # If there are no transcripts, use a store in memory, so that no workspace is created.
-    with open_location(location) if has_files else InMemoryStore() as store:
+    with _open_target(location, dry_run=dry_run) if has_files else InMemoryStore() as store:
         command = TranscriptsCommand(program, path, store)
         exit_code = command.run(dry_run=dry_run)
         if watch:
@@ -453,16 +452,12 @@ def _store_exists(location: Location) -> bool:
     return (path / place.namespace if address.engine == "jsonl" else path).exists()
 
 
-def _open_writable(location: Location) -> Store:
+def _open_target(location: Location, *, dry_run: bool) -> Store:
+    """Open the store. For a dry run it is read-only, and empty if it does not exist yet."""
+    if dry_run and not _store_exists(location):
+        return InMemoryStore()
     place = location.place
-    return open_store(place.where, namespace=place.namespace)
-
-
-def _open_read_only(location: Location) -> Store:
-    """Open the store read-only. If the store does not exist yet, return an empty store."""
-    address = parse_address(location.workspace)
-    exists = address.engine == "postgresql" or Path(address.path).exists()
-    return location.open() if exists else InMemoryStore()
+    return open_store(place.where, namespace=place.namespace, read_only=dry_run)
 
 
 def _count_import_bytes(folders: Sequence[Path], file_name: str | None) -> int:
