@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,20 +32,6 @@ def start(
     found = asyncio.run(find())
     assert found is not None
     return found
-
-
-def test_help_does_not_import_the_chat() -> None:
-    program = (
-        "import sys; from stenolog.cli import main\n"
-        "main(['--help'], standalone_mode=False)\n"
-        "slow = {'rich', 'prompt_toolkit', 'markdown_it', 'httpx2'}\n"
-        "print('imported:', *slow & {name.partition('.')[0] for name in sys.modules})\n"
-        "print('imported:', *{'stenolog.agent.loop'} & set(sys.modules))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout.splitlines()[-2:] == ["imported:", "imported:"]
 
 
 # --- which session ---------------------------------------------------------------------------

@@ -158,39 +158,6 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_ctrl_c_stops_the_answer_but_not_the_program() -> None:
-    with Run("chat", "cli:a") as run:
-        run.see("New session with this key.")
-        run.type("long\r")
-        run.see("This is sentence 3 of")
-        run.type("\x03")
-        run.see("Stopped. The answer so far is saved; /retry asks for another answer.")
-        assert contents("cli:a")[1].endswith("[interrupted]")
-        run.type("the time\r")
-        run.see("The tool says: ")
-        run.see("tokens in")  # printed when the turn has ended
-        run.until(lambda: "Ctrl-C to stop" not in run.terminal.screen, "the end")
-        run.type("\x03")
-        run.see("Press Ctrl-C again to leave")
-        run.type("\x03")
-        assert run.ended() == 0
-
-
-def test_input_during_an_answer_is_not_lost() -> None:
-    with Run("chat", "cli:a") as run:
-        run.see("/help")
-        run.type("long\r")
-        run.see("This is sentence 3 of")
-        run.type("half ")
-        run.see("> half")
-        run.type("\x03")
-        run.see("Stopped.")
-        run.type("a message\r")
-        run.see("You said: half a message")
-        run.type("\x04")
-        assert run.ended() == 0
-
-
 def test_session_is_chosen_from_a_filtered_list() -> None:
     with open_store("workspace") as store:
         for number in range(40):
@@ -262,13 +229,3 @@ def test_dumb_terminal_is_refused() -> None:
         run.see("steno chat needs an interactive terminal.")
         assert run.ended() == 1
     assert "\x1b" not in run.raw
-
-
-def test_session_in_an_unsupported_format_is_refused() -> None:
-    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    with open_store("workspace") as store:
-        store.add_messages("cli:a", [{"role": "user", "content": "hello"}, item])
-    with Run("chat", "cli:a") as run:
-        run.see("Start a new session")
-        assert run.ended() == 1
-    assert "the message at seq 2" in run.shown

@@ -35,19 +35,6 @@ def _limited(command: str, *, blocks: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.usefixtures("place")
-def test_copy_is_identical_and_reports_it(steno: Steno) -> None:
-    result = steno("copy", "workspace", "sqlite:new.db")
-    assert (result.exit_code, result.stdout) == (0, "")
-    copied, verified = result.stderr.splitlines()
-    assert copied.startswith("Copied 3 sessions, 7 messages (")
-    assert verified == "Verified 3 sessions: identical on both sides."
-    assert _told("sqlite:new.db") == _told("workspace")
-    again = steno("copy", "workspace", "sqlite:new.db")
-    assert "Copied 0 sessions, 0 messages" in again.stderr
-    assert again.stderr.splitlines()[-1] == verified
-
-
 @pytest.mark.usefixtures("place", "obey_modes")
 @pytest.mark.parametrize("command", [("backup", "b"), ("copy", "workspace", "sqlite:new.db")])
 def test_unreadable_session_is_reported_and_the_others_are_copied(
@@ -60,20 +47,6 @@ def test_unreadable_session_is_reported_and_the_others_are_copied(
     assert line.startswith("sessions\ttelegram:123\topening workspace/sessions/telegram%3A123")
     assert "Permission denied" in line
     assert "Verified 2 sessions: identical on both sides" in result.stderr
-
-
-@pytest.mark.usefixtures("place")
-def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
-    with open_store("other") as store:
-        store.add_message("telegram:123", "user", "somebody else's")
-    result = steno("copy", "workspace", "other")
-    assert result.exit_code == 3
-    namespace, key, reason = result.stdout.rstrip("\n").split("\t")
-    assert (namespace, key) == ("sessions", "telegram:123")
-    assert reason.startswith("there is such a session already. The destination was not changed:")
-    with open_store("other") as store:
-        assert [m.content for m in store.get_history("telegram:123")] == ["somebody else's"]
-        assert len(store.list_sessions()) == 3
 
 
 @pytest.mark.usefixtures("place")
@@ -133,19 +106,6 @@ def test_backup_is_a_copy_that_is_copied_back(steno: Steno) -> None:
     assert (restored.exit_code, restored.stdout) == (0, "")
     assert "Copied 1 session, " in restored.stderr
     assert _told("kept") == _told("workspace")
-
-
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_copy_prints_no_password(steno: Steno, options: tuple[str, ...]) -> None:
-    url = "postgresql://user:geheim@localhost:1/db?busy_timeout=0"
-    result = steno("copy", url, url, *options)
-    assert (
-        result.exit_code,
-        "source and destination are the same place" in result.stderr.casefold(),
-    ) == (1, True)
-    assert "geheim" not in result.output
-    result = steno("copy", url, "other", *options)
-    assert (result.exit_code, "geheim" in result.output) == (1, False)
 
 
 def test_p3_copy_reports_a_damaged_session(steno: Steno, tmp_path: Path) -> None:

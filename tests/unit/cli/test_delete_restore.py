@@ -21,7 +21,6 @@ from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.open_store import open_store
-from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -57,41 +56,6 @@ def _keys(where: str) -> list[str]:
 
 
 # --- on every engine -------------------------------------------------------------------------
-
-
-def test_deleted_session_is_restored_completely(steno: Steno, where: str) -> None:
-    with open_store(where, read_only=True) as store:
-        before = [message.to_dict() for message in store.get_history(KEY, full=True)]
-    assert_transcript(
-        steno,
-        f"""
-        $ steno delete {KEY} --yes --json -w {where}
-        {{"key": "{KEY}", "uid": "UID", "messages": 4, "deleted": "TIME", "dry_run": false}}
-        $ steno list --prefix {KEY} -w {where}
-        ! No matching sessions.
-        $ steno restore --list --json -w {where}
-        {{"key": "{KEY}", "uid": "UID", "messages": 4, "deleted": "TIME"}}
-        $ steno restore --list -w {where}
-        {KEY}→UID→4→TIME
-        $ steno restore {KEY} -w {where}
-        ! Restored {KEY}: 4 messages.
-        $ steno restore --list -w {where}
-        ! The trash is empty.
-        """,
-    )
-    with open_store(where, read_only=True) as store:
-        assert [one.to_dict() for one in store.get_history(KEY, full=True)] == before
-
-
-def test_purge_before_seq_keeps_the_rest(steno: Steno, where: str) -> None:
-    would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
-    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
-    done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
-    assert done.exit_code == 0
-    assert f"Deleted permanently: {KEY}, 2 messages.\n" in done.stderr
-    assert "Not deleted: exports, backups and copies.\n" in done.stderr
-    with open_store(where, read_only=True) as store:
-        assert [message.seq for message in store.get_history(KEY, full=True)] == [3, 4]
 
 
 def test_one_of_several_deleted_sessions_is_restored_under_another_key(
@@ -340,31 +304,6 @@ def test_a_dry_run_writes_nothing(place: Path, steno: Steno) -> None:
     assert files() == before
 
 
-def test_key_that_exists_only_in_the_trash_can_be_purged(steno: Steno) -> None:
-    assert steno("delete", KEY, "--yes").exit_code == 0
-    result = steno("purge", KEY, "--yes")
-    assert result.exit_code == 0
-    assert f"Deleted permanently: {KEY}, 4 messages.\n" in result.stderr
-    assert steno("restore", KEY).exit_code == 1
-    assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 1
-
-
-def test_purge_reports_remaining_data(steno: Steno) -> None:
-    with open_store("workspace") as store:
-        store.fork(KEY, "cli:fork")
-    with open_store("workspace", namespace="notes") as store:
-        Notes(store).add(Scope(who=KEY), [Draft(kind="core", text="counts")])
-    told = steno("purge", KEY, "--yes").stderr.splitlines()
-    assert told == [
-        f"Deleted permanently: {KEY}, 4 messages.",
-        f"Not deleted: the fork 'cli:fork' has messages of '{KEY}'; purge it too.",
-        "Not deleted: notes that were made of the messages; `steno purge --scope` deletes notes "
-        "too.",
-        "Not deleted: lines in logs of programs.",
-        "Not deleted: exports, backups and copies.",
-    ]
-
-
 def test_long_list_before_the_question_is_shortened(steno: Steno) -> None:
     keys = [f"many:{number:02}" for number in range(25)]
     with open_store("workspace") as store:
@@ -469,11 +408,3 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(steno: 
     with open_store("workspace") as store:
         store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
     assert steno("purge", "odd", "--yes").exit_code == 0
-
-
-def test_the_hint_names_the_workspace_that_was_given(steno: Steno, tmp_path: Path) -> None:
-    where = str(tmp_path / "my work")
-    with open_store(where) as store:
-        store.add_message("k", "user", "Hello.")
-    told = steno("delete", "k", "--yes", "-w", where).stderr
-    assert f"`steno restore k -w '{where}'` brings it back." in told

@@ -24,27 +24,8 @@ def _tear(log: Path) -> None:
     log.write_bytes(log.read_bytes() + b'{"kind":"mess')
 
 
-def _edit(log: Path) -> None:
-    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message three"'))
-
-
 def _damage(log: Path) -> None:
     log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
-
-
-def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> None:
-    _tear(log)
-    torn = log.read_bytes()
-
-    result = steno("doctor", "--repair")
-
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == (
-        "telegram:123: torn tail fixed: marked as void; its bytes are still in the file\n"
-        "Checked 3 logs: no problems found.\n"
-    )
-    assert log.read_bytes().startswith(torn)
-    assert steno("doctor").exit_code == 0
 
 
 def test_repair_names_the_agent(place: Path, steno: Steno) -> None:
@@ -58,21 +39,6 @@ def test_repair_names_the_agent(place: Path, steno: Steno) -> None:
         "marked as void; its bytes are still in the file\n"
         "Checked 4 logs: no problems found.\n"
     )
-
-
-def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
-    _edit(log)
-    edited = log.read_bytes()
-    assert "--accept makes the line valid" in steno("doctor").stdout
-    assert steno("doctor", "--repair").exit_code == 1
-
-    result = steno("doctor", "--accept")
-
-    assert result.exit_code == 0
-    assert "hand edit fixed: accepted; the previous log is sessions/aside/" in result.stderr
-    assert "message three" in steno("show", "telegram:123").stdout
-    (kept,) = (log.parent / "aside").iterdir()
-    assert kept.read_bytes() == edited
 
 
 def test_json_is_one_object_with_everything(log: Path, steno: Steno) -> None:

@@ -14,7 +14,6 @@ from click.testing import Result
 from stenolog.cli.output import show_progress
 from stenolog.cli.workspace import display_name
 from stenolog.stores.open_store import open_store
-from support.cli import assert_transcript
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]
@@ -48,64 +47,6 @@ def _json(result: Result) -> dict[str, Any]:
 # --- on every engine -------------------------------------------------------------------------
 
 
-def test_tag_fork_and_undo(steno: Steno, where: str) -> None:
-    assert_transcript(
-        steno,
-        f"""
-        $ steno tag {KEY} -w {where}
-        ! {KEY} has no tags.
-        $ steno tag {KEY} +work +fun +work -w {where}
-        ! Tags of {KEY}: work, fun.
-        $ steno tag {KEY} -w {where}
-        work
-        fun
-        $ steno list --tag work -w {where}
-        {KEY}→2→4→TIME→idle→message 1
-        $ steno tag {KEY} -work -absent --json -w {where}
-        {{"key": "{KEY}", "tags": ["fun"], "was": ["work", "fun"]}}
-        $ steno tag {KEY} -fun -w {where}
-        ! Tags of {KEY}: none.
-        $ steno fork {KEY} cli:copy --at 3 --json -w {where}
-        {{"key": "cli:copy", "uid": "UID", "forked_from": "{KEY}", "at": 3, "messages": 1}}
-        $ steno export cli:copy -w {where}
-        {{"role":"user","content":"message 3"}}
-        $ steno fork {KEY} cli:copy -w {where}
-        ! Error: 'cli:copy': there is such a session already.
-        (exit 1)
-        $ steno undo {KEY} -w {where}
-        ! Undid the last summary: 2 messages are visible again, the summary is removed. Nothing more to undo.
-        $ steno export {KEY} -w {where}
-        {{"role":"user","content":"message 1"}}
-        {{"role":"assistant","content":"message 2"}}
-        {{"role":"user","content":"message 3"}}
-        {{"role":"assistant","content":"message 4"}}
-        $ steno undo {KEY} -w {where}
-        ! Error: '{KEY}': there is nothing to undo.
-        (exit 1)
-        """,  # noqa: E501 - as printed
-    )
-    with open_store(where, read_only=True) as store:
-        assert "tags" not in store.info(KEY).meta
-        assert store.get_summary(KEY) == ""
-
-
-def test_undo_says_that_an_earlier_summary_is_restored(steno: Steno, where: str) -> None:
-    with open_store(where) as store:
-        store.set_summary(KEY, "a later summary")
-    assert "the previous summary is restored" in steno("undo", KEY, "-w", where).stderr
-
-
-def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: str) -> None:
-    done = _json(steno("archive", KEY, "--json", "-w", where))
-    assert (done["key"], done["archived"]) == (KEY, 2)
-    with open_store(where, read_only=True) as store:
-        assert store.info(KEY).archived == 2
-        assert len(store.get_history(KEY, full=True)) == 4
-    again = steno("archive", KEY, "-w", where)
-    assert (again.exit_code, again.stdout) == (0, "")
-    assert again.stderr == "There is nothing to archive.\n"
-
-
 def test_summarize_makes_a_summary_that_the_suggested_undo_reverts(
     steno: Steno, where: str
 ) -> None:
@@ -131,16 +72,7 @@ def test_summarize_makes_a_summary_that_the_suggested_undo_reverts(
 def test_misspelt_key_or_place_creates_nothing(place: Path, steno: Steno) -> None:
     commands = ("rename nobody x", "tag nobody", "tag nobody +x", "fork nobody x", "undo nobody")
     for command in (*commands, "archive nobody", "summarize nobody -m scripted"):
-        place_text = "" if command.startswith("summarize") else " in ./workspace"
-        assert_transcript(
-            steno,
-            f"""
-            $ steno {command}
-            ! Error: There is no session 'nobody'{place_text}. `steno list` lists the sessions.
-            (exit 1)
-            """,
-        )
-        for elsewhere in ("nowhere", "sqlite:nowhere.db"):
+        for elsewhere in ("workspace", "nowhere", "sqlite:nowhere.db"):
             result = steno(*command.split(), "-w", elsewhere)
             assert (result.exit_code, result.stdout) == (1, "")
     with open_store("workspace", read_only=True) as store:

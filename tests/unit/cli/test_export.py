@@ -1,12 +1,8 @@
 """`steno export`: documents to share, what they leave out, and that nothing in them is alive."""
 
-import itertools
 import json
 import os
 import re
-import resource
-import signal
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
@@ -667,79 +663,6 @@ def test_export_of_all_sessions_does_not_overwrite_link_targets(told: Path, sten
     assert steno(*command).exit_code == 0
     assert own.read_text() == "mine"
     assert all(path.is_file() and not path.is_symlink() for path in files)
-
-
-FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.link"}
-EXPORT_HTML = ("export", "--all", "--format", "html", "-o")
-
-
-def run_killed(steno: Steno, folder: Path, prepare_kill: Callable[[], None]) -> bool:
-    """Export all sessions in a process that `prepare_kill` ends; return whether it was killed."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            prepare_kill()
-            steno(*EXPORT_HTML, str(folder))
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) < 0
-
-
-def kill_before_event(folder: Path, number: int) -> Callable[[], None]:
-    """Return a function that has its process killed before the n-th file event in a folder."""
-
-    def prepare_kill() -> None:
-        counter = itertools.count(1)
-
-        def kill(event: str, arguments: tuple[Any, ...]) -> None:
-            is_in_folder = event in FILE_EVENTS and str(arguments[0]).startswith(str(folder))
-            if is_in_folder and next(counter) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(kill)
-
-    return prepare_kill
-
-
-def kill_in_write_after(size: int) -> Callable[[], None]:
-    """Return a function that has its process killed when it writes more bytes to a file."""
-
-    def prepare_kill() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    return prepare_kill
-
-
-def exported_files(folder: Path) -> dict[str, bytes]:
-    """Return the files of an export. A file that is being written has a hidden name."""
-    files = folder.iterdir() if folder.exists() else ()
-    return {path.name: path.read_bytes() for path in files if not path.name.startswith(".")}
-
-
-def test_killed_export_of_all_sessions_leaves_complete_files_and_is_completed(
-    told: Path, steno: Steno
-) -> None:
-    with open_store("workspace") as store:
-        store.add_message("m:long", "user", "word " * 8_000)
-    assert steno(*EXPORT_HTML, "expected").exit_code == 0
-    expected = exported_files(told / "expected")
-    longest = max(map(len, expected.values()))
-    seen = set()
-    for number in itertools.count():
-        folder = told / f"{number}"
-        kill = kill_before_event(folder, number) if number else kill_in_write_after(longest // 2)
-        was_killed = run_killed(steno, folder, kill)
-        found = exported_files(folder)
-        assert found.items() <= expected.items()
-        seen.add(len(found))
-        if not was_killed:
-            break
-        assert steno(*EXPORT_HTML, str(folder)).exit_code == 0
-        assert exported_files(folder) == expected
-    # A run was killed after each number of files.
-    assert seen == set(range(len(expected) + 1))
 
 
 def test_title_and_file_name_are_redacted_unless_the_user_keeps_secrets(

@@ -63,19 +63,6 @@ def test_recursive_does_not_import_the_workspace_into_itself(steno: Steno) -> No
     assert keys() == ["a", "chats/a"]
 
 
-def test_recursive_keys_can_be_mapped(steno: Steno) -> None:
-    write("chats/x/talk.json", [said("a")])
-    assert steno("import", "-r", "chats", "--map", "x/*=app:*").exit_code == 0
-    assert keys() == ["app:talk"]
-
-
-def test_a_fine_tuning_file_is_reported(steno: Steno) -> None:
-    write("train.jsonl", {"messages": [said("a")]}, {"messages": [said("b")]})
-    done = steno("import", "train.jsonl")
-    assert done.exit_code == 1
-    assert "train.jsonl was skipped: line 1 is not a message" in done.stderr
-
-
 # --- fields --------------------------------------------------------------------------------------
 
 

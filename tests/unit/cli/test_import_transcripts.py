@@ -3,11 +3,9 @@
 import json
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from stenolog.cli import import_transcripts
 from stenolog.cli.import_sessions import NEEDED_PATHS, TRANSCRIPT_PROGRAMS
 from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.transcripts.programs import PROGRAMS, detect_program
+from stenolog.transfer.transcripts.programs import PROGRAMS
 from support.cli import documented_columns
 from support.file_modes import modes_of_root
 from support.transcripts import SAMPLES
@@ -186,24 +184,6 @@ def test_unreadable_transcript_is_named_once(steno: Steno, home: Path) -> None:
     assert done.exit_code == 3
     assert f"{closed} was skipped: Permission denied\n" in done.stderr
     assert done.stderr.count(str(closed)) == 1
-
-
-@pytest.mark.parametrize("name", ["picoclaw", "picoclaw-legacy", "zeroclaw"])
-def test_sessions_of_other_programs_are_not_taken_for_transcripts(name: str) -> None:
-    assert detect_program(SAMPLES.parent / name) is None
-
-
-def test_database_of_another_program_is_not_taken_for_transcripts(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "x.db")) as connection, connection:
-        connection.execute("CREATE TABLE messages (id, conversation)")
-    assert detect_program(tmp_path / "x.db") is None
-
-
-def test_names_alone_do_not_make_transcripts(tmp_path: Path) -> None:
-    (tmp_path / "logs.db").touch()
-    (tmp_path / "sub" / "deeper").mkdir(parents=True)
-    (tmp_path / "sub" / "deeper" / "rollout-1.jsonl").touch()
-    assert detect_program(tmp_path) is None
 
 
 def test_a_large_import_shows_its_progress_in_a_terminal(

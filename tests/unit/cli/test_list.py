@@ -125,21 +125,6 @@ def _newer(text: bytes) -> bytes:
     return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
-def test_list_suggests_import_for_files_of_other_programs(place: Path, steno: Steno) -> None:
-    sessions = place / "workspace" / "sessions"
-    (sessions / "other.jsonl").write_bytes(b'{"role":"user","content":"hello"}\n')
-    (sessions / "older.json").write_text('{"key": "older", "messages": [{"role": "user"}]}')
-    result = steno("list")
-    assert "other" not in _keys(result)
-    command = "steno import workspace/sessions -w ./workspace"
-    assert result.stderr == (f"2 files of other programs; import with `{command}`.\n")
-
-    assert steno(*command.split()[1:]).exit_code == 0
-    result = steno("list")
-    assert {"other", "older"} < set(_keys(result))
-    assert result.stderr == ""
-
-
 def test_list_finds_foreign_sessions_of_databases_and_agents(place: Path, steno: Steno) -> None:
     for folder in ("beside/sessions", "workspace/agents/ada/sessions"):
         (place / folder).mkdir(parents=True, mode=0o700)

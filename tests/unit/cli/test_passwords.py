@@ -17,6 +17,8 @@ PLACES = (
     f"postgresql://u:{SECRET}#x@127.0.0.1:1/db?busy_timeout=0",
     f"postgresql://u:{SECRET}%x@127.0.0.1:1/db",
     f"postgresql://127.0.0.1:1/db?password={SECRET}&busy_timeout=0",
+    f"postgresql://u:{SECRET}:x/y@[::1]:1/db",
+    f"postgres://u@h,v:{SECRET}/pw@127.0.0.1/db",
     f"host=127.0.0.1 port=1 password={SECRET}",
     f"password = '{SECRET}' host=h:1",
     f"postgresql:host=127.0.0.1 password={SECRET}",

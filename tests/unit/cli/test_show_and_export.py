@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,21 +30,6 @@ def _bytes(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 # --- damage ----------------------------------------------------------------------------------
-
-
-def test_p3_list_and_show_point_to_the_doctor_if_messages_are_lost(
-    place: Path, steno: Steno
-) -> None:
-    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
-
-    for command in (("list",), ("show", "telegram:123"), ("export", "telegram:123")):
-        result = steno(*command)
-        assert result.exit_code == 0
-        assert result.stderr.splitlines()[-1] == (
-            "telegram:123 is damaged: at least 1 message is lost. "
-            "Run `steno doctor ./workspace` for details."
-        )
 
 
 def test_suggested_command_names_a_folder_with_a_space(place: Path, steno: Steno) -> None:
@@ -109,25 +92,6 @@ def test_colours_are_used_only_in_terminals_without_no_color(
 # --- export ----------------------------------------------------------------------------------
 
 
-def test_session_is_found_by_its_alias(place: Path, steno: Steno) -> None:
-    (place / "old").mkdir()
-    message = {"role": "user", "content": "from before"}
-    old = {"key": "telegram:9", "messages": [message], "summary": "A greeting."}
-    (place / "old" / "telegram_9.json").write_text(json.dumps(old))
-    assert steno("import", "old").exit_code == 0
-    assert steno("show", "telegram_9").exit_code == 1, "not without --aliases"
-
-    for where in ("./workspace", "sqlite:steno.db"):
-        assert steno("import", "old", "--aliases", "-w", where).exit_code == 0
-        for command in ("show", "export"):
-            by_key = steno(command, "telegram:9", "-w", where)
-            by_alias = steno(command, "telegram_9", "-w", where)
-            assert by_alias.exit_code == 0
-            assert "from before" in by_alias.stdout
-            assert by_alias.stdout == by_key.stdout
-    assert steno("show", "telegram_8").exit_code == 1
-
-
 def test_p10_export_prints_messages_unchanged(steno: Steno) -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": "line\nend \x1b[31m ☕ \u202e"},
@@ -149,23 +113,6 @@ def test_exported_message_cannot_control_the_terminal(in_terminal: InTerminal) -
     with open_store("workspace") as store:
         store.add_message("k", "user", "a\x9b31mb\u202ec")
     assert in_terminal("export", "k") == (0, '{"role":"user","content":"abc"}\n')
-
-
-def test_export_into_a_closed_pipe_prints_no_traceback() -> None:
-    with open_store("workspace") as store:
-        store.add_messages("k", [{"role": "user", "content": "x" * 1000}] * 500)
-    program = "from stenolog.cli import main; main(prog_name='steno')"
-
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "export", "k"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
 
 
 # --- errors ----------------------------------------------------------------------------------

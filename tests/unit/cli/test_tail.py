@@ -62,18 +62,6 @@ def _next(process: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
-def test_tail_prints_the_last_messages_like_show(steno: Steno) -> None:
-    result = steno("tail", KEY)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert MOMENT.sub("TIME", result.stdout) == (
-        "[3] user · TIME\nmessage 3\n\n[4] assistant · TIME\nmessage 4\n\n"
-    )
-    assert MOMENT.sub("TIME", steno("tail", KEY, "-n", "1").stdout) == (
-        "[4] assistant · TIME\nmessage 4\n\n"
-    )
-    assert steno("tail", KEY, "-n", "0").stdout == ""
-
-
 def test_follow_shows_messages_of_other_processes_until_ctrl_c(where: str) -> None:
     with following(KEY, "--json", "-n", "1", "-w", where) as process:
         assert _next(process)["seq"] == 4

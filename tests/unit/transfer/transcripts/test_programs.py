@@ -40,3 +40,15 @@ def test_other_files_are_unknown(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert detect_program(tmp_path / name) is None
     assert detect_program(tmp_path) is None
+
+
+def test_names_alone_do_not_make_transcripts(tmp_path: Path) -> None:
+    (tmp_path / "logs.db").touch()
+    (tmp_path / "sub" / "deeper").mkdir(parents=True)
+    (tmp_path / "sub" / "deeper" / "rollout-1.jsonl").touch()
+    assert detect_program(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["picoclaw", "picoclaw-legacy", "zeroclaw"])
+def test_sessions_of_other_programs_are_not_taken_for_transcripts(name: str) -> None:
+    assert detect_program(SAMPLES.parent / name) is None
