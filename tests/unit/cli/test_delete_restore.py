@@ -131,7 +131,7 @@ def _person(where: str) -> None:
             store.add_message(key, "user", f"{NEEDLE} in {key}")
         store.checkpoint(who, summary=f"About {NEEDLE}.", upto=1)
         store.compact(who)
-        store.fork("telegram:topic:77", "telegram:copy:77")
+        store.fork("telegram:topic:77", "telegram:twin:77")
         store.add_message("telegram:gone:77", "user", NEEDLE)
         store.delete("telegram:gone:77")
     agents = "workspace/agents/ada" if where == "./workspace" else where
@@ -156,7 +156,7 @@ def test_purge_scope_deletes_one_person_everywhere(steno: Steno, where: str) -> 
     assert {(one["namespace"], one["key"]) for one in gone} == {
         ("sessions", "telegram:77"),
         ("sessions", "telegram:topic:77"),
-        ("sessions", "telegram:copy:77"),
+        ("sessions", "telegram:twin:77"),
         ("sessions", "telegram:gone:77"),
         ("agents.ada", "telegram:77"),
         ("notes", "main:telegram:77"),

@@ -549,6 +549,9 @@ def test_openai_format_refuses_messages_of_other_formats_and_writes_nothing(
         assert "Use the format jsonl" in result.stderr
         assert result.stdout == ""
     assert not [path.name for path in told.iterdir() if "other" in path.name]
+    (told / "kept").write_text("before")
+    assert steno("export", "other", "--format", "openai", "-o", "kept", "--force").exit_code == 1
+    assert (told / "kept").read_text() == "before"
     result = steno("export", "--all", "--format", "openai", "-o", "all", "--prefix", "other")
     assert (result.exit_code, list((told / "all").iterdir())) == (3, [])
 
