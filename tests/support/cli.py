@@ -1,6 +1,7 @@
-"""Types of the fixtures that run steno, and what its help says about columns."""
+"""Types of the fixtures that run steno, the columns in its help, and a log of a newer version."""
 
 import re
+from binascii import crc32
 from collections.abc import Callable
 
 from click.testing import Result
@@ -19,3 +20,9 @@ def documented_columns(help_text: str, heading: str) -> list[str]:
             break
         columns.append(found[1])
     return columns
+
+
+def log_of_newer_version(text: bytes) -> bytes:
+    """Return a log to which a newer version has written."""
+    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))

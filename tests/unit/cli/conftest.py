@@ -31,6 +31,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
+def where(request: pytest.FixtureRequest) -> str:
+    """A place of each kind, with a session of four messages, of which two are a summary."""
+    place: str = request.param
+    if place == "postgresql":
+        place = request.getfixturevalue("own_url")
+    with open_store(place, namespace="sessions") as store:
+        if not store.list_sessions():
+            for number in range(1, 5):
+                role = "user" if number % 2 else "assistant"
+                store.add_message("telegram:123", role, f"message {number}")
+            store.checkpoint("telegram:123", summary="They counted to two.", upto=2)
+            store.add_message("cli:default", "user", "hello")
+    return place
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to stand in, with folders of the user in it, and without any model."""

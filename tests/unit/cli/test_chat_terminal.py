@@ -103,26 +103,12 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to stand in, with a home of its own and no keys in the environment."""
-    for name in list(os.environ):
-        if (
-            name.endswith("_API_KEY")
-            or name.startswith(("STENO_", "OLLAMA_"))
-            or name
-            in (
-                "NO_COLOR",
-                "COLUMNS",
-                "LINES",
-            )
-        ):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def _scripted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the scripted model, and the size and colours of the terminal."""
+    assert here.exists()
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STENO_AGENT__MODEL", "scripted")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def contents(key: str) -> list[str]:

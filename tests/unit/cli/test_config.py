@@ -3,15 +3,12 @@
 import json
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.cli.chat_input import InputHistory
-
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 
 @pytest.fixture

@@ -3,20 +3,16 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.stores.open_store import open_store
+from support.cli import InTerminal, Steno
 from support.copied_stores import digests
 from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
 
 
 def _told(where: str) -> dict[str, tuple[str, str | None, str]]:

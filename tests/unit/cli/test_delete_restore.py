@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-from binascii import crc32
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,28 +19,12 @@ from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import InTerminal, Steno, log_of_newer_version
 
 pytestmark = pytest.mark.usefixtures("place")
 
 KEY = "telegram:123"
 NEEDLE = "mountaineering"
-
-
-@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
-def where(request: pytest.FixtureRequest) -> str:
-    """A place of each kind, with two sessions."""
-    place: str = request.param
-    if place == "postgresql":
-        place = request.getfixturevalue("own_url")
-    with open_store(place) as store:
-        if KEY not in store.list_sessions():
-            for number in range(1, 5):
-                store.add_message(KEY, "user", f"message {number}")
-            store.add_message("cli:default", "user", "hello")
-    return place
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:
@@ -201,9 +183,7 @@ def test_purge_scope_reports_unreadable_sessions_and_deletes_the_rest(
         for key in ("telegram:77", "telegram:topic:77"):
             store.add_message(key, "user", "hello")
     log = place / "workspace" / "sessions" / "telegram%3A77.jsonl"
-    first = log.read_bytes().splitlines()[0].rpartition(b',"crc":"')[0]
-    newer = first.replace(b'"format":1', b'"format":2')
-    log.write_bytes(log.read_bytes() + b'%b,"crc":"%08x"}\n' % (newer, crc32(newer)))
+    log.write_bytes(log_of_newer_version(log.read_bytes()))
 
     would = steno("purge", "--scope", "telegram:77", "--dry-run")
     assert "  telegram:77: unreadable\n" in would.stderr

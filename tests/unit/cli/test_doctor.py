@@ -1,16 +1,12 @@
 """`steno doctor`: what it prints, what it settles, and how it ends."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import InTerminal, Steno
 
 pytestmark = pytest.mark.usefixtures("place")
 

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-from binascii import crc32
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +12,11 @@ from click.testing import Result
 from stenolog.cli.output import show_progress
 from stenolog.cli.workspace import display_name
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import Steno, log_of_newer_version
 
 pytestmark = pytest.mark.usefixtures("place")
 
 KEY = "telegram:123"
-
-
-@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
-def where(request: pytest.FixtureRequest) -> str:
-    """A place of each kind, with a session of four messages, of which two are a summary."""
-    place: str = request.param
-    if place == "postgresql":
-        place = request.getfixturevalue("own_url")
-    with open_store(place, namespace="sessions") as store:
-        if KEY not in store.list_sessions():
-            for number in range(1, 5):
-                role = "user" if number % 2 else "assistant"
-                store.add_message(KEY, role, f"message {number}")
-            store.checkpoint(KEY, summary="They counted to two.", upto=2)
-    return place
 
 
 def _json(result: Result) -> dict[str, Any]:
@@ -86,7 +67,7 @@ def test_archive_all_continues_after_a_failed_session(place: Path, steno: Steno)
             store.add_message(key, "user", "hello")
             store.checkpoint(key, summary="A greeting.", upto=1)
     log = place / "workspace" / "sessions" / "a.jsonl"
-    log.write_bytes(_newer(log.read_bytes()))
+    log.write_bytes(log_of_newer_version(log.read_bytes()))
 
     result = steno("archive", "--all")
 
@@ -97,12 +78,6 @@ def test_archive_all_continues_after_a_failed_session(place: Path, steno: Steno)
     assert [row["key"] for row in rows if row["problem"]] == ["a"]
     alone = steno("archive", "a")
     assert (alone.exit_code, alone.stdout) == (1, "")
-
-
-def _newer(text: bytes) -> bytes:
-    """A log to which a newer version has written."""
-    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
-    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
 def test_running_session_is_not_summarized(steno: Steno) -> None:

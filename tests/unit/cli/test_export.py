@@ -3,22 +3,19 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model, mark_tool_outcome
 from stenolog.gateway.viewer import hidden_messages
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.export.code_blocks import fence_for, split_blocks
+from support.cli import Steno
 from support.transcripts import SAMPLES
-
-Steno = Callable[..., Result]
 
 KEY = "sk-proj-" + "Ab3dEf6hIj9lMn2pQr5tUv8x" * 2
 pytestmark = pytest.mark.usefixtures("told")

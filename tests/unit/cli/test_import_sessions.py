@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -13,10 +12,8 @@ from click.testing import CliRunner, Result
 
 from stenolog.cli import main
 from stenolog.stores.open_store import open_store
+from support.cli import InTerminal, Steno
 from support.import_sources import SHAPES, plain, words
-
-InTerminal = Callable[..., tuple[int, str]]
-Steno = Callable[..., Result]
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 

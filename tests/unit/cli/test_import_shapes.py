@@ -1,16 +1,13 @@
 """`steno import` of plain messages in other shapes: folders, aliases, times."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 
 @pytest.fixture(autouse=True)

@@ -11,21 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.cli import import_transcripts
 from stenolog.cli.import_sessions import NEEDED_PATHS, TRANSCRIPT_PROGRAMS
 from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS
-from support.cli import documented_columns
+from support.cli import InTerminal, Steno, documented_columns
 from support.file_modes import modes_of_root
 from support.transcripts import SAMPLES
 
 __all__ = ["modes_of_root"]
 
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
 KEY = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-from binascii import crc32
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,7 @@ from click.testing import Result
 from stenolog.cli import workspace
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
-from support.cli import documented_columns
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import InTerminal, Steno, documented_columns, log_of_newer_version
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -110,7 +105,7 @@ def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal
 def test_list_reports_an_unreadable_session_and_continues(place: Path, steno: Steno) -> None:
     steno("list")
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
-    log.write_bytes(_newer(log.read_bytes()))
+    log.write_bytes(log_of_newer_version(log.read_bytes()))
 
     result = steno("list")
 
@@ -118,11 +113,6 @@ def test_list_reports_an_unreadable_session_and_continues(place: Path, steno: St
     assert result.stdout.splitlines()[-1] == "telegram:123\t-\t-\t-\t-\t"
     assert "cli:default\t2" in result.stdout
     assert "newer stenolog" in result.stderr
-
-
-def _newer(text: bytes) -> bytes:
-    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
-    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
 def test_list_finds_foreign_sessions_of_databases_and_agents(place: Path, steno: Steno) -> None:

@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from stenolog.cli import main
 from stenolog.memory.notes import Draft, Kind, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import InTerminal, Steno
 
 ANN = Scope(who="telegram:1")
 TUTOR = Scope(agent="tutor", who="telegram:1")

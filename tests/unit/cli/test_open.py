@@ -13,7 +13,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from starlette.applications import Starlette
 
 from stenolog.gateway.access import AccessMiddleware
@@ -21,8 +20,7 @@ from stenolog.gateway.access_token import Token, read_or_create_token
 from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from support.app_server import served
-
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,8 @@
 """No command prints the password of a place, however the place is written."""
 
-from collections.abc import Callable
-
 import pytest
-from click.testing import Result
 
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 SECRET = "hunter2hunter"
 PLACES = (

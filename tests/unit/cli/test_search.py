@@ -2,20 +2,17 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.cli.list_search import IndexProgress
 from stenolog.stores.open_store import open_store
+from support.cli import InTerminal, Steno
 from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
 
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
 
 pytestmark = pytest.mark.usefixtures("place")
 

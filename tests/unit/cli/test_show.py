@@ -2,20 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.catalog.message_metadata import PROGRAM_FIELDS
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.transcripts.programs import PROGRAMS
 from stenolog.transfer.transcripts.transcript import record_field_name
+from support.cli import InTerminal, Steno
 from support.tool_samples import CODING, fill_tools
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
 
 pytestmark = pytest.mark.usefixtures("place")
 

@@ -2,19 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.cli.workspace import Location
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import InTerminal, Steno
 
 pytestmark = pytest.mark.usefixtures("place")
 

@@ -1,25 +1,22 @@
 """`steno stats`: what is counted, what is estimated, and how it is shown."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model
 from stenolog.sessions.usage import load_prices
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
+from support.cli import Steno
 from support.file_modes import obey_modes
 from support.transcripts import SAMPLES
 
 __all__ = ["obey_modes"]
 
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
 
 FIRST = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 DAY = timedelta(days=1)

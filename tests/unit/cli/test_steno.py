@@ -4,20 +4,17 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import Result
 
 from stenolog.cli import main
 from stenolog.errors import install_command
 from support import needs
-
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 
 def test_version_option_prints_the_package_version(steno: Steno) -> None:

@@ -6,37 +6,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from stenolog.records import Message
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
-
-Steno = Callable[..., Result]
-InTerminal = Callable[..., tuple[int, str]]
+from support.cli import Steno
 
 pytestmark = pytest.mark.usefixtures("place")
 
 KEY = "telegram:123"
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ| \d\d:\d\d:\d\d \S+)")
-
-
-@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
-def where(request: pytest.FixtureRequest) -> str:
-    """A place of each kind, with a session."""
-    place: str = request.param
-    if place == "postgresql":
-        place = request.getfixturevalue("own_url")
-    with open_store(place) as store:
-        if KEY not in store.list_sessions():
-            for number in range(1, 5):
-                store.add_message(KEY, "user", f"message {number}")
-    return place
 
 
 @contextmanager

@@ -3,18 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
-
-Steno = Callable[..., Result]
+from support.cli import Steno
 
 
 @pytest.fixture
