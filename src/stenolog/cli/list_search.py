@@ -57,7 +57,6 @@ from stenolog.stores.open_store import open_store, parse_address
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from stenolog.catalog.query import Query
     from stenolog.transfer.importers.legacy_session import Source
 
 _TERMINAL_ROW_LIMIT: Final = 50
@@ -403,8 +402,7 @@ def search_command(
     from stenolog.catalog.query import parse_query, prefix_query
 
     text = " ".join(query)
-    parsed_query = parse_query(text)
-    if parsed_query.is_empty:
+    if parse_query(text).is_empty:
         raise click.UsageError(f"{one_line(text)!r} contains no word to search for.")
     with _open_workspace_catalog(location) as (_, catalog, progress):
         search = partial(catalog.search, prefix=prefix, tag=tag, since=since, until=until)
@@ -412,7 +410,8 @@ def search_command(
         prefixes = "" if result.hits else prefix_query(text)
         has_longer_words = bool(prefixes and search(prefixes, role=role, limit=1).hits)
     print_rows(result.hits, fields=_hit_fields, cells=_hit_cells, table=_print_hits)
-    remark = _count_text(result) if result.hits else _no_match_text(text, parsed_query)
+    hint = " A message must contain all words." if " " in text else ""
+    remark = _count_text(result) if result.hits else f"No matching messages.{hint}"
     if has_longer_words:
         remark += f" Longer words match: steno search {shlex.quote(one_line(prefixes))}"
     if remark:
@@ -466,16 +465,6 @@ def _print_hits(hits: Sequence[Hit]) -> None:
         snippet.append(printable(hit.snippet[position:]))
         console.print(Padding(snippet, (0, 0, 0, 2), expand=False))
         console.print()
-
-
-def _no_match_text(query_text: str, query: "Query") -> str:
-    """Explain why nothing was found."""
-    if query_text.count('"') % 2:
-        return 'No matching messages. The last quotation mark is not closed: write "two words".'
-    if sum(not term.is_excluded for term in query.terms) == 1:
-        return "No matching messages."
-    or_hint = " OR is searched as an ordinary word." if "OR" in query_text.split() else ""
-    return f"No matching messages. A message must contain all words.{or_hint}"
 
 
 def _count_text(result: Hits) -> str:
