@@ -23,7 +23,6 @@ from stenolog.cli.chat_screen import (
     TurnScreen,
     duration_text,
     first_line,
-    outcome_text,
     tool_call_text,
 )
 from stenolog.context.summarize import SummaryReport
@@ -251,17 +250,3 @@ def test_waiting_input_does_not_reset_the_token_count() -> None:
     TurnScreen(Console(), recorder.status, show=lambda _: None)
     recorder.show_events(UsageReported(usage=Usage(prompt=5, answer=2)))
     assert recorder.status.text() == "m · context 10% (≈10 of 100) · 12 tokens in, 3 out"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("x at http://h/v1 is down", "x at http://h/v1 is down."),
-        ("gpt-5-mini at http://h/v1 is down", "gpt-5-mini at http://h/v1 is down."),
-        ("max_context_tokens=1 is too small", "max_context_tokens=1 is too small."),
-        ("the server is down", "The server is down."),
-    ],
-)
-def test_error_starting_with_a_name_is_not_capitalized(words: str, told: str) -> None:
-    failed = Answer(key="k", text=words, outcome="failed")
-    assert outcome_text(failed).startswith(f"{told} Your message")

@@ -36,14 +36,10 @@ def test_the_command_knows_every_program() -> None:
     assert set(TRANSCRIPT_PROGRAMS) == set(PROGRAMS)
 
 
-@pytest.mark.parametrize("source", ["nosuch", "n" * 5_000])
-def test_unknown_source_is_reported_with_the_known_programs(steno: Steno, source: str) -> None:
-    failed = steno("import", source)
+def test_very_long_source_is_cut_in_the_error(steno: Steno) -> None:
+    failed = steno("import", "n" * 5_000)
     assert failed.exit_code == 2
-    assert (
-        f" {source[:200]}: there is no such file or folder. Known programs: claude-"
-        in failed.stderr
-    )
+    assert f" {'n' * 200}: there is no such file or folder. Known programs: " in failed.stderr
     assert len(failed.stderr) < 600
 
 

@@ -94,6 +94,9 @@ def test_one_line_has_no_control_characters_and_keeps_keys_distinct(one: str, ot
         ("'k': there is no such session", "'k': there is no such session."),
         ("sqlite: needs a path", "sqlite: needs a path."),
         ("workspace/x is in the way", "workspace/x is in the way."),
+        ("x at http://h/v1 is down", "x at http://h/v1 is down."),
+        ("gpt-5-mini at http://h/v1 is down", "gpt-5-mini at http://h/v1 is down."),
+        ("max_context_tokens=1 is too small", "max_context_tokens=1 is too small."),
         ("", "."),
     ],
 )

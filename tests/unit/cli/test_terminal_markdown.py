@@ -61,10 +61,6 @@ def test_rendering_does_not_depend_on_chunks(seed: int) -> None:
     assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
 
 
-def test_html_tag_within_a_sentence_is_shown() -> None:
-    assert shown(in_pieces("Some <b>bold</b> words.", seed=1)) == ["Some <b>bold</b> words."]
-
-
 def test_markdown_page_is_rendered() -> None:
     assert shown(in_pieces(PAGE, seed=1)) == [
         "Title",
