@@ -65,7 +65,7 @@ def doctor_command(
     permissions. Each finding says what is wrong, what it means and what to do.
 
     Without options nothing is changed. --repair marks incomplete writes as invalid and moves unused
-    files to the folder "aside" of the workspace; in a database, --repair rebuilds damaged data.
+    files to the folder "aside" of the workspace; in a database, --repair changes nothing.
     --accept accepts lines that were edited by hand, and keeps a copy of the log in "aside". Nothing
     is ever deleted.
 

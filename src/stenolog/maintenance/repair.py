@@ -18,9 +18,7 @@ from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind, examine_log
 from stenolog.maintenance.workspace_check import (
     BUSY_TIMEOUT_SECONDS,
     TEMP_NAME,
-    examine,
     examine_folder,
-    load_sqlite_checks,
     lock_archives,
     lock_log,
     open_trash,
@@ -36,43 +34,22 @@ from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
-from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.open_store import parse_address
 from stenolog.stores.state import copy_state
 
 _ALREADY_FIXED = "nothing to do: already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Examine a workspace or database and repair the repairable findings.
+    """Examine a workspace and repair the repairable findings. A database has none.
 
     Raises the errors of `examine`.
     """
-    address = parse_address(workspace)
-    if address.engine == "sqlite":
-        file = Path(address.path)
-        return _with_finding_path(load_sqlite_checks().repair(file), path=file.name)
-    if address.engine == "postgresql":
-        return _repair_postgres(workspace)
     return _repair_findings(
         workspace,
         lambda findings: [finding for finding in findings if finding.repairable],
         _repair_finding,
     )
-
-
-def _repair_postgres(where: str | os.PathLike[str]) -> list[RepairResult]:
-    if not any(finding.repairable for finding in examine(where).findings):
-        return []
-    with open_store(where) as store:
-        # The driver is optional. If a store of this engine was opened, the driver is installed.
-        from stenolog.stores.postgres import PostgresStore, database
-
-        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
-        return _with_finding_path(database.repair(store.database), path=store.database.address)
-
-
-def _with_finding_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
-    return [replace(result, finding=replace(result.finding, path=path)) for result in results]
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
@@ -104,7 +81,7 @@ def _repair_findings(
 ) -> list[RepairResult]:
     address = parse_address(workspace)
     if address.engine != "jsonl":
-        return []  # other modules repair databases
+        return []
     workspace_path = Path(address.path)
     check_workspace(workspace_path)
     results: list[RepairResult] = []

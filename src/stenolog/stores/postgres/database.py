@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import psycopg
 
 from stenolog.errors import DamagedStore, NewerFormat, ReadOnly, StenologError, StoreClosed
-from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.findings import Finding, Report
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
@@ -33,7 +33,7 @@ from stenolog.stores.postgres.postgres_errors import (
 from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql.dialect import to_not_stored
-from stenolog.stores.sql.verification import examine_sessions, repair_sessions
+from stenolog.stores.sql.verification import examine_sessions
 
 T = TypeVar("T")
 
@@ -388,14 +388,6 @@ def examine(database: Database) -> Report:
             kind, advice = "newer format", "Upgrade stenolog."
         sessions, findings = 0, [Finding(kind=kind, meaning=str(error), advice=advice)]
     return Report(sessions=sessions, findings=tuple(findings))
-
-
-def repair(database: Database) -> list[RepairResult]:
-    """Examine the tables, store rebuilt states and remove damaged undo steps.
-
-    Raises StoreUnavailable.
-    """
-    return repair_sessions(database.run_write, examine(database).findings)
 
 
 def _stray_row_findings(transaction: Transaction) -> Iterator[Finding]:

@@ -329,14 +329,8 @@ SELECT id, last_seq, state, key, uid, namespace, fork_of, created, updated, dele
 FROM {schema}.session
 ORDER BY id;
 
--- name: lock_states
-SELECT id, last_seq, state FROM {schema}.session WHERE uid = $1 ORDER BY id FOR NO KEY UPDATE;
-
 -- name: seqs
 SELECT seq FROM {schema}.message WHERE session = $1;
-
--- name: repair_state
-UPDATE {schema}.session SET state = $2, version = version + 1 WHERE id = $1;
 
 -- name: stray_rows
 SELECT 'message', count(*) FROM {schema}.message

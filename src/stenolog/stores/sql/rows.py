@@ -139,39 +139,6 @@ def check_state(
     return StateCheck(state, stored_state is None, damaged_change_numbers)
 
 
-def repaired_state(
-    check: StateCheck, encoded: bytes | None, *, last_seq: int, present_seqs: Iterable[int]
-) -> tuple[State, Change]:
-    """Return the repaired state, and a change that records the repair.
-
-    Undo steps up to the last damaged step are removed. The change contains the bytes of a damaged
-    state, so that the repair destroys nothing. A rebuilt state does not know which messages were
-    purged: messages without a row count as purged.
-    """
-    state = states.copy_state(check.state)
-    if check.is_rebuilt:
-        present_spans = spans.union((seq, seq) for seq in present_seqs)
-        state.purged = spans.minus([(1, last_seq)], present_spans) if last_seq > 0 else []
-    last_damaged_number = max(check.damaged_change_numbers, default=0)
-    state.undo = [step for step in state.undo if step.number > last_damaged_number]
-    damaged_text = (
-        encoded.decode(errors="backslashreplace")
-        if check.is_rebuilt and encoded is not None
-        else None
-    )
-    change = Change(
-        op="repair",
-        number=state.number + 1,
-        floor=state.floor,
-        hidden=state.hidden,
-        summary=state.summary,
-        meta=state.meta,
-        old_summary=damaged_text,
-    )
-    states.apply_change(state, change)
-    return state, change
-
-
 def readable_undo_steps(state: State, complete_step: Callable[[Undo], Undo]) -> list[Undo]:
     """Return the complete undo steps after the last damaged step.
 

@@ -1,25 +1,16 @@
-"""Finds and repairs damage in the sessions of a database, for `steno doctor`."""
+"""Finds damage in the sessions of a database, for `steno doctor`."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from stenolog.errors import StenologError
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.findings import Finding, RepairResult
+from stenolog.stores.findings import Finding
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import (
-    Session,
-    StateCheck,
-    check_state,
-    encode,
-    parse_time,
-    repaired_state,
-)
+from stenolog.stores.sql.rows import check_state, parse_time
 from stenolog.stores.sql.session_rows import (
-    add_change,
     decode_text,
     printable_text,
     recorded_changes,
@@ -42,13 +33,6 @@ def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, lis
         row = session_id, key, last_seq, encoded_state
         findings += examine_session(transaction, *row, place=place, advice=advice)
     return len(sessions), findings
-
-
-def _check_state(
-    transaction: Transaction, session_id: int, key: str, encoded_state: str | bytes | None
-) -> StateCheck:
-    state_bytes = None if encoded_state is None else to_bytes(encoded_state)
-    return check_state(state_bytes, key, partial(recorded_changes, transaction, session_id))
 
 
 def _examine_texts(
@@ -81,7 +65,8 @@ def examine_session(
     advice: str = "",
 ) -> Iterator[Finding]:
     """Yield the findings in the state, changes and messages of a session."""
-    check = _check_state(transaction, session_id, key, encoded_state)
+    state_bytes = None if encoded_state is None else to_bytes(encoded_state)
+    check = check_state(state_bytes, key, partial(recorded_changes, transaction, session_id))
     state = check.state
     finding = partial(Finding, key=key, where=place)
     if check.is_rebuilt:
@@ -89,17 +74,15 @@ def examine_session(
             kind="damaged state",
             meaning="The state of the session (hidden messages, summary, meta) cannot be read. Its "
             "messages can be read. The state is rebuilt from the recorded changes.",
-            advice="--repair stores the rebuilt state. To save the messages first: "
-            f"`steno export {shlex.quote(key)}`.",
-            repairable=True,
+            advice="The next change of the session stores the rebuilt state. To save the messages "
+            f"first: `steno export {shlex.quote(key)}`.",
         )
     if check.damaged_change_numbers:
         numbers = ", ".join(map(str, check.damaged_change_numbers))
         yield finding(
             kind="damaged change",
             meaning=f"Undo needs change {numbers}, which cannot be read. No message is missing.",
-            advice="--repair removes the undo steps that cannot be undone any more.",
-            repairable=True,
+            advice="Nothing to do. The newer changes can be undone.",
         )
     stored_seqs = spans.from_seqs(seq for (seq,) in transaction.run("seqs", session_id))
     assigned_seqs = spans.clipped(stored_seqs, 1, last_seq)
@@ -130,31 +113,3 @@ def examine_session(
     if stray_count := spans.size(stored_seqs) - spans.size(assigned_seqs):
         meaning = f"{stray_count:,} messages have a seq above the last seq, {last_seq:,}."
         yield finding(kind="stray row", meaning=meaning, advice=advice)
-
-
-def repair_sessions(
-    run_write: Callable[[Callable[[Transaction], str]], str], findings: Iterable[Finding]
-) -> list[RepairResult]:
-    """Store rebuilt states and remove damaged undo steps, with one `run_write` per finding."""
-    results = []
-    for finding in findings:
-        if finding.repairable:
-            try:
-                repair_text = run_write(partial(_repair_session, finding=finding))
-                results.append(RepairResult(finding=finding, done=True, message=repair_text))
-            except StenologError as error:
-                results.append(RepairResult(finding=finding, done=False, message=str(error)))
-    return results
-
-
-def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
-    key, uid = finding.key or "", finding.where.removeprefix("session ")
-    for session_id, last_seq, encoded_state in transaction.run("lock_states", uid):
-        check = _check_state(transaction, session_id, key, encoded_state)
-        if check.is_rebuilt or check.damaged_change_numbers:
-            old_state = None if encoded_state is None else to_bytes(encoded_state)
-            seqs = [seq for (seq,) in transaction.run("seqs", session_id)]
-            state, change = repaired_state(check, old_state, last_seq=last_seq, present_seqs=seqs)
-            add_change(transaction, Session(session_id, "", 0, 0, state), change)
-            transaction.run("repair_state", session_id, transaction.json_parameter(encode(state)))
-    return "the session has a readable state again"

@@ -1,4 +1,4 @@
-"""Finds and repairs damage in a database file, for `steno doctor`."""
+"""Finds damage in a database file, for `steno doctor`."""
 
 import os
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.findings import Finding, RepairResult, Report
-from stenolog.stores.sql.verification import examine_sessions, repair_sessions
+from stenolog.stores.findings import Finding, Report
+from stenolog.stores.sql.verification import examine_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
@@ -32,21 +32,6 @@ def examine(file: str | os.PathLike[str]) -> Report:
         return Report(sessions=sessions, findings=(*findings, *damage_findings))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_finding_for_damage(str(error)),))
-    finally:
-        database.close()
-
-
-def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
-    """Examine the database, store rebuilt states and remove damaged undo steps.
-
-    Raises StoreUnavailable.
-    """
-    repairable = [finding for finding in examine(file).findings if finding.repairable]
-    if not repairable:
-        return []
-    database = Database(file, Settings())
-    try:
-        return repair_sessions(database.run_write, repairable)
     finally:
         database.close()
 

@@ -226,11 +226,6 @@ SELECT session.id, session.last_seq, state.body,
 FROM session LEFT JOIN state ON state.session = session.id
 ORDER BY session.id;
 
--- name: lock_states
-SELECT session.id, session.last_seq, state.body
-FROM session LEFT JOIN state ON state.session = session.id
-WHERE session.uid = ?1;
-
 -- Only for a purge, which also rewrites the whole file.
 -- name: stray_rows
 SELECT (SELECT count(*) FROM message WHERE session NOT IN (SELECT id FROM session))
@@ -243,11 +238,6 @@ SELECT (SELECT count(*) FROM message WHERE session NOT IN (SELECT id FROM sessio
 SELECT seq FROM message
 WHERE session = ?1 AND seq BETWEEN -9223372036854775807 AND 9223372036854775807
   AND typeof(seq) = 'integer';
-
--- name: repair_state
-UPDATE session SET version = version + 1 WHERE id = ?1;
-INSERT INTO state (session, body) VALUES (?1, ?2)
-ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 
 -- --- snapshots ---------------------------------------------------------------------------------
 

@@ -104,18 +104,3 @@ def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> Non
     assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]
     with pytest.raises(StoreUnavailable):
         file_check.examine(tmp_path / "nothing.db")
-
-
-def test_repair_of_a_purged_session_keeps_hidden_messages_hidden(used: Path) -> None:
-    with SQLiteStore(used) as store:
-        store.admin.hide("a", 20, 21)
-        store.admin.purge("a", before=5)
-        before = [message.seq for message in store.get_history("a")]
-    _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
-    [result] = file_check.repair(used)
-    assert (result.finding.kind, result.done) == ("damaged state", True)
-    assert file_check.examine(used).findings == ()
-    with SQLiteStore(used) as store:
-        assert [message.seq for message in store.get_history("a")] == before
-        assert store.info("a").lost == 0
-    assert file_check.repair(used) == []
