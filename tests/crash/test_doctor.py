@@ -134,8 +134,7 @@ def _required_findings(where: Path) -> Iterator[tuple[tuple[str, ...], str]]:
     sessions = where / "sessions"
     for path in sorted(sessions.rglob("*")):
         name = str(path.relative_to(where))
-        begun = path.name.startswith(".") and path.name.endswith(".new")
-        if begun or path.name.endswith(".purged"):
+        if path.name.endswith(".purged"):
             yield (Kind.LEFTOVER,), name
         elif path.parent == sessions and path.suffix == ".jsonl":
             text = path.read_bytes()

@@ -17,11 +17,9 @@ from stenolog.errors import StenologError
 from stenolog.maintenance.log_damage import ASIDE_FOLDER, Kind, examine_log
 from stenolog.maintenance.workspace_check import (
     BUSY_TIMEOUT_SECONDS,
-    TEMP_NAME,
     examine_folder,
     lock_archives,
     lock_log,
-    open_trash,
     read_file,
     unreferenced_archives,
 )
@@ -110,14 +108,8 @@ def _try_repair(
 def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
     directory = folder.directory
     *path_below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
-    if path_below == [trash.FOLDER]:
-        return _move_leftover_in_trash(folder, name)
     if path_below:
         return _move_archive(folder, path_below[-1], name, finding.key)
-    leftover = TEMP_NAME.fullmatch(name)
-    if leftover is not None:
-        with lock_log(directory, leftover[1]):
-            return _move_aside(folder, directory.descriptor, name)
     with lock_log(directory, name) as descriptor:
         if descriptor is None:
             return _ALREADY_FIXED
@@ -127,16 +119,6 @@ def _repair_finding(folder: _LogFolder, finding: Finding) -> str:
                 return _move_aside(folder, directory.descriptor, name)
             return _ALREADY_FIXED
     return _mark_tail_void(directory, log_report.state.key)
-
-
-def _move_leftover_in_trash(folder: _LogFolder, name: str) -> str:
-    """Move the temporary file of an interrupted restore into the folder `aside`."""
-    leftover = TEMP_NAME.fullmatch(name)
-    with open_trash(folder.directory) as trash_folder:
-        if trash_folder is None or leftover is None:
-            return _ALREADY_FIXED
-        with lock_log(trash_folder, leftover[1]):
-            return _move_aside(folder, trash_folder.descriptor, name)
 
 
 def _mark_tail_void(directory: Directory, key: str) -> str:
@@ -178,7 +160,7 @@ def _move_archive(folder: _LogFolder, uid: str, name: str, key: str | None) -> s
 def _move_aside(folder: _LogFolder, source: int, name: str, *, prefix: str = "") -> str:
     """Move a file from the folder `source` into the folder `aside`, durably."""
     with _open_aside(folder.directory) as aside:
-        target = f"{prefix}{name.lstrip('.')}.{_unique_time_text()}"
+        target = f"{prefix}{name}.{_unique_time_text()}"
         try:
             os.rename(name, target, src_dir_fd=source, dst_dir_fd=aside)
         except FileNotFoundError:

@@ -5,7 +5,6 @@ locks a file against writers where necessary. Only `repair.py` writes.
 """
 
 import os
-import re
 import shlex
 import stat
 import time
@@ -44,8 +43,6 @@ from stenolog.stores.open_store import open_store, parse_address
 
 _STENOLOG_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 _CATALOG_FILES: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
-TEMP_NAME: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
-"""Pattern for names of temporary files that an interrupted write left."""
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 """Maximum time that the doctor waits for the lock of a log or an archive folder."""
 
@@ -186,17 +183,12 @@ def _check_entry(
     directory: Directory, name: str, status: os.stat_result, report: FolderReport
 ) -> None:
     path = f"{report.namespace}/{name}"
-    leftover = TEMP_NAME.fullmatch(name)
     has_log_name = name.endswith(file_names.LOG_SUFFIX)
     if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
         _check_mode(report, path, status)
     elif name in _STENOLOG_FOLDERS or (has_log_name and not stat.S_ISREG(status.st_mode)):
         report.findings.append(_wrong_file_type_finding(path, name, status))
         report.may_hide_sessions = True
-    elif leftover is not None:
-        with lock_log(directory, leftover[1]):
-            if directory.file_status(name) is not None:
-                report.findings.append(_leftover_finding(path, file_names.key_of_log(leftover[1])))
     elif has_log_name:
         _check_mode(report, path, status)
         _check_log(directory, name, report)
@@ -263,14 +255,9 @@ def _check_trash(directory: Directory, report: FolderReport) -> None:
             return
         for name in sorted(folder.list_names()):
             path = f"{report.namespace}/{trash.FOLDER}/{name}"
-            leftover = TEMP_NAME.fullmatch(name)
             if (status := folder.file_status(name)) is None:
                 continue
-            if leftover is not None:
-                with lock_log(folder, leftover[1]):
-                    if folder.file_status(name) is not None:
-                        report.findings.append(_leftover_finding(path, None))
-            elif (entry := trash.parse_entry(name)) is not None and entry.purged:
+            if (entry := trash.parse_entry(name)) is not None and entry.purged:
                 report.purged_uids.add(entry.uid)
                 report.findings.append(_unfinished_purge_finding(folder, path, name))
             elif entry is not None and stat.S_ISREG(status.st_mode):
@@ -304,13 +291,17 @@ def _check_archives(
 
 
 def list_archives(directory: Directory) -> dict[str, list[str]]:
-    """Return the names of the archive files of each session, by the uid of the session."""
+    """Return the names of the archive files of each session, by the uid of the session.
+
+    Temporary files, whose names start with a dot, are left out: the next write replaces them.
+    """
     archives = {}
     with open_subfolder(directory, archive.FOLDER) as all_archives_folder:
         for uid in list_folder(all_archives_folder):
             with open_subfolder(directory, archive.FOLDER, uid) as session_folder:
                 if session_folder is not None:
-                    archives[uid] = list_folder(session_folder)
+                    names = list_folder(session_folder)
+                    archives[uid] = [name for name in names if not name.startswith(".")]
     return archives
 
 
@@ -420,26 +411,11 @@ def _foreign_logs_finding(directory: Directory, findings: Sequence[Finding]) -> 
     )
 
 
-def _leftover_finding(path: str, key: str | None) -> Finding:
-    """Return the finding for a temporary file of an interrupted rewrite."""
-    return Finding(
-        kind=Kind.LEFTOVER,
-        key=key,
-        path=path,
-        meaning="Temporary file of an interrupted rewrite of a log or an archive. No message is "
-        "missing.",
-        advice=f"--repair moves it into {ASIDE_FOLDER}/.",
-        repairable=True,
-    )
-
-
 def _unused_archive_finding(path: str, key: str | None) -> Finding:
     """Return the finding for a file among archives to which the session does not refer.
 
     `key`: key of the session; None if the log of the session is missing or unreadable.
     """
-    if TEMP_NAME.fullmatch(path.rpartition("/")[2]) is not None:
-        return _leftover_finding(path, key)
     if key is None:
         # Not repairable: the archive may be the only copy of its messages.
         return Finding(

@@ -53,7 +53,6 @@ BREAKS: dict[str, Break] = {
     "an empty file": _new_file("empty.jsonl", b""),
     "a torn beginning": _new_file("torn.jsonl", b'{"kind":"state","seq":1,"a'),
     "a ruin": _new_file("ruin.jsonl", b'{"kind":"state","seq":1}\n{"kind":"state"}\n'),
-    "a leftover": _new_file(f".{NAME}.new", b"half a log"),
 }
 
 
@@ -135,11 +134,11 @@ def test_archives_of_a_key_too_long_for_a_file_name_stay(tmp_path: Path) -> None
         store.truncate_history(key, 1)
         store.compact(key)
     (archive,) = (place / "sessions" / "archive").glob("*/*")
-    archive.with_name(".3-4.jsonl.gz.new").touch(mode=0o600)
+    archive.with_name("1-9.jsonl.gz").touch(mode=0o600)
 
     (one,) = repair(place)
 
-    assert (one.finding.kind, one.finding.key, one.done) == (Kind.LEFTOVER, key, True)
+    assert (one.finding.kind, one.finding.key, one.done) == (Kind.UNREFERENCED_ARCHIVE, key, True)
     assert archive.exists()
     assert examine(place).findings == ()
 
@@ -328,30 +327,6 @@ def test_p7_accept_during_writes_loses_no_message(workspace: Path, log: Path) ->
 
 
 # --- the trash -------------------------------------------------------------------------------
-
-
-def test_interrupted_restore_is_moved_aside_and_damaged_logs_in_the_trash_stay(
-    workspace: Path,
-) -> None:
-    with open_store(workspace) as store:
-        store.delete(KEY)
-    [log] = (workspace / "sessions" / "trash").iterdir()
-    damaged_logs = {
-        "0123456789abcdef.20260101T000000.000000Z.jsonl": b"",
-        "0123456789abcdee.20260101T000000.000000Z.jsonl": b'{"kind":"state","seq"',
-    }
-    for name, text in {f".{log.name}.new": b"half of it", **damaged_logs}.items():
-        _new_file(name, text)(log)
-
-    settled = repair(workspace)
-
-    assert [one.done for one in settled] == [True]
-    assert [finding.kind for finding in examine(workspace).findings] == [Kind.DAMAGED_LINE] * 2
-    assert _all_bytes(workspace / "sessions" / "aside") == [b"half of it"]
-    assert {path.name for path in log.parent.iterdir()} == {log.name, *damaged_logs}
-    with open_store(workspace) as store:
-        store.admin.restore(KEY)
-        assert len(store.get_history(KEY)) == 7
 
 
 def test_repair_does_not_change_a_deleted_session(compacted: Path) -> None:
