@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 
 from stenolog.lazy_loading import lazy_pattern
-from stenolog.redaction.control_sequences import UNPRINTABLE_RANGES
-from stenolog.redaction.control_sequences import printable as printable
+from stenolog.redaction.redact import UNPRINTABLE_RANGES
+from stenolog.redaction.redact import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -40,8 +40,7 @@ from stenolog.messages import (
     type_of,
 )
 from stenolog.records import Message
-from stenolog.redaction.control_sequences import printable_data
-from stenolog.redaction.redact import cut_start
+from stenolog.redaction.redact import cut_start, printable_data
 from stenolog.transfer.export.code_blocks import ColourBudget
 from stenolog.transfer.export.tool_views import (
     MAX_OPEN_LINES,

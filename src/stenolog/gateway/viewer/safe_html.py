@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup, escape
 
-from stenolog.redaction.control_sequences import printable
-from stenolog.redaction.redact import find_secrets, line_start
+from stenolog.redaction.redact import find_secrets, line_start, printable
 from stenolog.transfer.export.code_blocks import (
     MAX_COLOURED_IN_MESSAGE,
     ColourBudget,

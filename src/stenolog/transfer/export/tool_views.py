@@ -17,8 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.messages import as_json
-from stenolog.redaction.control_sequences import printable_data
-from stenolog.redaction.redact import cut_start, line_start
+from stenolog.redaction.redact import cut_start, line_start, printable_data
 from stenolog.transfer.export.code_blocks import LANGUAGES
 
 MAX_BLOCK: Final = 100_000
