@@ -69,18 +69,10 @@ class SessionManager(JSONLBackend):
     ) -> None:
         self.directory = Path(directory)
         old_folder = None if old is None else Path(old)
-        self._files = SessionManagerStore(self.directory, reason=reason, old=old_folder)
-        super().__init__(self._files)
+        super().__init__(SessionManagerStore(self.directory, reason=reason, old=old_folder))
 
     def __repr__(self) -> str:
         return f"SessionManager({str(self.directory)!r})"
-
-    def save(self, key: str) -> None:
-        """Write the file again if it was removed; every earlier write is already on disk.
-
-        Raises an error if writing the file fails.
-        """
-        self._files.save(key)
 
 
 def _refuse(*_arguments: Any, **_options: Any) -> Never:
@@ -152,13 +144,6 @@ class SessionManagerStore(InMemoryStore):
                     else:
                         self._sessions[key] = before  # guard: manager-memory-follows-file
                 raise
-
-    def save(self, key: str) -> None:
-        """Write the file of a session again if it was removed."""
-        with self._locked_session(key):
-            is_written = key in self._file_sessions and self._file_sessions[key].is_ours
-            if is_written and not os.path.lexists(self.directory / file_name(key)):
-                self._write_session(key)
 
     def _write_session(self, key: str) -> None:
         """Replace the session's file. Raises NotStored, MaybeStored, StoreBusy, DamagedStore."""

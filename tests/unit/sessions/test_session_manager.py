@@ -396,14 +396,6 @@ def test_file_imported_by_another_process_is_rewritten_completely(tmp_path: Path
     assert _contents(sessions) == _contents(SessionManager(tmp_path)) == ["a", "b"]
 
 
-def test_save_writes_a_missing_file_again(tmp_path: Path) -> None:
-    sessions = SessionManager(tmp_path)
-    sessions.add_message("k", "user", "a")
-    (tmp_path / "k.json").unlink()
-    sessions.save("k")
-    assert _contents(SessionManager(tmp_path)) == ["a"]
-
-
 def test_health_of_fallback_gives_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
