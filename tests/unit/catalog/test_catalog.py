@@ -129,37 +129,6 @@ def test_given_title_is_kept(store: Store, catalog: Catalog) -> None:
     assert catalog.list().entries[0].title == "prompt"
 
 
-def test_most_recently_changed_session_is_listed_first(store: Store, catalog: Catalog) -> None:
-    fill_three_sessions(store)
-    assert _keys(catalog) == ["cli:default", "telegram:2", "telegram:1"]
-    store.add_message("telegram:1", "user", "again")
-    assert _keys(catalog) == ["telegram:1", "cli:default", "telegram:2"]
-
-
-def test_pages_of_a_list_are_consecutive(store: Store, catalog: Catalog) -> None:
-    for number in range(7):
-        store.add_message(f"k{number}", "user", "x")
-    first = catalog.list(limit=3)
-    assert [entry.key for entry in first.entries] == ["k6", "k5", "k4"]
-    second = catalog.list(limit=3, after=first.after)
-    assert [entry.key for entry in second.entries] == ["k3", "k2", "k1"]
-    last = catalog.list(limit=3, after=second.after)
-    assert ([entry.key for entry in last.entries], last.after) == (["k0"], None)
-
-
-def test_sessions_with_equal_times_are_listed_once_by_key(store: Store, catalog: Catalog) -> None:
-    store.add_message("a:0", "user", "x")
-    for number in range(1, 6):
-        store.fork("a:0", f"a:{number}")
-    seen: list[str] = []
-    after = None
-    for _ in range(6):
-        page = catalog.list(limit=1, after=after)
-        seen += [entry.key for entry in page.entries]
-        after = page.after
-    assert (sorted(seen), after) == ([f"a:{number}" for number in range(6)], None)
-
-
 def test_list_filters(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     store.set_meta("telegram:1", tags=["work", "urgent"])

@@ -1,7 +1,5 @@
 """Nobody's message, query or damaged index breaks the search of the others."""
 
-import os
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,32 +46,6 @@ def test_key_with_a_nul_is_found_by_state(tmp_path: Path) -> None:
             store.add_message(key, "user", "hello")
         with store.lease("a\0b", ttl=60):
             assert [entry.key for entry in catalog.list(state="running").entries] == ["a\0b"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE catalog_session SET title = CAST(x'ff41' AS TEXT)",
-        "UPDATE catalog_session SET sight = 'not json'",
-    ],
-)
-def test_catalog_with_invalid_data_is_rebuilt(tmp_path: Path, damage: str) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_message("a", "user", "hello there")
-        with open_catalog(store) as catalog:
-            catalog.list()
-        (index,) = tmp_path.rglob("catalog.db")
-        status = index.stat()
-        connection = sqlite3.connect(index)
-        connection.execute(damage)
-        connection.commit()
-        connection.close()
-        assert index.stat().st_size == status.st_size
-        # As bit rot leaves it: whoever looks at size and time sees no difference.
-        os.utime(index, ns=(status.st_atime_ns, status.st_mtime_ns))
-        with open_catalog(store) as catalog:
-            assert [entry.title for entry in catalog.list().entries] == ["hello there"]
-            assert [hit.key for hit in catalog.search("hello").hits] == ["a"]
 
 
 # --- odd content -----------------------------------------------------------------------------

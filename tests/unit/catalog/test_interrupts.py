@@ -13,7 +13,6 @@ from stenolog.catalog import Catalog, catalog_files, open_catalog
 from stenolog.catalog.catalog_files import MemoryDatabase
 from stenolog.catalog.index import Refresher
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl import leases
 from support.interrupts import Striking
 
 MODULES = (catalog_files, contextlib)
@@ -75,36 +74,3 @@ def test_p8_ctrl_c_anywhere_leaves_the_catalog_usable(tmp_path: Path, kind: str,
             number += step
         assert catalog.search(f"word{number}").count == 1
     assert len(places) > 100 // step, places
-
-
-def _open_files(folder: Path) -> list[str]:
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
-            found.append(str(descriptor.readlink()))
-    return sorted(path for path in found if path.startswith(str(folder)))
-
-
-# Python ignores an exception in a finalizer, where some of the places are.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.full)])
-def test_p8_ctrl_c_anywhere_leaks_no_catalog_file(tmp_path: Path, step: int) -> None:
-    number, where = 1, "first"
-    while where:
-        folder = tmp_path / f"{number}"
-        with JSONLStore(folder) as store, open_catalog(store) as catalog:
-            store.add_message("k", "user", "hello")
-            store.lease("k", ttl=60).release()
-            strike = Striking(number, (catalog_files, leases))
-            strike.armed.set()
-            with contextlib.suppress(KeyboardInterrupt), strike.watching():
-                catalog.refresh()
-                catalog.list()
-            where = strike.where
-        if _open_files(folder):
-            gc.collect()
-        if "__del__" not in where:
-            assert _open_files(folder) == [], where
-        number += step
-    assert number > 100

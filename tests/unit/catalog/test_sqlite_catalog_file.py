@@ -42,7 +42,7 @@ def test_namespaces_in_one_file_have_separate_catalogs(where: str) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        "UPDATE catalog_about SET version = 'old'",
+        "UPDATE catalog_session SET title = 'wrong'; UPDATE catalog_about SET version = 'old'",
         "DELETE FROM catalog_about",
         "DROP TABLE catalog_session",
         "DROP TABLE catalog_words",
@@ -50,6 +50,7 @@ def test_namespaces_in_one_file_have_separate_catalogs(where: str) -> None:
         "DELETE FROM catalog_words_idx",
         "UPDATE catalog_words_data SET block = zeroblob(40)",
         "UPDATE catalog_session SET sight = 'not json'",
+        "UPDATE catalog_session SET title = CAST(x'ff41' AS TEXT)",
     ],
 )
 def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
@@ -58,7 +59,8 @@ def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
         catalog.refresh()
         file = store.admin.place.catalog_file
         assert file is not None
-        change_unnoticed(file, harm)
+        for statement in harm.split("; "):
+            change_unnoticed(file, statement)
         store.add_message("cli:default", "user", "allmessages more")
         with open_store(where) as other, open_catalog(other) as fresh:
             assert differences(catalogued(fresh), full_scan(other)) == {}

@@ -196,23 +196,6 @@ def test_damaged_archive_is_reported(compacted: Path, damage: str) -> None:
     assert kinds == [Kind.DAMAGED_ARCHIVE]
 
 
-def test_archive_behind_a_broken_chain_is_not_reported_as_unreferenced(compacted: Path) -> None:
-    newest = _archives(compacted)[-1]
-    newest.write_bytes(b"")
-    assert [kind for kind, _ in _findings(compacted)] == [Kind.DAMAGED_ARCHIVE]
-
-
-def test_unreferenced_archive_is_reported(compacted: Path) -> None:
-    archive = _archives(compacted)[0]
-    spare = archive.with_name("1-9.jsonl.gz")
-    shutil.copy2(archive, spare)
-
-    finding = _only(compacted)
-
-    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
-    assert finding.path == str(spare.relative_to(compacted))
-
-
 def test_p4_archives_of_a_missing_log_are_reported_and_not_moved(compacted: Path) -> None:
     (compacted / "sessions" / NAME).unlink()
     before = _bytes(compacted)
@@ -299,17 +282,6 @@ def test_temporary_files_of_an_interrupted_write_are_no_findings(compacted: Path
     for path in (folder / f".{NAME}.new", _archives(compacted)[0].parent / ".8-9.jsonl.gz.new"):
         path.write_bytes(b"half")
     assert examine(compacted).findings == ()
-
-
-def test_p11_wide_permissions_are_one_finding(workspace: Path, log: Path) -> None:
-    log.chmod(0o644)
-    (workspace / "sessions").chmod(0o755)
-
-    finding = _only(workspace)
-
-    assert finding.kind is Kind.WIDE_PERMISSIONS
-    assert (finding.path, finding.where) == ("sessions", "mode 0755, and 1 more")
-    assert not finding.repairable
 
 
 def test_p7_write_in_progress_is_not_a_torn_tail(workspace: Path, log: Path) -> None:
@@ -433,7 +405,7 @@ def test_p11_wide_modes_of_trash_locks_and_catalog_are_reported(workspace: Path)
     places[-1].touch(mode=0o600)
     for place in places:
         mode = place.stat().st_mode
-        place.chmod(0o755)
+        place.chmod(0o740)
         assert [kind for kind, _ in _findings(workspace)] == [Kind.WIDE_PERMISSIONS]
         place.chmod(mode)
     assert _findings(workspace) == []

@@ -73,17 +73,6 @@ def _methods(face: type) -> set[str]:
     return {name for name in vars(face) if not name.startswith("_")}
 
 
-def test_a_backend_is_a_session_store_at_run_time() -> None:
-    assert isinstance(JSONLBackend(InMemoryStore()), SessionStore)
-    assert not isinstance(InMemoryStore(), SessionStore)
-
-
-def test_backend_has_the_signatures_of_the_protocol() -> None:
-    for name in _methods(SessionStore) - {"store"}:
-        expected = inspect.signature(getattr(SessionStore, name))
-        assert inspect.signature(getattr(JSONLBackend, name)) == expected, name
-
-
 @pytest.mark.parametrize("face", [SessionStore, JSONLBackend])
 def test_docstrings_describe_failures(face: type) -> None:
     assert _methods(face) == set(FAILED)

@@ -136,21 +136,6 @@ class TestFace:
         assert sessions.add_message("k", "user", "f") == 6
         assert _contents(sessions) == [*left, "f"]
 
-    def test_p4_set_history_keeps_equal_messages(self, sessions: SessionStore) -> None:
-        for content in "abc":
-            sessions.add_message("k", "user", content)
-        assert sessions.set_history("k", [_user("a"), _user("x"), _user("y")])
-        assert [(m.seq, m.content) for m in sessions.get_history("k")] == [
-            *((1, "a"), (4, "x"), (5, "y"))
-        ]
-        assert _contents(sessions, full=True) == ["a", "b", "c", "x", "y"]
-        assert sessions.set_history("k", sessions.get_history("k"))
-        assert len(sessions.get_history("k", full=True)) == 5
-        assert sessions.set_history("k", []) is True
-        assert _contents(sessions) == []
-        assert sessions.set_history("k", [_user("z"), 7]) is False  # type: ignore[list-item]
-        assert sessions.add_message("k", "user", "z") == 6
-
     def test_p5_checkpoint_moves_floor_and_summary_together(self, sessions: SessionStore) -> None:
         for content in "abcd":
             sessions.add_message("k", "user", content)
@@ -224,19 +209,6 @@ class TestFace:
         assert again.add_message("k", "user", "f") == 7
         again.close()
 
-    def test_p7_two_session_stores_on_one_place_lose_nothing(
-        self, sessions: SessionStore, face: str, tmp_path: Path
-    ) -> None:
-        if face in ("memory", "legacy"):
-            return  # each is a separate store; a SessionManager is for one process
-        beside = FACES[face](tmp_path / "workspace")
-        for number in range(6):
-            one = (sessions, beside)[number % 2]
-            assert one.add_message("k", "user", number) == number + 1
-        assert _contents(sessions) == _contents(beside) == list(range(6))
-        assert beside.list_sessions() == ["k"]
-        beside.close()
-
     def test_p7_threads_can_add_and_read_concurrently(self, sessions: SessionStore) -> None:
         def add(worker: int) -> list[int | None]:
             return [sessions.add_message("k", "user", f"{worker}.{n}") for n in range(15)]
@@ -248,15 +220,6 @@ class TestFace:
         for worker in range(8):
             own = [text for text in contents if text.startswith(f"{worker}.")]
             assert own == [f"{worker}.{n}" for n in range(15)]
-
-    def test_save_keeps_visible_messages(self, sessions: SessionStore) -> None:
-        for number in range(12):
-            sessions.add_message("k", "user", f"{number} " + "x" * 10_000)
-        sessions.truncate_history("k", 3)
-        sessions.save("k")
-        sessions.save("k")
-        assert [m.seq for m in sessions.get_history("k")] == [10, 11, 12]
-        assert len(sessions.get_history("k", full=True)) == 12
 
     def test_close_twice_is_harmless_and_later_calls_fail_softly(
         self, sessions: SessionStore
