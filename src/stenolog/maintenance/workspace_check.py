@@ -5,7 +5,6 @@ locks a file against writers where necessary. Only `repair.py` writes.
 """
 
 import os
-import shlex
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,6 @@ from stenolog.maintenance.log_damage import (
 from stenolog.records import Span, State
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
 from stenolog.stores import file_names, spans
-from stenolog.stores.catalog_file import CATALOG_NAME as CATALOG
-from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import (
     lock_until,
     release_lock,
@@ -42,7 +39,6 @@ from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import open_store, parse_address
 
 _STENOLOG_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_CATALOG_FILES: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 """Maximum time that the doctor waits for the lock of a log or an archive folder."""
 
@@ -66,19 +62,12 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     workspace_path = Path(address.path)
     check_workspace(workspace_path)
     check_stenolog_folder(workspace_path)
-    folders = log_folders(workspace_path)
-    reports = [examine_folder(workspace_path, folder) for folder in folders]
-    # Do not report the modes of a folder without logs or a catalog of stenolog: the folder may
-    # belong to another program.
-    stenolog_reports = [
-        report
-        for folder, report in zip(folders, reports, strict=True)
-        if report.logs > len(report.foreign_logs) or (workspace_path / folder / CATALOG).exists()
-    ]
-    wide_modes = dict.fromkeys(mode for report in stenolog_reports for mode in report.wide_modes)
+    reports = [examine_folder(workspace_path, folder) for folder in log_folders(workspace_path)]
+    permission_problems = dict.fromkeys(
+        problem for report in reports for problem in report.permission_problems
+    )
     findings = [finding for report in reports for finding in report.findings]
-    if wide_modes:
-        findings.append(_wide_permissions_finding(str(workspace_path), list(wide_modes)))
+    findings += map(_wide_permissions_finding, permission_problems)
     return Report(
         workspace=str(workspace_path),
         sessions=sum(report.logs for report in reports),
@@ -134,8 +123,8 @@ class FolderReport:
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
     """Whether a file may belong to a session that this version of stenolog cannot read."""
-    wide_modes: list[tuple[str, int]] = field(default_factory=list)
-    """Path and mode of each file or folder that other users may access."""
+    permission_problems: tuple[str, ...] = ()
+    """Texts about folders with logs that other users may read."""
 
 
 def examine_folder(workspace: Path, folder: str) -> FolderReport:
@@ -152,17 +141,14 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
         report.findings.append(_unreadable_finding(folder, None, error))
         return report
     with closing(directory):
-        _check_folder(directory, workspace, report)
+        _check_folder(directory, report)
     return report
 
 
-def _check_folder(directory: Directory, workspace: Path, report: FolderReport) -> None:
+def _check_folder(directory: Directory, report: FolderReport) -> None:
     # List the archives before reading the logs.
     # Otherwise, an archive that is created in between would be reported as unreferenced.
     archives_by_uid = list_archives(directory)
-    path = Path(report.namespace)
-    for parent_path in reversed((path, *path.parents)):
-        _check_mode(report, str(parent_path), (workspace / parent_path).stat())
     for name in sorted(directory.list_names()):
         status = directory.file_status(name)
         if status is not None:
@@ -173,6 +159,9 @@ def _check_folder(directory: Directory, workspace: Path, report: FolderReport) -
     for finding in report.logs_without_record:
         lost_log_finding = unreadable_log_finding(finding.key, finding.path)
         report.findings.append(lost_log_finding if has_lost_session else finding)
+    # A folder without logs of stenolog may belong to another program.
+    if report.logs > len(report.foreign_logs):
+        report.permission_problems = directory.problems
     if report.foreign_logs:
         report.findings.append(_foreign_logs_finding(directory, report.foreign_logs))
     for uid, files in archives_by_uid.items():
@@ -184,13 +173,12 @@ def _check_entry(
 ) -> None:
     path = f"{report.namespace}/{name}"
     has_log_name = name.endswith(file_names.LOG_SUFFIX)
-    if (stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS) or name in _CATALOG_FILES:
-        _check_mode(report, path, status)
-    elif name in _STENOLOG_FOLDERS or (has_log_name and not stat.S_ISREG(status.st_mode)):
+    if stat.S_ISDIR(status.st_mode) and name in _STENOLOG_FOLDERS:
+        return
+    if name in _STENOLOG_FOLDERS or (has_log_name and not stat.S_ISREG(status.st_mode)):
         report.findings.append(_wrong_file_type_finding(path, name, status))
         report.may_hide_sessions = True
     elif has_log_name:
-        _check_mode(report, path, status)
         _check_log(directory, name, report)
     elif stat.S_ISDIR(status.st_mode) and name != ASIDE_FOLDER:
         report.may_hide_sessions = True
@@ -261,7 +249,6 @@ def _check_trash(directory: Directory, report: FolderReport) -> None:
                 report.purged_uids.add(entry.uid)
                 report.findings.append(_unfinished_purge_finding(folder, path, name))
             elif entry is not None and stat.S_ISREG(status.st_mode):
-                _check_mode(report, path, status)
                 _check_log(folder, name, report, parent=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
                 report.may_hide_sessions = True
@@ -277,11 +264,6 @@ def _check_archives(
     key, referenced_names = report.archives_by_uid.get(uid, (None, set[str]()))
     if (key is None and report.may_hide_sessions) or uid in report.purged_uids:
         return
-    for file in files:
-        # A temporary file may have been renamed since it was listed.
-        with suppress(FileNotFoundError):
-            status = (directory.path / archive.FOLDER / uid / file).lstat()
-            _check_mode(report, f"{archive_folder}/{file}", status)
     if set(files) <= referenced_names:
         return
     with lock_archives(directory, uid) as folder:
@@ -373,11 +355,6 @@ def _archive_finding(
 # --- findings --------------------------------------------------------------------------------
 
 
-def _check_mode(report: FolderReport, path: str, status: os.stat_result) -> None:
-    if status.st_mode & 0o077 and not stat.S_ISLNK(status.st_mode):
-        report.wide_modes.append((path, stat.S_IMODE(status.st_mode)))
-
-
 def _wrong_file_type_finding(path: str, name: str, status: os.stat_result) -> Finding:
     """Return the finding for a path that is neither the expected log nor the expected folder."""
     expected = "a folder" if name in _STENOLOG_FOLDERS else "a log"
@@ -448,16 +425,9 @@ def _unfinished_purge_finding(folder: Directory, path: str, name: str) -> Findin
     return Finding(kind=Kind.LEFTOVER, key=key, path=path, meaning=meaning, advice=advice)
 
 
-def _wide_permissions_finding(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:
-    """Return one finding for all paths that other users may read, with their modes."""
-    (path, mode), *other_modes = wide_modes
-    return Finding(
-        kind=Kind.WIDE_PERMISSIONS,
-        path=path,
-        where=f"mode {mode:04o}" + (f", and {len(other_modes):,} more" if other_modes else ""),
-        meaning="Other users of this machine may read these conversations.",
-        advice=f"chmod -R go= {shlex.quote(workspace)}",
-    )
+def _wide_permissions_finding(problem: str) -> Finding:
+    meaning, _, advice = problem.partition("; ")
+    return Finding(kind=Kind.WIDE_PERMISSIONS, path=".", meaning=f"{meaning}.", advice=advice)
 
 
 # --- files and locks -------------------------------------------------------------------------

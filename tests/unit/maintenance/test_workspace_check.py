@@ -391,26 +391,6 @@ def test_interrupted_write_in_a_deleted_session_is_not_a_finding(workspace: Path
     assert _findings(workspace) == []
 
 
-def test_p11_wide_modes_of_trash_locks_and_catalog_are_reported(workspace: Path) -> None:
-    with open_store(workspace) as store:
-        store.lease(KEY, ttl=60).release()
-        store.fork(KEY, "fork")
-        store.delete("fork")
-    places = [
-        _trashed(workspace),
-        workspace / "sessions" / "trash",
-        workspace / "sessions" / "locks",
-        workspace / "sessions" / "catalog.db",
-    ]
-    places[-1].touch(mode=0o600)
-    for place in places:
-        mode = place.stat().st_mode
-        place.chmod(0o740)
-        assert [kind for kind, _ in _findings(workspace)] == [Kind.WIDE_PERMISSIONS]
-        place.chmod(mode)
-    assert _findings(workspace) == []
-
-
 def test_many_foreign_logs_are_one_finding_with_one_command(
     tmp_path: Path,
 ) -> None:
@@ -525,14 +505,19 @@ def test_p11_symlinked_folder_of_an_agent_is_reported(workspace: Path, tmp_path:
     assert (found.kind, found.path) == (Kind.UNREADABLE, "agents/ada/sessions")
 
 
-def test_wide_modes_of_all_folders_are_one_finding_with_command(workspace: Path) -> None:
-    with open_store(workspace / "agents" / "ada") as store:
-        store.add_message(KEY, "user", "one")
-    (workspace / "agents").chmod(0o755)
-    workspace.chmod(0o755)
-    (found,) = examine(workspace).findings
-    assert (found.path, found.where) == (".", "mode 0755, and 1 more")
-    assert found.advice == f"chmod -R go= {workspace}"
+def test_p11_each_folder_that_others_may_read_is_one_finding_with_command(workspace: Path) -> None:
+    for place, namespace in ((workspace / "agents" / "ada", "sessions"), (workspace, "notes")):
+        with open_store(place, namespace=namespace) as store:
+            store.add_message(KEY, "user", "one")
+    folders = (workspace, workspace / "notes", workspace / "agents" / "ada")
+    for folder in folders:
+        folder.chmod(0o750)
+    findings = examine(workspace).findings
+    assert {finding.kind for finding in findings} == {Kind.WIDE_PERMISSIONS}
+    assert sorted((finding.meaning, finding.advice) for finding in findings) == sorted(
+        (f"{folder} has mode 0750, so others may read your sessions.", f"chmod 700 {folder}")
+        for folder in folders
+    )
 
 
 def test_wide_modes_of_another_program_are_not_reported(tmp_path: Path) -> None:
