@@ -105,7 +105,7 @@ class Catalog:
         """Reasons why the catalog is not stored at its usual place, one sentence each."""
         self._active = Refresher(store, database_of(store, keep=self._keep))
         self._calibrations: dict[str, Calibration] = {}
-        """The newest calibration of this process for each model."""
+        """The newest calibration of this process for each model that it calibrated."""
 
     def __repr__(self) -> str:
         return f"Catalog({self._store!r})"
@@ -382,11 +382,14 @@ class Catalog:
         return self._read(lambda transaction: CandidateSearch(transaction, query).find())
 
     def calibration(self, model: str) -> "Calibration":
-        """Return the calibration of a model's token counts; the default for an unknown model."""
+        """Return the calibration of a model's token counts; the default for an unknown model.
+
+        The calibration of this process is preferred to that of another process in the catalog.
+        """
         from stenolog.tokens import Calibration
 
         name = replace_surrogates(model)
-        return self._newest_calibration(name, self._read_calibration(name)) or Calibration()
+        return self._calibrations.get(name) or self._read_calibration(name) or Calibration()
 
     def calibrate(self, model: str, *, estimated: int, reported: int) -> "Calibration":
         """Update a model's calibration with an estimated and a reported token count; return it.
@@ -399,7 +402,7 @@ class Catalog:
 
         name, database = replace_surrogates(model), self._active.database
         stored = self._read_calibration(name)
-        newest = self._newest_calibration(name, stored) or Calibration()
+        newest = self._calibrations.get(name) or stored or Calibration()
         result = newest.after(estimated=estimated, reported=reported)
         self._calibrations[name] = result
 
@@ -428,13 +431,6 @@ class Catalog:
             for ratio, weight in transaction.run("calibration", (model,)):
                 return Calibration(ratio=ratio, weight=weight)
         return None
-
-    def _newest_calibration(self, model: str, stored: "Calibration | None") -> "Calibration | None":
-        """Return this process's calibration, or the stored one if another process changed it."""
-        newest = self._calibrations.get(model)
-        if stored is None or (newest is not None and _is_similar(newest, stored)):
-            return newest
-        return stored
 
     def close(self) -> None:
         """Close the catalog, but not the store. A second call does nothing."""

@@ -63,18 +63,6 @@ def test_small_reports_are_written_when_they_add_up(tmp_path: Path) -> None:
             assert other.calibration("m").ratio > 1.32
 
 
-def test_calibration_written_by_another_process_replaces_unwritten_reports(tmp_path: Path) -> None:
-    with stenolog.open_store(str(tmp_path / "w")) as store, open_catalog(store) as catalog:
-        for _ in range(20):
-            catalog.calibrate("m", estimated=100, reported=130)
-        with open_catalog(store) as other:
-            for _ in range(20):
-                changed = other.calibrate("m", estimated=100, reported=200)
-        assert catalog.calibration("m").ratio == pytest.approx(changed.ratio, rel=0.011)
-        next_report = catalog.calibrate("m", estimated=100, reported=400)
-        assert next_report.ratio > 2
-
-
 def _path(store: Store) -> Path:
     path = store.admin.place.catalog_file
     assert path is not None
