@@ -358,6 +358,7 @@ class Lease(Protocol):
         """Fencing token: a number that grows with each lease of the key.
 
         The number grows even if the session was deleted or purged and another session has the key.
+        After a purge on JSONL, the number comes from the clock.
         """
 
     @property

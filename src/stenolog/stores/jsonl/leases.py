@@ -18,8 +18,8 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -29,23 +29,14 @@ from msgspec import Struct
 from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
 from stenolog.stores import file_names
-from stenolog.stores.disk import (
-    CLOSED,
-    Descriptor,
-    locked,
-    open_descriptor,
-    sync_file,
-    sync_folder,
-)
-from stenolog.stores.jsonl.directory import Directory, names_in, store_error, system_errors
+from stenolog.stores.disk import CLOSED, Descriptor, open_descriptor, sync_file, sync_folder
+from stenolog.stores.jsonl.directory import Directory, names_in, store_error
 
 if TYPE_CHECKING:
     from stenolog.stores.jsonl.store import JSONLStore
 
 FOLDER: Final = "locks"
 SUFFIX: Final = ".lock"
-HIGHEST_EPOCH_FILE: Final = "highest-epoch"
-"""File with the highest epoch of all lock files that were deleted."""
 
 _POLL_SECONDS: Final = 0.005
 """Seconds between two attempts to acquire a lease."""
@@ -53,8 +44,6 @@ _CHECK_WAIT_SECONDS: Final = 0.25
 """Seconds to keep trying, even past the deadline, while other processes only check the lease."""
 _LINE_BYTES: Final = 512
 """Bytes of the padded holder line; a write replaces the line in place, within one sector."""
-_EPOCH_WAIT_SECONDS: Final = 5.0
-"""Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -66,8 +55,6 @@ class Holder(Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     since: str
-    until: str
-    """Time at which the ttl ends, for people who read the file."""
 
     def describe(self) -> str:
         """Return a description of the holder for an error message."""
@@ -93,13 +80,7 @@ class JSONLLease:
     _descriptor = CLOSED
 
     def __init__(
-        self,
-        directory: Directory,
-        store: "JSONLStore",
-        key: str,
-        descriptor: Descriptor,
-        *,
-        ttl: float,
+        self, directory: Directory, store: "JSONLStore", key: str, descriptor: Descriptor
     ) -> None:
         # Set `_mutex` before `_descriptor`: after Ctrl-C, `__del__` may see a partial object.
         self._mutex = threading.Lock()
@@ -110,8 +91,6 @@ class JSONLLease:
         self._directory = directory
         self._lock_identity = _file_identity(os.fstat(descriptor))
         self._path = _lock_path(key)
-        self._ttl = ttl
-        self._since = datetime.now(UTC)
         self.epoch = 0
 
     @property
@@ -145,16 +124,18 @@ class JSONLLease:
     def start(self) -> None:
         """Set the epoch and write the holder to the lock file. Raises OSError."""
         last_holder = read_holder(self._descriptor)
-        if last_holder is not None:
-            self.epoch = last_holder.epoch + 1
-        else:
-            # The lock file is new, purged or damaged: use an epoch higher than all earlier epochs.
-            # The clock alone is not enough, because a clock may be set back.
-            clock = time.time_ns() // 1000
-            self.epoch = max(
-                clock, _highest_deleted_epoch(self._directory) + 1
-            )  # guard: epoch-grows
-        self._write_holder()
+        # For a new, purged or damaged file, use the clock: microseconds pass faster than leases.
+        clock = time.time_ns() // 1000
+        self.epoch = clock if last_holder is None else last_holder.epoch + 1
+        holder = Holder(
+            epoch=self.epoch,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            since=timestamp(datetime.now(UTC)),
+        )
+        line = msgspec.json.encode(holder).ljust(_LINE_BYTES - 1) + b"\n"
+        os.pwrite(self._descriptor, line, 0)
+        sync_file(self._descriptor)
 
     @property
     def lost(self) -> bool:
@@ -165,14 +146,11 @@ class JSONLLease:
             return True
 
     def renew(self) -> None:
-        """Restart the ttl.
+        """Raise LeaseLost if the lease has ended; the ttl does not end it.
 
-        Raises LeaseLost, StoreUnavailable.
+        Raises StoreUnavailable.
         """
-        with self._mutex, system_errors(f"renewing the lease of {self.key!r}"):
-            if not self._is_held():
-                raise LeaseLost(self.key, self.epoch)
-            self._write_holder()
+        self.check_held()
 
     def release_and_delete(self) -> None:
         """Release the lease of a session that does not exist, and delete its lock file."""
@@ -204,19 +182,6 @@ class JSONLLease:
             self._descriptor >= 0
             and _file_identity_at(self._directory, self._path) == self._lock_identity
         )
-
-    def _write_holder(self) -> None:
-        """Write the holder to the lock file, and sync the file."""
-        holder = Holder(
-            epoch=self.epoch,
-            pid=os.getpid(),
-            host=os.uname().nodename,
-            since=timestamp(self._since),
-            until=timestamp(datetime.now(UTC) + timedelta(seconds=min(self._ttl, 1e9))),
-        )
-        line = msgspec.json.encode(holder).ljust(_LINE_BYTES - 1) + b"\n"
-        os.pwrite(self._descriptor, line, 0)
-        sync_file(self._descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -257,7 +222,6 @@ def acquire_lease(
     store: "JSONLStore",
     key: str,
     *,
-    ttl: float,
     deadline: float,
     pause: Callable[[float], None],
 ) -> JSONLLease:
@@ -271,7 +235,7 @@ def acquire_lease(
         try:
             descriptor = _open_lock_file(directory, key)
             if _acquire_file_lock(directory, descriptor, key, deadline, pause):
-                lease = JSONLLease(directory, store, key, descriptor, ttl=ttl)
+                lease = JSONLLease(directory, store, key, descriptor)
                 lease.start()
                 # Try again if a purge deleted the lock file before the epoch was written to it.
                 if not lease.lost:
@@ -340,50 +304,6 @@ def _is_locked_exclusively(descriptor: int) -> bool:
     return not is_acquired
 
 
-def _highest_deleted_epoch(directory: Directory) -> int:
-    """Return the highest epoch of all deleted lock files; 0 if unknown.
-
-    Raises OSError, StoreBusy.
-    """
-    path = f"{FOLDER}/{HIGHEST_EPOCH_FILE}"
-    try:
-        descriptor = open_descriptor(path, _READ_FLAGS, dir_fd=directory.descriptor)
-    except FileNotFoundError:
-        return 0
-    with _locked_epoch_file(descriptor):
-        return _read_epoch(descriptor)
-
-
-def _record_deleted_epoch(folder: Descriptor, epoch: int) -> None:
-    """Durably record the epoch of a lock file that is about to be deleted.
-
-    Raises OSError, StoreBusy.
-    """
-    descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _LOCK_FLAGS, dir_fd=folder)
-    with _locked_epoch_file(descriptor):
-        if _read_epoch(descriptor) < epoch:
-            # A write in place within one sector leaves the old or the new epoch after a power cut.
-            os.pwrite(descriptor, b"%020d\n" % epoch, 0)
-            sync_file(descriptor)
-            sync_folder(folder)
-
-
-def _locked_epoch_file(descriptor: Descriptor) -> AbstractContextManager[None]:
-    """Lock the file of the highest epoch, and close the file when the `with` ends.
-
-    Raises OSError, StoreBusy.
-    """
-    deadline = time.monotonic() + _EPOCH_WAIT_SECONDS
-    return locked(descriptor, deadline, f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}")
-
-
-def _read_epoch(descriptor: Descriptor) -> int:
-    try:
-        return int(os.pread(descriptor, _LINE_BYTES, 0))
-    except ValueError:
-        return 0  # the file is new or damaged
-
-
 def _lock_path(key: str) -> str:
     return f"{FOLDER}/{lock_name(key)}"
 
@@ -403,22 +323,12 @@ def _file_identity(status: os.stat_result) -> tuple[int, int]:
 def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
-    The epoch of the holder is recorded before the deletion, without the session key. If another
-    lease started between the two steps, its epoch is recorded after the deletion. This function
-    does not wait for the lock of the file, because a holder keeps the lock during its turn. Raises
-    OSError, StoreBusy.
+    This function does not wait for the lock of the file, because a holder keeps the lock during its
+    turn. Raises OSError.
     """
-    name = lock_name(key)
     with (
         suppress(FileNotFoundError),
         directory.require_subfolder(FOLDER, create=False) as folder,
-        open_descriptor(name, _READ_FLAGS, dir_fd=folder) as descriptor,
     ):
-        holder = read_holder(descriptor)
-        if holder is not None:
-            _record_deleted_epoch(folder, holder.epoch)
-        os.unlink(name, dir_fd=folder)
+        os.unlink(lock_name(key), dir_fd=folder)
         sync_folder(folder)
-        last_holder = read_holder(descriptor)  # a lease may have started before the unlink
-        if last_holder is not None and last_holder != holder:
-            _record_deleted_epoch(folder, last_holder.epoch)

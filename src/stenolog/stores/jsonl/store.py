@@ -314,7 +314,7 @@ class JSONLStore(operations.SessionOperations):
             if self._logs.read_log(key, lambda _: True) is None:
                 raise NoSuchSession(key)
             lease = leases.acquire_lease(
-                self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
+                self._directory, self, key, deadline=deadline, pause=self._pause
             )
             try:
                 self._queue.run_exclusive(key, lambda: self._check_exists(key))
