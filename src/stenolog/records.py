@@ -217,14 +217,6 @@ class Token(Struct, frozen=True, array_like=True):
     digest: str
 
 
-class DeletedAs(Struct, frozen=True):
-    """Former key and file name of a deleted session that is being restored under another key."""
-
-    key: str
-    name: str
-    """Name of the file in the trash. In a file with another name, this DeletedAs is ignored."""
-
-
 class State(Struct, omit_defaults=True):
     """The state of a session at one point of its log. A log is read from its last State on."""
 
@@ -250,8 +242,6 @@ class State(Struct, omit_defaults=True):
     archive: Archive | None = None
     forked_from: str | None = None
     tokens: list[Token] = []
-    deleted_as: DeletedAs | None = None
-    """Former key and file name; None unless the session is being restored under another key."""
 
 
 class Void(Struct, frozen=True, omit_defaults=True):

@@ -80,7 +80,6 @@ def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) 
             # The new state keeps damage that was found earlier.
             lost, state = state.lost, copy_state(record.body)
             state.lost = spans.union(lost, state.lost)
-            state.deleted_as = None  # this field describes only the file in the trash
         case ChangeRecord():
             apply_change(state, record.body)
         case VoidRecord():

@@ -224,7 +224,7 @@ class Purger:
                 _unlink(aside_folder, *filter(copy_pattern.fullmatch, names_in(aside_folder)))
             self._delete_catalog()
             with self._directory.open_subfolder(trash.FOLDER) as trash_folder:
-                _unlink(trash_folder, f".{entry.name_before_purge}.new", entry.name)
+                _unlink(trash_folder, f".{entry.name.removesuffix(trash.PURGED)}.new", entry.name)
             return seqs, warnings
 
     # --- the first messages ------------------------------------------------------------------

@@ -71,7 +71,6 @@ def replay(text: bytes, current: State, *, proven: bool = False) -> LogStates:
     lost_spans = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
     end_state.lost = spans.union(end_state.lost, spans.minus(lost_spans, end_state.purged))
     head_state = states.copy_state(head_record.body)
-    head_state.deleted_as = None
     return LogStates(head_state, head_record.seq, end_state, scan.next_seq, scan.tail)
 
 

@@ -4,8 +4,7 @@ A delete moves the log into the trash with one rename. A restore first replaces 
 by a new file, then renames the new file to the live name, where it may replace an empty file. A
 process that still has the old file open notices that the name belongs to another file, and syncs
 the folder before it writes. So a session is always complete and in exactly one place. If the
-session is restored under another key, the new file also records the old key until the restore is
-complete. The last step rewrites the file without the old key.
+restore under another key is interrupted, the session may be in the trash under the new key.
 """
 
 import fcntl
@@ -19,13 +18,13 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.records import DeletedAs, State, TrashedSession
+from stenolog.records import State, TrashedSession
 from stenolog.stores import file_names
 from stenolog.stores.disk import lock_until, sync_file, sync_folder, temporary_file, write_all
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.directory import TRASH, Directory, names_in, system_errors
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.rewrite import compose_log, intact_states, replace_log, replay
+from stenolog.stores.jsonl.rewrite import compose_log, intact_states, replay
 from stenolog.stores.log_reports import DamageReports
 
 FOLDER: Final = TRASH
@@ -57,11 +56,6 @@ class Entry(Struct, frozen=True):
     def path(self) -> str:
         """Path of the file, relative to the folder of the live logs."""
         return f"{FOLDER}/{self.name}"
-
-    @property
-    def name_before_purge(self) -> str:
-        """Name of the file without the suffix of a purge."""
-        return self.name.removesuffix(PURGED)
 
 
 def parse_entry(name: str) -> Entry | None:
@@ -188,8 +182,6 @@ def load_deleted_log(log: Log, entry: Entry) -> None:
             state = log.known_state()
     if head is None:
         state.uid = entry.uid
-    else:
-        log.key = _deleted_key(head, entry)
     if state.uid != entry.uid:
         raise DamagedStore(f"{log.path} contains a different session than its name indicates")
 
@@ -236,7 +228,7 @@ def read_key(directory: Directory, entry: Entry) -> str | None:
     try:
         state = read_head_state(directory, entry.path)
         if state is not None:
-            return _deleted_key(state, entry)
+            return state.key
     except DamagedStore:
         return None
     try:
@@ -260,23 +252,17 @@ def entries_without_key(directory: Directory) -> Iterator[Entry]:
                 yield entry
 
 
-def _deleted_key(state: State, entry: Entry) -> str:
-    """Return the key that a session had when it was deleted."""
-    deleted_as = state.deleted_as
-    return (
-        deleted_as.key
-        if deleted_as is not None and deleted_as.name == entry.name_before_purge
-        else state.key
-    )
-
-
 def move_from_trash(log: Log, entry: Entry, key: str, live_log: Log) -> None:
     """Replace a live log by a log from the trash, under this key. Raises OSError.
 
     The caller holds the locks of both logs, and the live log contains no session.
     """
-    origin = None if key == log.key else DeletedAs(log.key, entry.name_before_purge)
-    text = _restored_text(log, key, origin)
+    with log.mutex:
+        state, updated = log.known_state(), log.updated
+    lines = log.read_bytes(0, log.file_size())
+    log_states = replay(lines, state)
+    log_states.head.key = log_states.end.key = key
+    text = compose_log(log_states, lines, updated or log_states.end.created)
     directory = log.directory
     temporary_name = f".{entry.name}.new"
     with (
@@ -293,22 +279,7 @@ def move_from_trash(log: Log, entry: Entry, key: str, live_log: Log) -> None:
         os.rename(entry.name, live_log.name, src_dir_fd=folder, dst_dir_fd=directory.descriptor)
         directory.sync_entries()
         sync_folder(folder)
-        if origin is not None:
-            # The lock is still held, so no append can be missing from this copy.
-            replace_log(live_log, _restored_text(log, key, None, generations=2))
         descriptor.release()  # released here too: Ctrl-C may interrupt the end of the `with`
-
-
-def _restored_text(log: Log, key: str, origin: DeletedAs | None, *, generations: int = 1) -> bytes:
-    """Return the content of a deleted log under this key, `generations` generations later."""
-    with log.mutex:
-        state, updated = log.known_state(), log.updated
-    text = log.read_bytes(0, log.file_size())
-    log_states = replay(text, state)
-    log_states.head.key = log_states.end.key = key
-    log_states.head.deleted_as = log_states.end.deleted_as = origin  # guard: cut-restore-keeps-key
-    log_states.end.generation += generations - 1  # `compose_log` adds 1
-    return compose_log(log_states, text, updated or log_states.end.created)
 
 
 def head_state(descriptor: int) -> State | None:
