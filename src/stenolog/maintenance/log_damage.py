@@ -31,7 +31,6 @@ class Kind(StrEnum):
     MISSING_LINE = "missing line"
     FOREIGN_LOG = "foreign log"
     NEWER_FORMAT = "newer format"
-    UNKNOWN_RECORD_KIND = "unknown kind"
     EMPTY_FILE = "empty file"
     WRONG_FILE_NAME = "wrong name"
     NOT_A_FILE = "not a file"
@@ -80,9 +79,8 @@ def examine_log(
         return _examine_without_records(content, key, path, deleted=deleted)
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
-    unknown_kinds = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
     newer_formats = [f"format {state.format}" for state in states if state.format > FORMAT]
-    newer_formats += [kind for kind in unknown_kinds if kind.startswith("state")]
+    newer_formats += [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
     if newer_formats:
         return LogReport(findings=(_newer_format_finding(key, path, newer_formats[0]),))
 
@@ -92,12 +90,10 @@ def examine_log(
         # Report only the name: until it is correct, no process or repair writes to the log.
         return LogReport(state=state, findings=(_wrong_name_finding(state.key, path),))
     findings: list[Finding] = []
-    if unknown_kinds:
-        findings.append(_unknown_kind_finding(key, path, unknown_kinds[0]))
     if deleted and state is None:
         findings.append(_unknown_key_finding(path))
     damage = _DamagedLog(content, key, path, state, deleted=deleted)
-    is_writable = state is not None and not findings and not deleted
+    is_writable = state is not None and not deleted
     findings += damage.damaged_line_findings()
     # Restoring a deleted session drops the invalid bytes at the end of its log.
     # So invalid bytes are reported only if messages that may have been acknowledged are lost.
@@ -197,17 +193,6 @@ def _unknown_key_finding(path: str) -> Finding:
         "The messages can be read.",
         advice=f"`steno restore {uid} --as KEY` restores it, `steno purge {uid}` deletes it "
         "permanently.",
-    )
-
-
-def _unknown_kind_finding(key: str | None, path: str, kind: str) -> Finding:
-    return Finding(
-        kind=Kind.UNKNOWN_RECORD_KIND,
-        key=key,
-        path=path,
-        meaning=f"The log contains a record of the unknown kind {kind!r}, so the session can be "
-        "read but not written.",
-        advice="Upgrade stenolog.",
     )
 
 

@@ -155,8 +155,8 @@ class Lifecycle:
     def change_file(self, key: str, change: Callable[[Log], T], action: str) -> T:
         """Lock the log of a session, call `change` to rename or replace it, and return the result.
 
-        `action` describes the call in error messages. Raises NoSuchSession, ReadOnly; `change` may
-        raise OSError.
+        `action` describes the call in error messages. Raises NoSuchSession; `change` may raise
+        OSError.
         """
 
         def change_locked_log() -> T:
@@ -213,14 +213,12 @@ def compose_forked_log(fork: Fork, messages: Sequence[Message]) -> bytes:
 def lock_session(logs: OpenLogCache, key: str) -> Log:
     """Lock the log of a session and return the log.
 
-    Raises NoSuchSession, ReadOnly and the errors of `OpenLogCache.lock`.
+    Raises NoSuchSession and the errors of `OpenLogCache.lock`.
     """
     log = logs.lock(key, create=False)
     if log is None or not has_session(log):
         trash.sync_renames(logs.directory)
         raise NoSuchSession(key)
-    with log.mutex:
-        log.check_record_kinds()
     return log
 
 

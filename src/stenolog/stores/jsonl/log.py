@@ -32,7 +32,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import payload_digest
-from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, ReadOnly
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.records import (
     FORMAT,
     ChangeRecord,
@@ -153,8 +153,6 @@ class Log:
         """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
         self.updated = ""
-        self.unknown_kind: str | None = None
-        """Kind of a required record that this version of stenolog does not know."""
 
         self.size = 0
         """Size of the file at the last check."""
@@ -261,7 +259,7 @@ class Log:
         self.state = None
         self.has_state_record = False
         self.messages, self._visible_cache, self._tokens = [], None, None
-        self.tail, self.ends_line, self.unknown_kind = None, True, None
+        self.tail, self.ends_line = None, True
         self.next_seq, self.loaded_offset, self.first_loaded_seq, self.end_offset = 1, 0, 1, 0
         self.size = size
         if size == 0:
@@ -391,10 +389,8 @@ class Log:
                 self.lines_since_state, self.bytes_since_state = lines_after, length
             case ChangeRecord() | VoidRecord():
                 self.state = states.apply_record(self._require_state(), record)
-            case UnknownRecord() if record.kind.startswith("state"):
-                raise self._newer_format_error(record.kind)
             case UnknownRecord() if not record.optional:
-                self.unknown_kind = record.kind
+                raise self._newer_format_error(f"a record of kind {record.kind!r}")
             case _:
                 pass
 
@@ -477,15 +473,6 @@ class Log:
         if self.messages:
             self.messages = []
         self.phase = LoadPhase.READY
-
-    def check_record_kinds(self) -> None:
-        """Raise ReadOnly if the log holds a record that only a newer version understands."""
-        self.ensure_loaded()
-        if self.unknown_kind is not None:
-            raise ReadOnly(
-                f"{self.key!r}: the log has a record of kind {self.unknown_kind!r}, which this "
-                "version does not know; upgrade stenolog to write to this session"
-            )
 
     def is_same_file(self, status: os.stat_result | None) -> bool:
         """Return whether `status` is the status of this log's file."""

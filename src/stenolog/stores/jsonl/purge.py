@@ -126,9 +126,6 @@ class Purger:
         """Hide each session of the key with one rename; later steps only delete files."""
         with self._locked_key(key) as log, _errors_before_effect(key):
             session_log = log if log is not None and has_session(log) else None
-            if session_log is not None:
-                with session_log.mutex:
-                    session_log.check_record_kinds()
             deleted_entries = trash.entries_of_key(self._directory, key)
             for entry in deleted_entries:
                 self._check_format(entry)

@@ -205,7 +205,6 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     Raises OSError.
     """
     with log.mutex:
-        log.check_record_kinds()
         state, end_offset = states.copy_state(log.known_state()), log.end_offset
         first = log.first_live_seq()
     if state.floor < first:
@@ -232,7 +231,6 @@ def finish_compaction(log: Log, prepared: PreparedArchive, now: str) -> Compacti
     The caller holds the append lock and drops the log afterwards.
     """
     with log.mutex:
-        log.check_record_kinds()
         end_state = log.state_if_any()
         if end_state is None:
             return NOTHING_ARCHIVED
@@ -327,7 +325,6 @@ def finish_purge(
     """
     newest = new_archives[0] if new_archives else None
     with log.mutex:
-        log.check_record_kinds()
         state, last_seq = log.settled_state()
         end_offset = log.end_offset
         tokens = log.tokens_upto(newest.last) if newest is not None else []

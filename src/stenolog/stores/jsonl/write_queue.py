@@ -419,7 +419,6 @@ def fast_append(
                 or log.end_offset != old_size
                 or log.tail is not None
                 or not log.ends_line
-                or log.unknown_kind is not None
                 or log.lines_since_state >= STATE_EVERY_LINES
                 or log.bytes_since_state >= STATE_EVERY_BYTES
             ):

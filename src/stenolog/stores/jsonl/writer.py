@@ -62,10 +62,10 @@ class WritePrefix(Struct, frozen=True, gc=False):
 def prepare_write(log: Log, written_at: str) -> WritePrefix:
     """Return the bytes that must be written before the next record.
 
-    The caller holds the lock of the log. Raises ReadOnly, OSError and the errors of `Log.load`.
+    The caller holds the lock of the log. Raises OSError and the errors of `Log.load`.
     """
     with log.mutex:
-        log.check_record_kinds()
+        log.ensure_loaded()
         is_new = log.phase is LoadPhase.NEW
         offset, seq, tail = log.size, log.next_seq, log.tail
         has_unsynced_bytes = log.synced_offset < log.end_offset
@@ -220,7 +220,7 @@ def _rewrite_without_write(log: Log, offset: int, error: BaseException) -> Outco
 
 
 def append_batches(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
-    """Append batches in one write. Raises ReadOnly or OSError only if nothing was written.
+    """Append batches in one write. Raises OSError only if nothing was written.
 
     Return the first seq of each batch, or 0 if the batch is not durably stored, and the outcome of
     the write.

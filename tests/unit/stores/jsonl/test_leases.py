@@ -345,15 +345,17 @@ def busy(log: Path) -> Iterator[None]:
 def test_p8_failed_purge_does_not_end_the_lease(
     store: JSONLStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(log: Log) -> None:
-        raise NewerFormat(f"{log.name} was written by a newer version")
+    def refuse(entry: trash.Entry) -> None:
+        raise NewerFormat(f"{entry.name} was written by a newer version")
 
+    store.delete(KEY)
+    store.add_message(KEY, "user", "1")
     [log] = store.folder.glob("*.jsonl")
     with JSONLStore(tmp_path, busy_timeout=0.05) as other, store.lease(KEY, ttl=60) as lease:
         with busy(log), pytest.raises(StoreBusy):
             other.admin.purge(KEY)
         assert lease.store.add_message(KEY, "user", "2") == 2
-        monkeypatch.setattr(Log, "check_record_kinds", refuse)
+        monkeypatch.setattr(other._purger, "_check_format", refuse)
         with pytest.raises(NewerFormat):
             other.admin.purge(KEY)
         assert not lease.lost

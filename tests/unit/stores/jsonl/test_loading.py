@@ -188,7 +188,6 @@ _GUARDED = {
     "state_bytes",
     "synced_offset",
     "tail",
-    "unknown_kind",
     "updated",
 }
 
