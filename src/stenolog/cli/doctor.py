@@ -30,7 +30,7 @@ from stenolog.errors import StenologError
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.sessions.folders import NAMESPACE
-from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.admin import Finding, RepairResult, Report
 from stenolog.stores.open_store import parse_address
 
 

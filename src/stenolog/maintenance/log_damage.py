@@ -13,7 +13,7 @@ from typing import Final
 from stenolog.codec import correct_checksum, parse_line, plain_message, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
 from stenolog.stores import file_names, spans
-from stenolog.stores.findings import Finding
+from stenolog.stores.admin import Finding
 from stenolog.stores.jsonl import scan
 
 ASIDE_FOLDER: Final = "aside"

@@ -26,8 +26,8 @@ from stenolog.maintenance.workspace_check import (
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
 from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.stores import spans
+from stenolog.stores.admin import Finding, RepairResult
 from stenolog.stores.disk import open_descriptor, sync_file, sync_folder, write_all
-from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, system_errors
 from stenolog.stores.jsonl.log import Log

@@ -28,12 +28,12 @@ from stenolog.maintenance.log_damage import (
 from stenolog.records import Span, State
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
 from stenolog.stores import file_names, spans
+from stenolog.stores.admin import Finding, Report
 from stenolog.stores.disk import (
     lock_until,
     release_lock,
     wait_for_lock,
 )
-from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import open_store, parse_address

@@ -1,16 +1,18 @@
-"""Operations that change visibility, summary or meta, shared by the file and database engines.
+"""Store calls that the file and database engines share.
 
-The engine opens the session and stores the change; stores/state.py computes the change.
+Operations change visibility, summary or meta: the engine opens the session and stores the change;
+stores/state.py computes the change. `poll_messages` reads new messages as they arrive.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import NothingToUndo, UsageError
+from stenolog.errors import NothingToUndo, SessionDeleted, StoreClosed, UsageError
 from stenolog.records import Change, Message, Span, State, Undo, UndoResult
 from stenolog.stores import spans
 from stenolog.stores import state as states
@@ -178,3 +180,49 @@ def _check_range(first: int, last: int) -> None:
     check_int(first=first, last=last)
     if first > last:
         raise UsageError(f"first must not be greater than last, but {first} > {last}")
+
+
+# --- following a session ---------------------------------------------------------------------
+
+NewMessages = tuple[str, int, list[Message]]
+"""Uid of the session, its last seq, and the new messages."""
+
+
+def poll_messages(
+    fetch: Callable[[int], NewMessages | None],
+    wait: Callable[[float], object],
+    key: str,
+    *,
+    after: int,
+    uid: str | None,
+    timeout: float | None,
+    poll: float,
+) -> Iterator[Message]:
+    """Yield the messages after a seq; end if none arrives for `timeout` seconds, or on close.
+
+    `fetch` returns None if the session does not exist; `poll` is the time between two fetches, in
+    seconds. `wait` returns after the given seconds, or earlier. `uid`: follow only the session with
+    this uid; None follows the first session that `fetch` returns. Raises SessionDeleted if the
+    followed session no longer has the key.
+    """
+    idle_since = monotonic()
+    while True:
+        try:
+            result = fetch(after)
+        except StoreClosed:
+            return
+        if uid is not None and (result is None or result[0] != uid):
+            raise SessionDeleted(key, recreated=result is not None)
+        if result is not None:
+            uid, last_seq, messages = result
+            yield from messages
+            if last_seq > after:
+                after = last_seq
+                idle_since = monotonic()
+                continue
+        wait_seconds = poll
+        if timeout is not None:
+            wait_seconds = min(poll, idle_since + timeout - monotonic())
+            if wait_seconds <= 0:
+                return
+        wait(wait_seconds)

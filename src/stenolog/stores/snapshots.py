@@ -10,18 +10,11 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from stenolog.errors import StenologError, StoreUnavailable
+from stenolog.errors import StenologError
 from stenolog.records import Change, Message, SessionInfo, Span, State, Token, Undo
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Store
-
-
-class EmptyStore(StoreUnavailable):
-    """A database without stenolog's tables was opened read-only.
-
-    The database contains no sessions.
-    """
 
 
 class SnapshotMark(Struct, frozen=True, kw_only=True):

@@ -30,10 +30,16 @@ from stenolog.records import Health, Message, SessionInfo, TrashedSession
 from stenolog.stores import log_reports
 from stenolog.stores.admin import Place
 from stenolog.stores.base import SessionView, Store, find_info
-from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
-from stenolog.stores.operations import AdminOperations, Decide, SessionOperations, T
+from stenolog.stores.operations import (
+    AdminOperations,
+    Decide,
+    NewMessages,
+    SessionOperations,
+    T,
+    poll_messages,
+)
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading
 from stenolog.transfer.transcripts.claude_code import prompt_of_record
 from stenolog.transfer.transcripts.transcript import (

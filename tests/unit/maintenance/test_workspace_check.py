@@ -19,7 +19,7 @@ from stenolog.errors import DamagedStore, UsageError
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
-from stenolog.stores.findings import Finding
+from stenolog.stores.admin import Finding
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from support import needs

@@ -42,7 +42,6 @@ from stenolog.stores.arguments import (
     make_batch,
 )
 from stenolog.stores.base import SessionView
-from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
 from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.directory import (
@@ -437,7 +436,7 @@ class JSONLStore(operations.SessionOperations):
         check_int(after=after)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
-        return poll_messages(
+        return operations.poll_messages(
             lambda last_seq: self._new_messages(key, last_seq),
             self._closed.wait,
             key,
@@ -447,7 +446,7 @@ class JSONLStore(operations.SessionOperations):
             poll=_FOLLOW_POLL_SECONDS,
         )
 
-    def _new_messages(self, key: str, after: int) -> NewMessages | None:
+    def _new_messages(self, key: str, after: int) -> operations.NewMessages | None:
         """Return the messages after a seq; None if the session does not exist.
 
         The messages are synced before a follower sees them. Without the sync, a power cut could

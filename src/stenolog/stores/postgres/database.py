@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import psycopg
 
 from stenolog.errors import DamagedStore, NewerFormat, ReadOnly, StenologError, StoreClosed
-from stenolog.stores.findings import Finding, Report
+from stenolog.stores.admin import Finding, Report
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close

@@ -4,8 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.snapshots import EmptyStore
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable
 from stenolog.stores.sql.dialect import named_statements, schema_fingerprint
 
 if TYPE_CHECKING:
@@ -56,12 +55,13 @@ def fingerprint() -> int:
 def prepare_tables(connection: "Connection", settings: "Settings") -> None:
     """Create the tables if they do not exist.
 
-    The call waits while another process creates them. Raises NewerFormat, DamagedStore, EmptyStore.
+    The call waits while another process creates them. Raises StoreUnavailable, NewerFormat,
+    DamagedStore.
     """
     if has_tables(connection, settings.schema):
         return
     if settings.read_only:
-        raise EmptyStore(
+        raise StoreUnavailable(
             f"there are no sessions of stenolog in this database yet (schema "
             f"{settings.schema!r}); check the name. The first write creates the tables"
         )

@@ -29,9 +29,14 @@ from stenolog.stores.arguments import (
     make_batch,
 )
 from stenolog.stores.base import SessionView
-from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.log_reports import DamageReports
-from stenolog.stores.operations import Decide, SessionOperations, T
+from stenolog.stores.operations import (
+    Decide,
+    NewMessages,
+    SessionOperations,
+    T,
+    poll_messages,
+)
 from stenolog.stores.sql import lifecycle, session_rows
 from stenolog.stores.sql.admin import SQLAdmin
 from stenolog.stores.sql.dialect import Database, Row, Transaction

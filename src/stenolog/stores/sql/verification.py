@@ -7,7 +7,7 @@ from typing import Final
 
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.findings import Finding
+from stenolog.stores.admin import Finding
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import check_state, parse_time
 from stenolog.stores.sql.session_rows import (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.findings import Finding, Report
+from stenolog.stores.admin import Finding, Report
 from stenolog.stores.sql.verification import examine_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
