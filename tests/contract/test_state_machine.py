@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import stenolog
@@ -14,7 +13,7 @@ from stenolog.records import FORMAT, Change, State
 from stenolog.stores import file_names
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from support.state_machine import StoreMachine
+from support.state_machine import StoreMachine, check_runs, machine_settings
 
 AT = "2026-01-01T00:00:00.000000Z"
 
@@ -90,18 +89,6 @@ class InMemoryMachine(StoreMachine):
         return InMemoryStore()
 
 
-def _settings(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        # The same runs each time, so that a failure can be repeated on every machine.
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-
-
 @pytest.mark.parametrize(
     ("machine", "runs"),
     [
@@ -119,17 +106,6 @@ def test_store_behaves_like_the_model(
     # Each torn write logs a warning, thousands of times.
     caplog.set_level(logging.CRITICAL, "stenolog")
     # Hypothesis starts with shorter runs and adds some in between, so it gets more examples.
-    run_state_machine_as_test(machine, settings=_settings(runs * 3 // 2 + 10))
-    with capsys.disabled():
-        print(f"\n{machine.report()}")
-    assert sum(length == 50 for length in machine.example_lengths) >= runs
-    rules = {"torn_crash", "crash", "reopen", "switch"} if machine.persistent else set()
-    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
-    assert machine.rule_counts.keys() >= {
-        "add_messages",
-        "undo",
-        "compact",
-        "refresh",
-        *lifecycle,
-        *rules,
-    }
+    run_state_machine_as_test(machine, settings=machine_settings(runs * 3 // 2 + 10))
+    rules = ("torn_crash", "crash", "reopen", "switch") if machine.persistent else ()
+    check_runs(machine, runs, capsys, *rules)

@@ -11,13 +11,12 @@ from typing import ClassVar, cast
 
 import apsw
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
 from stenolog.stores.base import Store
 from support.paired_stores import PairedStores
-from support.state_machine import StoreMachine
+from support.state_machine import StoreMachine, check_runs, machine_settings
 
 
 class SQLiteMachine(StoreMachine):
@@ -145,31 +144,10 @@ def _run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL, "stenolog")
-    wanted = settings(
-        max_examples=runs * 2,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        # The same runs each time, so that a failure can be repeated on every machine.
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
     before = machine.left if issubclass(machine, SQLiteMachine) else 0
     with _recoveries() as recovered:
-        run_state_machine_as_test(machine, settings=wanted)
-    with capsys.disabled():
-        print(f"\n{machine.report()}")
-    assert sum(length == 50 for length in machine.example_lengths) >= runs
-    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
-    ends = {"crash", "reopen", "switch"}
-    assert machine.rule_counts.keys() >= {
-        "add_messages",
-        "undo",
-        "compact",
-        "refresh",
-        *lifecycle,
-        *ends,
-    }
+        run_state_machine_as_test(machine, settings=machine_settings(runs * 2))
+    check_runs(machine, runs, capsys, "crash", "reopen", "switch")
     if issubclass(machine, SQLiteMachine):
         assert machine.rule_counts["torn_crash"] > 0
         # SQLite itself reports that it recovered the log, which this test is about.

@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from hypothesis.strategies import SearchStrategy
@@ -344,3 +346,36 @@ class StoreMachine(RuleBasedStateMachine):
         rules = ", ".join(f"{name} {times:,}" for name, times in sorted(cls.rule_counts.items()))
         steps = sum(cls.example_lengths)
         return f"{cls.__name__}: {len(cls.example_lengths):,} examples, {steps:,} steps: {rules}"
+
+
+def machine_settings(examples: int, **options: Any) -> settings:
+    """Return settings for examples of 50 steps, which are the same in each run.
+
+    So a failure can be repeated on every machine. `options` replace these settings.
+    """
+    defaults: dict[str, Any] = {
+        "max_examples": examples,
+        "stateful_step_count": 50,
+        "deadline": None,
+        "database": None,
+        "derandomize": True,
+        "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    }
+    return settings(**{**defaults, **options})
+
+
+def has_run_all_rules(machine: type[StoreMachine], *rules: str) -> bool:
+    """Return whether each rule that every store needs, and each of `rules`, was run."""
+    calls = {"add_messages", "undo", "compact", "refresh"}
+    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
+    return machine.rule_counts.keys() >= {*calls, *lifecycle, *rules}
+
+
+def check_runs(
+    machine: type[StoreMachine], runs: int, capsys: pytest.CaptureFixture[str], *rules: str
+) -> None:
+    """Print the report, and check the number of long examples and that all rules were run."""
+    with capsys.disabled():
+        print(f"\n{machine.report()}")
+    assert sum(length == 50 for length in machine.example_lengths) >= runs
+    assert has_run_all_rules(machine, *rules)

@@ -36,6 +36,13 @@ def check_count(**numbers: int | None) -> None:
                 raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
+def check_range(first: int, last: int) -> None:
+    """Raise UsageError unless the two seqs are integers in order."""
+    check_int(first=first, last=last)
+    if first > last:
+        raise UsageError(f"first must not be greater than last, but {first} > {last}")
+
+
 def check_store(store: object, consumer: str) -> None:
     """Raise UsageError unless `store` is a Store.
 

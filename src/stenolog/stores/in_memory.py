@@ -43,6 +43,7 @@ from stenolog.stores.arguments import (
     check_lease_times,
     check_optional_int,
     check_purge_options,
+    check_range,
     check_text,
     encode_messages,
 )
@@ -612,18 +613,14 @@ class InMemoryAdmin:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
-        check_int(first=first, last=last)
-        if first > last:
-            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
+        check_range(first, last)
         with self._store._session_to_change(key) as session:
             seqs = range(max(first, 1), min(last, session.last_seq) + 1)
             session.change("hide", hide=seqs)
 
     def show(self, key: str, first: int, last: int) -> None:
         """Show the hidden messages from seq `first` to seq `last`, both included."""
-        check_int(first=first, last=last)
-        if first > last:
-            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
+        check_range(first, last)
         with self._store._session_to_change(key) as session:
             session.show(first, last)
 

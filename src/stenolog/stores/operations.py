@@ -12,11 +12,11 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from stenolog.codec import encode_object
-from stenolog.errors import NothingToUndo, SessionDeleted, StoreClosed, UsageError
+from stenolog.errors import NothingToUndo, SessionDeleted, StoreClosed
 from stenolog.records import Change, Message, Span, State, Undo, UndoResult
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
+from stenolog.stores.arguments import check_int, check_optional_int, check_range, encode_messages
 
 T = TypeVar("T")
 
@@ -163,23 +163,17 @@ class AdminOperations:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`."""
-        _check_range(first, last)
+        check_range(first, last)
         self._operations._change_state(
             key, lambda state, end: states.decide_hide(state, end, [(first, last)])
         )
 
     def show(self, key: str, first: int, last: int) -> None:
         """Show the hidden messages from seq `first` to seq `last`."""
-        _check_range(first, last)
+        check_range(first, last)
         self._operations._change_state(
             key, lambda state, end: states.decide_show(state, end, first, last)
         )
-
-
-def _check_range(first: int, last: int) -> None:
-    check_int(first=first, last=last)
-    if first > last:
-        raise UsageError(f"first must not be greater than last, but {first} > {last}")
 
 
 # --- following a session ---------------------------------------------------------------------

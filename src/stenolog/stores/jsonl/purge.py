@@ -115,12 +115,10 @@ class Purger:
         """
         with _errors_after_effect(key):
             key_unused = key_unused or self._end_lease_if_unused(key)
-            seqs_by_session, warnings = list[Sequence[Span]](), list[str]()
-            for entry in entries:
-                seqs, entry_warnings = self._delete_files(key, entry, key_unused=key_unused)
-                seqs_by_session.append(seqs)
-                warnings += entry_warnings
-            return _purge_result(seqs_by_session, warnings + self._describe_remaining_data(key))
+            seqs_by_session = [
+                self._delete_files(key, entry, key_unused=key_unused) for entry in entries
+            ]
+            return _purge_result(seqs_by_session, self._describe_remaining_data(key))
 
     def _hide_sessions(self, key: str) -> None:
         """Hide each session of the key with one rename; later steps only delete files."""
@@ -195,13 +193,10 @@ class Purger:
         with trash.open_unread_log(self._directory, entry, until=self._logs.deadline()) as log:
             return None if log is None else trash.mark_purged(self._directory, entry)
 
-    def _delete_files(
-        self, key: str, entry: trash.Entry, *, key_unused: bool
-    ) -> tuple[list[Span], list[str]]:
+    def _delete_files(self, key: str, entry: trash.Entry, *, key_unused: bool) -> list[Span]:
         """Delete all files of a session; the log, which names the other files, comes last.
 
-        Return the seqs of the deleted messages, and sentences about files that may remain. Both are
-        empty if another process has deleted the session.
+        Return the seqs of the deleted messages; none if another process has deleted the session.
         """
         with (
             archive.locked_folder(
@@ -210,8 +205,8 @@ class Purger:
             trash.open_unread_log(self._directory, entry, until=self._logs.deadline()) as log,
         ):
             if log is None:
-                return [], []
-            seqs, warnings = _read_present_seqs(log, entry)
+                return []
+            seqs = _read_present_seqs(log, entry)
             if archive_folder is not None:
                 archive.delete_archives(self._directory, archive_folder, entry.uid)
             log_name_pattern = re.escape(file_names.log_name(key))
@@ -222,7 +217,7 @@ class Purger:
             self._delete_catalog()
             with self._directory.open_subfolder(trash.FOLDER) as trash_folder:
                 _unlink(trash_folder, f".{entry.name.removesuffix(trash.PURGED)}.new", entry.name)
-            return seqs, warnings
+            return seqs
 
     # --- the first messages ------------------------------------------------------------------
 
@@ -369,25 +364,16 @@ def _errors_after_effect(key: str) -> Iterator[None]:
         raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
-def _read_present_seqs(log: Log, entry: trash.Entry) -> tuple[list[Span], list[str]]:
-    """Return the seqs of the messages in a deleted log; none if the log is damaged.
-
-    Also return a sentence if the log is of a session with another uid, which may have archives.
-    """
+def _read_present_seqs(log: Log, entry: trash.Entry) -> list[Span]:
+    """Return the seqs of the messages in a deleted log; none if the log is damaged."""
     try:
         trash.load_deleted_log(log, entry)
-        with log.mutex:
-            return present_seqs(*log.settled_state()), []
     except NewerFormat:
         raise
     except DamagedStore:
-        head = trash.head_state(log.descriptor)
-        if head is None or head.uid == entry.uid:
-            return [], []
-    return [], [
-        f"{archive.FOLDER}/{head.uid} may have messages of {head.key!r}: the name of its deleted "
-        "log did not match; run `steno doctor`"
-    ]
+        return []
+    with log.mutex:
+        return present_seqs(*log.settled_state())
 
 
 def _purge_result(

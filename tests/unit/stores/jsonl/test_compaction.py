@@ -44,22 +44,6 @@ def test_p4_state_records_above_the_cut_do_not_hide_the_archive(tmp_path: Path) 
         assert store.get_history(KEY)[0].content == "m1"
 
 
-def test_p4_three_archives_form_a_chain(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        for turn in range(3):
-            fill(store, 10, start=10 * turn + 1)
-            store.truncate_history(KEY, 2)
-            store.compact(KEY)
-        fill(store, 1, start=31)
-    with JSONLStore(tmp_path) as store:
-        assert seqs(store, full=True) == list(range(1, 32))
-        assert [m.content for m in store.get_history(KEY, full=True)][:2] == ["m1", "m2"]
-        for _ in range(3):
-            store.undo(KEY)
-        assert seqs(store) == list(range(1, 32))
-    assert len(list(tmp_path.rglob("*.jsonl.gz"))) == 3
-
-
 def test_p12_idempotency_keys_survive_compaction(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, 20)
@@ -75,41 +59,6 @@ def test_p12_idempotency_keys_survive_compaction(tmp_path: Path) -> None:
         with pytest.raises(OnceConflict):
             store.add_message(KEY, "user", "other", once="t7")
         assert store.info(KEY).last_seq == 23
-
-
-def test_p12_idempotency_keys_of_a_thousand_messages_are_known_across_files(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_message(KEY, "user", "first", once="first")
-        for start in range(0, 999, 111):
-            store.add_messages(KEY, [{"n": n} for n in range(start, start + 111)])
-        store.clear(KEY)
-        store.compact(KEY)
-    with JSONLStore(tmp_path) as store:
-        assert store.add_message(KEY, "user", "first", once="first") == 1
-
-
-def test_p4_undo_reads_a_very_long_summary_from_the_archive(tmp_path: Path) -> None:
-    long = "what was said before " * 1_000
-    with JSONLStore(tmp_path) as store:
-        fill(store, 3)
-        store.set_summary(KEY, long)
-        store.checkpoint(KEY, summary="short", upto=2)
-        fill(store, 3, start=4)
-        store.compact(KEY)
-    with JSONLStore(tmp_path) as store:
-        store.undo(KEY)
-        assert store.get_summary(KEY) == long
-        assert len(live(tmp_path)) < 4 * len(long)
-
-
-def test_compaction_without_hidden_messages_changes_nothing(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        assert store.compact("nobody").archived == 0
-        fill(store, 3)
-        before = live(tmp_path)
-        assert store.compact(KEY).archived == 0
-        assert live(tmp_path) == before
-    assert not list(tmp_path.rglob("*.gz"))
 
 
 def test_p2_a_batch_is_never_split_between_archive_and_log(tmp_path: Path) -> None:

@@ -83,20 +83,6 @@ def test_gaps_of_a_fork_are_not_reported_as_damage(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("line", [0, 1, -1])
-def test_p3_damaged_state_of_a_fork_loses_no_message(tmp_path: Path, line: int) -> None:
-    with JSONLStore(tmp_path) as store:
-        talk(store)
-        store.fork(KEY, "b")
-    lines = log(tmp_path).read_bytes().splitlines(keepends=True)
-    lines[line] = lines[line].replace(b'"format"', b'"formed"')
-    log(tmp_path).write_bytes(b"".join(lines))
-    with JSONLStore(tmp_path) as store:
-        assert seqs(store, full=True) == [3, 4, 6, 7, 9, 10]
-        assert store.info("b").lost == 0
-        assert store.get_summary("b") == "two of them"
-
-
 def test_p8_failed_sync_in_a_fork_reports_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,17 +129,6 @@ def test_messages_of_an_unreadable_archive_are_left_out_of_a_fork(tmp_path: Path
         info = store.info("b")
         assert (seqs(store, full=True), info.lost) == (list(range(3, 11)), 0)
         assert info.last_seq == 10
-
-
-def test_p9_fork_is_opened_by_reading_its_end(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_messages(KEY, [{"role": "user", "content": "x" * 2000}] * 2000)
-        store.admin.hide(KEY, 5, 5)
-        store.fork(KEY, "b")
-    with JSONLStore(tmp_path) as store:
-        assert seqs(store)[:6] == [1, 2, 3, 4, 6, 7]
-        assert store.get_history("b", last=1)[0].seq == 2000
-        assert store.info("b").visible == 1999
 
 
 @pytest.mark.parametrize("before", [None, 2])

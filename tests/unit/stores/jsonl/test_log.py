@@ -290,27 +290,6 @@ def test_p7_read_during_a_partial_write_is_harmless(
         assert [m.content for m in store.get_history(KEY)] == ["first", "second", "third", "fourth"]
 
 
-def test_p7_info_is_correct_during_writes_of_long_messages(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_message(KEY, "user", "first")
-        done = threading.Event()
-
-        def ask() -> None:
-            while not done.is_set():
-                store.info(KEY)
-                store.get_summary(KEY)
-
-        reader = threading.Thread(target=ask)
-        reader.start()
-        try:
-            seqs = [store.add_message(KEY, "tool", "x" * 1_000_000) for _ in range(25)]
-        finally:
-            done.set()
-            reader.join()
-        assert seqs == list(range(2, 27))
-        assert [m.seq for m in store.get_history(KEY)] == list(range(1, 27))
-
-
 def test_p7_append_detects_a_replaced_file_of_the_same_size(
     tmp_path: Path,
 ) -> None:

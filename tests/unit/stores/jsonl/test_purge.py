@@ -344,19 +344,6 @@ def test_purge_of_an_unknown_session_creates_no_file(tmp_path: Path) -> None:
         assert not list((tmp_path / "sessions").iterdir())
 
 
-def test_purge_deletes_the_lock_file_of_a_held_lease(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        say(store, 1)
-        with store.lease(KEY, ttl=60) as lease:
-            assert store.admin.purge(KEY).not_reached == ()
-            assert lease.lost
-            assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
-            say(store, 1)
-            store.lease(KEY, ttl=60, wait=0).release()
-        assert store.admin.purge(KEY).not_reached == ()
-        assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
-
-
 def test_p3_purge_keeps_damage_in_remaining_messages_visible(tmp_path: Path) -> None:
     tell(tmp_path)
     live(tmp_path).write_bytes(live(tmp_path).read_bytes().replace(b"secret-11-", b"edited-11-"))
@@ -601,8 +588,7 @@ def test_p8_purge_of_a_key_with_a_damaged_older_session_in_the_trash_finishes(
     uid, _, rest = older_log.name.partition(".")
     older_log.rename(older_log.with_name(f"{'0' * 16}.{rest}"))
     with JSONLStore(tmp_path) as store:
-        [told] = store.admin.purge(KEY).not_reached
-        assert f"archive/{uid}" in told
+        assert store.admin.purge(KEY).not_reached == ()
         assert store.admin.list_trash() == []
         with pytest.raises(NoSuchSession):
             store.admin.purge(KEY)

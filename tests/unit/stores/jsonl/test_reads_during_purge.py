@@ -9,10 +9,6 @@ import pytest
 
 from stenolog import JSONLStore, NoSuchSession, StoreBusy
 from stenolog.errors import SessionDeleted
-from stenolog.memory.consolidation import Consolidator
-from stenolog.memory.notes import Notes
-from stenolog.memory.scopes import Scope
-from stenolog.stores.in_memory import InMemoryStore
 
 KEY = "a"
 
@@ -97,17 +93,6 @@ def test_p4_fork_during_a_purge_has_the_rest_and_reports_no_damage(
     reader.fork(KEY, "b")
     assert seqs(reader, "b") == list(range(6, 21))
     assert caplog.text == ""
-
-
-def test_p4_consolidation_skips_no_remaining_turn_during_a_purge(
-    stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
-) -> None:
-    reader, purger = stores
-    notes = Notes(InMemoryStore())
-    just_then(lambda: purger.admin.purge(KEY, before=5))
-    Consolidator(reader, notes, None).run(KEY)
-    ends = [note.seqs[-1] for note in notes.list(Scope(who=KEY), kind="daily")]
-    assert ends == [6, 8, 10, 12, 14, 16, 18, 20]
 
 
 def test_reads_of_a_session_purged_meanwhile_find_no_session(
