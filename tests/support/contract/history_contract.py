@@ -538,15 +538,6 @@ class Undoing(ContractPart):
         assert_session(store, "a", texts=[*"123xy"], hidden=[4, 5], last_seq=5)
         assert_raises(NothingToUndo, store.undo, "a")
 
-    def test_repeated_replace_and_undo_restores_the_same_history(self, store: Store) -> None:
-        append(store, "a", "1", "2")
-        for text in ("x", "y"):
-            store.set_history("a", user_messages(text))
-            assert visible_texts(store, "a") == [text]
-            store.undo("a")
-            assert visible_texts(store, "a") == ["1", "2"]
-        assert hidden_seqs(store, "a") == [3, 4]
-
     def test_undo_empties_a_session_created_by_set_history(self, store: Store) -> None:
         store.set_history("a", user_messages("1", "2"))
         assert store.undo("a") == _undo_result("replace", hid=2)

@@ -272,17 +272,6 @@ class Trash(ContractPart):
         assert visible_texts(store, "a") == [*"1234567"]
         assert append(store, "a", "8") == [8]
 
-    def test_session_can_be_deleted_and_restored_repeatedly(self, store: Store) -> None:
-        append_conversation(store, "a")
-        content_before = session_content(store, "a")
-        for _ in range(3):
-            store.delete("a")
-            assert session_content(store, "a") is None
-            assert trash_content(store) == [("a", 7)]
-            store.admin.restore("a")
-            assert session_content(store, "a") == content_before
-            assert trash_content(store) == []
-
     def test_session_recreated_after_delete_has_a_new_uid(self, store: Store) -> None:
         append_conversation(store, "a")
         first_entry = store.delete("a")

@@ -48,10 +48,9 @@ from stenolog.stores.jsonl.directory import (
     Directory,
 )
 from stenolog.stores.jsonl.leases import JSONLLease
-from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
+from stenolog.stores.jsonl.lifecycle import Lifecycle, Purger, has_session
 from stenolog.stores.jsonl.log import LiveMessages, Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
-from stenolog.stores.jsonl.purge import Purger
 from stenolog.stores.jsonl.session_list import StampCache, list_keys
 from stenolog.stores.jsonl.write_queue import WriteCheck, WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome

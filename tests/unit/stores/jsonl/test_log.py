@@ -39,18 +39,6 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_log_is_human_readable_text(tmp_path: Path) -> None:
-    with JSONLStore(tmp_path) as store:
-        store.add_full_message(KEY, {"role": "user", "content": "naïve ☃", "x": [1, None]})
-    state, again, message = lines(tmp_path)
-    assert state["kind"] == again["kind"] == "state"
-    assert message["kind"] == "message"
-    assert message["seq"] == 1
-    assert '"body":{"role":"user","content":"naïve ☃","x":[1,null]}' in path_of(tmp_path).read_text(
-        encoding="utf-8"
-    )
-
-
 def test_p3_damaged_first_line_loses_no_message(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "one")
@@ -311,29 +299,6 @@ def test_p8_session_starts_again_after_its_log_was_moved_away(tmp_path: Path) ->
         path_of(tmp_path).rename(tmp_path / "taken away")
         assert store.get_history(KEY) == []
         assert store.add_message(KEY, "user", "anew") == 1
-
-
-def test_p7_sessions_that_share_a_gate_are_served_fairly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stenolog.stores.jsonl.write_queue.MAX_GATES", 1)
-    with JSONLStore(tmp_path, busy_timeout=3) as store:
-        counts = {"a": 0, "b": 0}
-        done = threading.Event()
-
-        def write(key: str) -> None:
-            while not done.is_set():
-                store.add_message(key, "user", "x")
-                counts[key] += 1
-                if counts[key] >= 200:
-                    return
-
-        threads = [threading.Thread(target=write, args=(key,)) for key in counts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert counts == {"a": 200, "b": 200}
 
 
 def test_p7_two_stores_on_one_folder_never_assign_a_seq_twice(tmp_path: Path) -> None:
