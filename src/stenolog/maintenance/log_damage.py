@@ -80,7 +80,8 @@ def examine_log(
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
     newer_formats = [f"format {state.format}" for state in states if state.format > FORMAT]
-    newer_formats += [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
+    unknown_records = (r for r in records if isinstance(r, UnknownRecord) and not r.optional)
+    newer_formats += [f"a record of kind {record.kind!r}" for record in unknown_records]
     if newer_formats:
         return LogReport(findings=(_newer_format_finding(key, path, newer_formats[0]),))
 
