@@ -11,7 +11,6 @@ import json
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -19,14 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import msgspec
 from msgspec import Struct
 
-from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta, Usage
-from stenolog.testing.model_server_errors import OVERFLOW_ERRORS, find_fault, overflow_error
+from stenolog.testing.model_server_errors import find_fault
 from stenolog.testing.scripted_model import (
     ScriptedMessage,
     answer_by_rule,
@@ -37,12 +35,8 @@ from stenolog.testing.scripted_model import (
 
 MODEL: Final = "scripted"
 _MAX_BODY_BYTES: Final = 64 * 2**20
-_DEFAULT_CONTEXT_TOKENS: Final = 8_192
-"""Limit that a scripted overflow error names if the server has no `context`."""
 _STALL_SECONDS: Final = 3_600.0
 """Maximum time that `stall_after` keeps a connection open."""
-
-ToolCallFormat = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
 
 class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,13 +48,14 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     status: int = 200
     """HTTP status; any status other than 200 is sent as an error."""
     body: str | None = None
-    """Body to send instead of the default error; with status 200, instead of the answer."""
+    """Body to send instead of the default error; with status 200, instead of the answer.
+
+    With the content type `text/event-stream`, the body can be any broken stream.
+    """
     content_type: str = "application/json"
     """Content type of `body`."""
     retry_after: str = ""
     """Value of the header `Retry-After`; empty: no header."""
-    overflow: str = ""
-    """Reject the request as too long, with the error of this kind of server in OVERFLOW_ERRORS."""
     first_byte: float = 0.0
     """Delay before the first byte of the response."""
     first_piece: float = 0.0
@@ -71,33 +66,6 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Stop sending after this many pieces, and keep the connection open."""
     cut_after: int | None = None
     """Close the connection after this many pieces, like a server that crashes."""
-    end_after: int | None = None
-    """End the response cleanly after this many pieces, without a finish reason or `[DONE]`."""
-    reset_after: int | None = None
-    """Reset the connection after this many pieces."""
-    error_after: int | None = None
-    """After this many pieces, send an error and end the response."""
-    error: str = '{"message":"The server had an error","type":"server_error","code":500}'
-    """JSON of the error that `error_after` sends."""
-    malformed_after: int | None = None
-    """Send a malformed chunk after this many pieces."""
-    malformed: str = '{"choices":[{"delta":{"content":"half'
-    """Content of the malformed chunk."""
-    reset: bool = False
-    """Reset the connection before sending anything."""
-    usage: bool = True
-    """Whether token counts are sent."""
-    done: bool = True
-    """Whether `[DONE]` is sent."""
-    finish: bool = True
-    """Whether the finish reason is sent."""
-    whole: bool = False
-    """Send the answer as one JSON body even if a stream was requested."""
-    calls: ToolCallFormat = "parts"
-    """How tool calls are sent: in parts, complete with an index, complete without an index,
-    complete without index and id, or complete with index 0 for all calls."""
-    reasoning_field: str = "reasoning_content"
-    """Name of the field that contains the model's reasoning."""
     answer: dict[str, Any] | str | None = None
     """Answer to send; None: the `answer` function of the server makes the answer."""
 
@@ -111,8 +79,8 @@ class ModelServer:
     `answer`: a function that returns the answer to a request. `responses`: behaviour for the first
     requests, one value per request. Later requests are answered normally. `pause`: seconds between
     two pieces of an answer, unless its response sets a pause. `context`: maximum estimated tokens
-    of a request. `dialect`: the format of the error for a longer request. `key`: the required API
-    key. `rejected_fields`: request fields that the server rejects as unknown. Thread-safe.
+    of a request. `key`: the required API key. `rejected_fields`: request fields that the server
+    rejects as unknown. Thread-safe.
     """
 
     def __init__(
@@ -121,19 +89,15 @@ class ModelServer:
         *,
         responses: Iterable[ScriptedResponse] = (),
         context: int | None = None,
-        dialect: str = "openai",
         pause: float = 0.0,
         key: str = "",
         rejected_fields: Iterable[str] = (),
         port: int = 0,
         max_requests: int = 1_000,
     ) -> None:
-        if dialect not in OVERFLOW_ERRORS:
-            raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOW_ERRORS)}")
         self._answer = answer
         self._responses = deque(responses)
         self._context = context
-        self._dialect = dialect
         self._pause = pause
         self._key = key
         self._rejected_fields = frozenset(rejected_fields)
@@ -243,19 +207,15 @@ class ModelServer:
             return f"Unrecognized request argument supplied: {rejected[0]}"
         return find_fault(request)
 
-    def overflow_error(
-        self, request: Mapping[str, Any], response: ScriptedResponse
-    ) -> tuple[int, str] | None:
-        """Return status and body of the error for a request that is too long, or for `overflow`."""
+    def overflow_error(self, request: Mapping[str, Any]) -> str | None:
+        """Return the error for a request with too many tokens, or None."""
         prompt_tokens = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
-        if response.overflow:
-            limit = self._context or _DEFAULT_CONTEXT_TOKENS
-            return overflow_error(
-                response.overflow, limit=limit, request_tokens=max(prompt_tokens, limit + 1)
-            )
-        if self._context is not None and prompt_tokens > self._context:
-            return overflow_error(self._dialect, limit=self._context, request_tokens=prompt_tokens)
-        return None
+        if self._context is None or prompt_tokens <= self._context:
+            return None
+        return (
+            f"This model's maximum context length is {self._context} tokens. However, your "
+            f"messages resulted in {prompt_tokens} tokens. Please reduce their length."
+        )
 
     def make_answer(self, request: Mapping[str, Any], response: ScriptedResponse) -> dict[str, Any]:
         """Return the answer as an assistant message."""
@@ -375,8 +335,6 @@ class _Connection(BaseHTTPRequestHandler):
             request = None
         response = model.record_request(request)
         self._wait(response.first_byte)
-        if response.reset:
-            self._reset_connection()
         if not model.is_allowed(self.headers.get("Authorization", "")):
             self._send(401, _error_body("Incorrect API key provided.", code="invalid_api_key"))
             return
@@ -384,8 +342,8 @@ class _Connection(BaseHTTPRequestHandler):
         if (fault := model.find_fault(request)) is not None:
             model.record_fault(fault)
             self._send(400, _error_body(fault))
-        elif (error := model.overflow_error(request, response)) is not None:
-            self._send(*error)
+        elif (overflow := model.overflow_error(request)) is not None:
+            self._send(400, _error_body(overflow, code="context_length_exceeded"))
         elif response.status != 200 or response.body is not None:
             default_body = _error_body(_DEFAULT_ERRORS.get(response.status, "Error"))
             body_text = default_body if response.body is None else response.body
@@ -401,12 +359,11 @@ class _Connection(BaseHTTPRequestHandler):
     def _send_answer(self, request: Mapping[str, Any], response: ScriptedResponse) -> None:
         message = self.server.model.make_answer(request, response)
         usage = estimated_usage(request["messages"], request.get("tools") or (), message)
-        if not request.get("stream") or response.whole:
-            answer = _completion(request, message, usage if response.usage else None)
-            self._send(200, json.dumps(answer))
+        if not request.get("stream"):
+            self._send(200, json.dumps(_completion(request, message, usage)))
             return
         stream_options = request.get("stream_options") or {}
-        sent_usage = usage if response.usage and stream_options.get("include_usage") else None
+        sent_usage = usage if stream_options.get("include_usage") else None
         self._stream_answer(request, response, message, sent_usage)
 
     def _stream_answer(
@@ -421,43 +378,18 @@ class _Connection(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._wait(response.first_piece)
-        choices = list(_streamed_choices(message, response))
-        for sent_count, choice in enumerate(choices):
-            self._simulate_failures(response, sent_count, sent_count)
-            if sent_count == response.end_after:
-                self._write(b"0\r\n\r\n")
-                return
-            self._wait(response.pause if sent_count else 0.0)
-            self._send_event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
-        # Failures that are due later than the last piece are simulated at the end.
-        self._simulate_failures(response, len(choices), sys.maxsize)
+        chunks = [_chunk(request, [choice]) for choice in _streamed_choices(message)]
+        pieces = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks]
         if usage is not None:
-            self._send_event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
-        if response.done:
-            self._send_event("[DONE]")
+            pieces.append(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
+        for sent_count, piece in enumerate([*pieces, "[DONE]"]):
+            if sent_count == response.stall_after:
+                self._wait(_STALL_SECONDS)
+            if sent_count == response.cut_after:
+                raise _Disconnected
+            self._wait(response.pause if 0 < sent_count < len(chunks) else 0.0)
+            self._send_event(piece)
         self._write(b"0\r\n\r\n")
-
-    def _simulate_failures(self, response: ScriptedResponse, min_sent: int, max_sent: int) -> None:
-        """Simulate the failures of `response` that are due after `min_sent` to `max_sent` pieces.
-
-        Raises _Disconnected if a failure ends the response.
-        """
-
-        def is_due(piece_count: int | None) -> bool:
-            return piece_count is not None and min_sent <= piece_count <= max_sent
-
-        if is_due(response.error_after):
-            self._send_event(f'{{"error":{response.error}}}')
-            self._write(b"0\r\n\r\n")
-            raise _Disconnected
-        if is_due(response.malformed_after):
-            self._send_event(response.malformed)
-        if is_due(response.stall_after):
-            self._wait(_STALL_SECONDS)
-        if is_due(response.cut_after):
-            raise _Disconnected
-        if is_due(response.reset_after):
-            self._reset_connection()
 
     # --- bytes -------------------------------------------------------------------------------
 
@@ -504,11 +436,6 @@ class _Connection(BaseHTTPRequestHandler):
                 # The next request has arrived, so `select` returns at once: sleep instead.
                 time.sleep(min(seconds_left, 0.01))
 
-    def _reset_connection(self) -> None:
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        raise _Disconnected
-
 
 _DEFAULT_ERRORS: Final = {
     429: "Rate limit reached for requests. Please try again later.",
@@ -538,12 +465,12 @@ def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[st
 
 
 def _completion(
-    request: Mapping[str, Any], message: Mapping[str, Any], usage: Usage | None
+    request: Mapping[str, Any], message: Mapping[str, Any], usage: Usage
 ) -> dict[str, Any]:
     finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-    usage_field = {"usage": _usage_body(usage)} if usage else {}
-    return {**_response_fields(request, "chat.completion"), "choices": [choice], **usage_field}
+    fields = _response_fields(request, "chat.completion")
+    return {**fields, "choices": [choice], "usage": _usage_body(usage)}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -554,34 +481,20 @@ def _usage_body(usage: Usage) -> dict[str, int]:
     }
 
 
-def _streamed_choices(
-    message: Mapping[str, Any], response: ScriptedResponse
-) -> Iterator[dict[str, Any]]:
+def _streamed_choices(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the pieces of a message, each as an element of `choices` in one chunk."""
-    calls = message.get("tool_calls") or []
-    streamed_message = message if response.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
-    for delta in split_message(streamed_message):
-        if not delta.finish:
-            yield _choice(_delta_body(delta, response))
-    for index, call in enumerate(calls if response.calls != "parts" else ()):
-        call_body = {"index": 0 if response.calls == "zero_index" else index, **call}
-        if response.calls in ("no_index", "no_id"):
-            del call_body["index"]
-        if response.calls == "no_id":
-            del call_body["id"]
-        yield _choice({"tool_calls": [call_body]})
-    if response.finish:
-        yield _choice({}, finish="tool_calls" if calls else "stop")
+    for delta in split_message(message):
+        yield _choice({} if delta.finish else _delta_body(delta), finish=delta.finish or None)
 
 
 def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "finish_reason": finish}
 
 
-def _delta_body(delta: Delta, response: ScriptedResponse) -> dict[str, Any]:
+def _delta_body(delta: Delta) -> dict[str, Any]:
     if delta.reasoning:
-        return {response.reasoning_field: delta.reasoning}
+        return {"reasoning_content": delta.reasoning}
     if delta.details:
         return {"reasoning_details": list(delta.details)}
     if not delta.calls:
@@ -599,18 +512,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"Fields of --response: {response_fields}. Dialects: {', '.join(OVERFLOW_ERRORS)}.",
+        epilog=f"Fields of --response: {response_fields}.",
     )
     add_option = parser.add_argument
     add_option("--port", type=int, default=0, help="port to listen on [default: any free port]")
     add_option(
         "--context", type=int, help="maximum tokens of a request; longer requests get an error"
-    )
-    add_option(
-        "--dialect",
-        default="openai",
-        choices=OVERFLOW_ERRORS,
-        help="format of the error for longer requests",
     )
     add_option("--pause", type=float, default=0.0, help="seconds between two pieces of an answer")
     add_option("--key", default="", help="API key that requests must have")

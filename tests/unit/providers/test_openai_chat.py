@@ -157,10 +157,21 @@ def test_signed_reasoning_is_sent_back_complete(server: ModelServer) -> None:
 # --- faults ----------------------------------------------------------------------------------
 
 
+def stream_of(*events: str) -> ScriptedResponse:
+    """Return the response with these events of a stream."""
+    body = "".join(f"data: {event}\n\n" for event in events)
+    return ScriptedResponse(body=body, content_type="text/event-stream")
+
+
+def words_event(text: str) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})
+
+
+FINISH = '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
+
+
 @pytest.mark.parametrize(
-    "play",
-    [ScriptedResponse(cut_after=3), ScriptedResponse(reset_after=3), ScriptedResponse(end_after=3)],
-    ids=["cut", "reset", "end"],
+    "play", [ScriptedResponse(cut_after=3), stream_of(words_event(SAID[:24]))], ids=["cut", "end"]
 )
 def test_broken_stream_raises_after_the_received_text(
     server: ModelServer, play: ScriptedResponse
@@ -170,27 +181,23 @@ def test_broken_stream_raises_after_the_received_text(
     assert isinstance(error, ModelUnavailable)
     assert "broke off" in str(error)
     assert "is incomplete" in str(error)
-    assert reply.text
-    if play.reset_after is None:
-        assert reply.text == SAID[:24]
+    assert reply.text == SAID[:24]
     # Text that was already passed on cannot be withdrawn, so there was no retry.
     assert server.request_count == 1
 
 
 def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> None:
-    server.respond(
-        ScriptedResponse(cut_after=0), ScriptedResponse(reset=True), ScriptedResponse(end_after=0)
-    )
+    server.respond(ScriptedResponse(cut_after=0), stream_of())
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
-    assert server.request_count == 4
+    assert server.request_count == 3
 
 
 def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> None:
     server.respond(
-        ScriptedResponse(cut_after=100),
-        ScriptedResponse(done=False),
-        ScriptedResponse(finish=False),
+        ScriptedResponse(cut_after=5),
+        stream_of(words_event(SAID), FINISH),
+        stream_of(words_event(SAID), "[DONE]"),
     )
     for _ in range(3):
         reply, error = asked_once(model_of(server), ASKED)
@@ -252,7 +259,7 @@ def test_unreachable_server_raises(server: ModelServer) -> None:
     ids=range(7),
 )
 def test_malformed_chunk_raises_with_its_start(server: ModelServer, malformed: str) -> None:
-    server.respond(ScriptedResponse(malformed_after=2, malformed=malformed))
+    server.respond(stream_of(words_event(SAID[:12]), malformed))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert f"malformed chunk of {len(malformed):,} characters" in str(error)
@@ -270,7 +277,7 @@ def test_conversation_text_is_not_mistaken_for_a_server_message(
     told = f"[{{'msg': 'Extra inputs are not permitted', 'input': '{words}'}}]"
     server.respond(
         {
-            "chunk": ScriptedResponse(malformed_after=0, malformed=f'{words}"}}]}}'),
+            "chunk": stream_of(f'{words}"}}]}}'),
             "field": ScriptedResponse(status=422, body=json.dumps({"detail": [wrong]})),
             "text": ScriptedResponse(status=400, body=json.dumps({"message": told})),
         }[place]
@@ -282,20 +289,21 @@ def test_conversation_text_is_not_mistaken_for_a_server_message(
 
 
 def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer) -> None:
-    server.respond(ScriptedResponse(error_after=3))
+    server_error = '{"message":"The server had an error","type":"server_error","code":500}'
+    server.respond(stream_of(words_event(SAID[:24]), f'{{"error":{server_error}}}'))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "The server had an error" in str(error)
     assert reply.text == SAID[:24]
 
-    too_long = '{"message":"Context size has been exceeded.","type":"server_error","code":500}'
-    server.respond(ScriptedResponse(error_after=0, error=too_long))
+    too_long = server_error.replace("The server had an error", "Context size has been exceeded.")
+    server.respond(stream_of(f'{{"error":{too_long}}}'))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
     assert read_overflow(error)
     assert server.request_count == 2
 
-    server.respond(ScriptedResponse(error_after=0, error='"overloaded"'))
+    server.respond(stream_of('{"error":"overloaded"}'))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
 
@@ -371,11 +379,14 @@ def test_implausibly_low_prompt_count_is_ignored(
 
 
 def test_answer_without_streaming_is_accepted(server: ModelServer) -> None:
-    server.respond(ScriptedResponse(whole=True), ScriptedResponse(whole=True))
+    calls = [tool_call("look", id="a"), tool_call("now", id="b")]
+    message = {"role": "assistant", "content": SAID, "tool_calls": calls}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 7}
+    server.respond(ScriptedResponse(body=json.dumps({"choices": [choice], "usage": usage})))
     reply, error = asked_once(model_of(server), ASKED)
-    assert (reply.text, reply.finish, error) == (SAID, "stop", None)
-    assert isinstance(reply.usage, Usage)
-    reply, _ = asked_once(model_of(server), "call look {} and now {}")
+    assert (reply.text, reply.finish, error) == (SAID, "tool_calls", None)
+    assert reply.usage == Usage(prompt=3, answer=7)
     assert [call["function"]["name"] for call in reply.calls] == ["look", "now"]
 
 
@@ -514,7 +525,7 @@ def test_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> Non
 def test_short_header_does_not_redact_other_text(server: ModelServer) -> None:
     headers = {"X-Version": "1", "X-Auth": "2", "Cookie": "s=4", "Authorization": "Bearer abc1"}
     server.respond(
-        ScriptedResponse(overflow="openai"),
+        ScriptedResponse(status=400, body="maximum context length is 8192 tokens"),
         ScriptedResponse(status=400, body="bad: abc1, s=4, but 1 and abc12"),
     )
     model = model_of(server, key="x", headers=headers)

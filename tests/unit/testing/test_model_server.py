@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer, ScriptedResponse
@@ -50,7 +49,7 @@ def test_invalid_request_is_rejected_counted_and_recorded() -> None:
             assert status == 400
             assert answer["error"]["type"] == "invalid_request_error"
         assert (server.request_count, server.rejected_count) == (2, 2)
-        assert "Invalid value: 'bot'" in server.request_faults[1]
+        assert "Invalid value 'bot'" in server.request_faults[1]
         for number in range(4):
             post(server, {"model": "m", "messages": messages(str(number))})
         assert (server.request_count, server.rejected_count) == (6, 2)
@@ -118,7 +117,7 @@ def test_script_answers_every_request() -> None:
 
 
 def test_request_above_the_context_is_rejected_as_overflow() -> None:
-    with ModelServer(context=100, dialect="llama.cpp") as server:
+    with ModelServer(context=100) as server:
         model = OpenAIChat("scripted", base_url=server.url)
         assert asked_once(model, "short")[1] is None
         _, error = asked_once(model, "long " * 200)
@@ -129,8 +128,6 @@ def test_request_above_the_context_is_rejected_as_overflow() -> None:
         # Tools are counted too.
         assert asked_once(model, "short", tools=[tool(f"tool_{n}") for n in range(10)])[1]
         assert server.rejected_count == 0
-    with pytest.raises(UsageError, match="unknown dialect"):
-        ModelServer(dialect="klingon")
 
 
 def test_close_ends_answers_and_threads() -> None:
