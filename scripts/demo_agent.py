@@ -102,7 +102,7 @@ def open_model(name: str) -> ChatModel:
         return OpenAIChat("scripted", base_url=name)
     weights = find_weights()
     assert weights is not None
-    return LocalModel(weights, longest=60, extra={"temperature": 0})
+    return LocalModel(weights, extra={"max_tokens": 60, "temperature": 0})
 
 
 if __name__ == "__main__":

@@ -507,8 +507,10 @@ def as_json(value: Any) -> str:
     # The fast codec rejects lone surrogates and integers beyond 64 bits.
     try:
         return json.dumps(value, default=repr)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         return repr(value)
+    except RecursionError:
+        return "[nested too deeply]"
 
 
 _NON_TEXT_TYPES: Final = THINKING_TYPES | {"tool_use", "tool_result"}

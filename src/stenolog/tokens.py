@@ -7,13 +7,11 @@ base64) count as random text. The estimates are fitted to o200k; a `Calibration`
 estimates to the model in use. The time is linear in the length of the text.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from stenolog.lazy_loading import lazy_pattern
@@ -27,6 +25,7 @@ from stenolog.messages import (
     ToolCall,
     ToolResult,
     UnknownPart,
+    as_json,
     encoded_data,
     read_listed_call,
     read_part,
@@ -88,7 +87,7 @@ def tools_tokens(
     tools: Sequence[Mapping[str, Any]], *, count: Callable[[str], int] = estimate
 ) -> int:
     """Return the estimated tokens of tool definitions; 0 without tools."""
-    return TOOLS_TOKENS + sum(TOOL_TOKENS + count(_as_json(tool)) for tool in tools) if tools else 0
+    return TOOLS_TOKENS + sum(TOOL_TOKENS + count(as_json(tool)) for tool in tools) if tools else 0
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
@@ -326,7 +325,7 @@ def _field_tokens(name: str, value: Any, count: Callable[[str], int]) -> int:
         attachment_tokens = _attachment_tokens(value, "audio")
         if attachment_tokens:
             return attachment_tokens + _value_tokens(value.get("transcript"), count)
-    return count(_as_json({name: value}))
+    return count(as_json({name: value}))
 
 
 def _other_field_tokens(
@@ -334,13 +333,13 @@ def _other_field_tokens(
 ) -> int:
     """Return the tokens of all fields except `field` and those in `excluded`."""
     other_names = [name for name in fields if name not in excluded and name != field]
-    return sum(count(_as_json({name: fields[name]})) for name in other_names)
+    return sum(count(as_json({name: fields[name]})) for name in other_names)
 
 
 def _value_tokens(value: Any, count: Callable[[str], int]) -> int:
     if value is None or value == "":
         return 0
-    return count(value if isinstance(value, str) else _as_json(value))
+    return count(value if isinstance(value, str) else as_json(value))
 
 
 def _listed_call_tokens(call: Any, count: Callable[[str], int]) -> int:
@@ -391,12 +390,12 @@ def _part_tokens(part: Part, count: Callable[[str], int], *, depth: int) -> int:
                 return total + encoded_tokens
             return total + _other_field_tokens(value, _SKIP_FIELDS, count, part.field)
         case FilePart():
-            return _attachment_tokens(value, part.kind) or count(_as_json(value))
+            return _attachment_tokens(value, part.kind) or count(as_json(value))
         case UnknownPart() if part.text is not None:
             return count(part.text) + _other_field_tokens(value, _SKIP_FIELDS, count, "text")
         case UnknownPart():
-            return _attachment_tokens(value, "file") or count(_as_json(value))
-    return count(_as_json(value))
+            return _attachment_tokens(value, "file") or count(as_json(value))
+    return count(as_json(value))
 
 
 def _attachment_tokens(part: Mapping[str, Any], kind: str) -> int:
@@ -412,17 +411,3 @@ def _attachment_tokens(part: Mapping[str, Any], kind: str) -> int:
 
 _MIN_ENCODED_LENGTH: Final = 1_000
 """Minimum length of encoded data; shorter data counts as text."""
-_TOO_DEEP_BRACKET_PAIRS: Final = 1_000
-"""Number of bracket pairs counted for a value that is nested too deeply to be encoded."""
-
-
-def _as_json(value: Any) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        pass
-    # The fast codec rejects lone surrogates and integers beyond 64 bits.
-    try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
-    except RecursionError:
-        return "[]" * _TOO_DEEP_BRACKET_PAIRS

@@ -47,7 +47,7 @@ def test_cleaning_an_error_takes_linear_time(text: str) -> None:
     run_limited(lambda: (without_secrets(text, None), mask_secrets(text)), cpu=30)
 
 
-@pytest.mark.parametrize("tag", ["<script", "<style>", "<", "<script></", "<script><style>", "<!-"])
+@pytest.mark.parametrize("tag", ["<title", "<title>", "<", "</title><", "<!-"])
 def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
     run_limited(lambda: error_message(tag * 300_000), cpu=30)
 
@@ -56,12 +56,7 @@ def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
     ("page", "words"),
     [
         ("<h1>Bad gateway</h1><p>try later</p>", "Bad gateway try later"),
-        ("<SCRIPT>var a = '<b>';</SCRIPT>said<style>b { }</style>", "said"),
-        ("<script>never closed <b>said</b>", "never closed said"),
-        # "İ" is one character and its lower case form has two.
-        ("İİİİ<script>a</script>said<b>!</b>", "İİİİ said !"),
-        ("İİİİ<style>a</STYLE >b</Style>said", "İİİİ said"),
-        ("<\u017fcript>said</script>", "said"),
+        ("<style>b { }</style><TITLE class=x>502 Bad gateway</TITLE><p>later", "502 Bad gateway"),
         ("a < b", "a < b"),
         ("a <b", "a <b"),
     ],

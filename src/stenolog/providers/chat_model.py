@@ -124,9 +124,8 @@ class StreamedAnswer:
         self.usage: Usage | None = None
         self._text = TextBuffer()
         self._reasoning = TextBuffer()
-        self._details: list[dict[str, Any]] = []
-        self._unjoined_detail = TextBuffer()
-        """Pieces of the last reasoning detail that are not joined yet."""
+        self.details: list[dict[str, Any]] = []
+        """The reasoning in OpenRouter's format."""
         self._calls: dict[int, ToolCallDelta] = {}
         self._arguments: dict[int, TextBuffer] = {}
 
@@ -139,12 +138,6 @@ class StreamedAnswer:
     def reasoning(self) -> str:
         """The reasoning, if the provider sends it as text."""
         return self._reasoning.text
-
-    @property
-    def details(self) -> list[dict[str, Any]]:
-        """The reasoning in OpenRouter's format."""
-        self._join_detail_text()
-        return self._details
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
@@ -166,26 +159,16 @@ class StreamedAnswer:
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
         """Add a piece to its reasoning detail, because providers accept only whole details."""
-        last_detail = self._details[-1] if self._details else {}
+        last_detail = self.details[-1] if self.details else {}
         text_field = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
         if text_field is None or any(
             last_detail.get(field) != piece.get(field) for field in ("type", "index")
         ):
-            self._join_detail_text()
-            self._details.append(dict(piece))
+            self.details.append(dict(piece))
             return
-        self._unjoined_detail.add(str(piece.get(text_field) or ""))
+        text = f"{last_detail.get(text_field) or ''}{piece.get(text_field) or ''}"
         fields = {field: value for field, value in piece.items() if value is not None}
-        last_detail.update({**fields, text_field: last_detail.get(text_field) or ""})
-
-    def _join_detail_text(self) -> None:
-        """Append the unjoined pieces to the last detail."""
-        if self._unjoined_detail.text:
-            last_detail = self._details[-1]
-            text_field = _DETAIL_TEXT_FIELDS[str(last_detail["type"])]
-            joined_text = last_detail.get(text_field) or ""
-            last_detail[text_field] = f"{joined_text}{self._unjoined_detail.text}"
-            self._unjoined_detail = TextBuffer()
+        last_detail.update({**fields, text_field: text})
 
     @property
     def calls(self) -> list[dict[str, Any]]:

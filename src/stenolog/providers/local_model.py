@@ -20,6 +20,8 @@ from stenolog.providers.openai_chat import OpenAIChat
 
 CONTEXT_TOKENS: Final = 8_192
 """Default context size in tokens, including the answer."""
+_MAX_ANSWER_TOKENS: Final = 2_048
+"""Default maximum tokens of an answer, because small models may not stop."""
 _GGUF_MAGIC: Final = b"GGUF"
 _CACHE_MIB: Final = 256
 """Maximum size of the server's prompt cache in MiB. The server's default is 8 GiB."""
@@ -41,9 +43,9 @@ def find_weights() -> Path | None:
 class LocalModel:
     """A ChatModel from a GGUF file, loaded at the first request.
 
-    `context`: context size in tokens, including the answer. `longest`: default maximum tokens of an
-    answer, because small models may not stop. `threads`: default is all cores but one. Raises
-    UsageError if the file cannot be read or is not a GGUF file, or if the extra is not installed.
+    `context`: context size in tokens, including the answer. `extra`: more fields of each request.
+    Raises UsageError if the file cannot be read or is not a GGUF file, or if the extra is not
+    installed.
     """
 
     def __init__(
@@ -51,18 +53,12 @@ class LocalModel:
         path: Path | str,
         *,
         context: int = CONTEXT_TOKENS,
-        longest: int = 2_048,
-        threads: int | None = None,
         extra: Mapping[str, Any] | None = None,
-        name: str = "",
     ) -> None:
         self.path = Path(path)
         _check_gguf(self.path)
-        self._name = name or f"local/{self.path.stem}"
         self._context = context
-        # If the server's threads use all cores, they wait for each other and are ten times slower.
-        self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
-        self._extra = {"max_tokens": longest, **(extra or {})}
+        self._extra = {"max_tokens": _MAX_ANSWER_TOKENS, **(extra or {})}
         self._loading = threading.Lock()
         self._server: Any = None
         self._chat: OpenAIChat | None = None
@@ -72,8 +68,8 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        """Name for status lines: `local/` and the file's stem, unless `name` was given."""
-        return self._name
+        """Name for status lines: `local/` and the file's stem."""
+        return f"local/{self.path.stem}"
 
     @property
     def context(self) -> int:
@@ -131,7 +127,9 @@ class LocalModel:
         params.model.path = str(self.path)
         params.n_ctx = self._context
         params.n_parallel = 1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._threads
+        # If the server's threads use all cores, they wait for each other and are ten times slower.
+        threads = max(1, (os.cpu_count() or 2) - 1)
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.hostnames = ["127.0.0.1"]
         params.port = 0
         params.api_keys = [key]

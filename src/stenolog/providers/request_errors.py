@@ -135,7 +135,7 @@ def error_message(body: str) -> str:
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
-        return _shorten_message(_without_tags(body))
+        return _shorten_message(_page_text(body))
     if isinstance(error, list) and len(error) == 1:
         error = error[0]
     if isinstance(error, Mapping) and error.get("error"):
@@ -143,16 +143,10 @@ def error_message(body: str) -> str:
     return _describe_error(error)
 
 
-def _without_tags(html: str) -> str:
-    """Replace tags, scripts and styles by spaces, in linear time."""
-    # Without re.ASCII, "\u017f" would count as a form of "s".
-    flags = re.IGNORECASE | re.ASCII
-    for name in ("script", "style"):
-        *parts, rest = re.split(f"</{name}>", html, flags=flags)
-        texts = [re.split(rf"<{name}\b", part, maxsplit=1, flags=flags)[0] for part in parts]
-        html = " ".join([*texts, rest])
-    # A tag that is not closed is text.
-    return re.sub("<[^>]*>?", lambda tag: " " if tag[0].endswith(">") else f" {tag[0]}", html)
+def _page_text(html: str) -> str:
+    """Return the title of an error page; without a title, all text outside of tags."""
+    title = re.search("<title[^<>]*>([^<]+)", html, re.IGNORECASE)
+    return title[1] if title else re.sub("<[^<>]*>", " ", html)
 
 
 def _describe_error(error: Any) -> str:

@@ -97,7 +97,7 @@ def test_retry_after_within_the_limit_is_used(asked: str, seconds: float | None)
             '{"detail":[{"loc":["body","stream_options"],"msg":"Extra inputs"}]}',
             'loc: ["body", "stream_options"], msg: Extra inputs',
         ),
-        ("<html><style>a{}</style><h1>Bad\n gateway</h1></html>", "Bad gateway"),
+        ("<html><style>a{}</style><title>Bad\n gateway</title></html>", "Bad gateway"),
         (
             '{"detail":[{"msg":"Extra inputs","input":{"a":"mine"},"ctx":{"e":"its"}}]}',
             "msg: Extra inputs, e: its",
