@@ -102,9 +102,8 @@ class ModelExchange(Struct, eq=False):
             text, self.log.key, sender=self.options.sender, info=view.info
         )
         sources = self._find_sources(result)
-        if (
-            None in sources.values()
-        ):  # deleted during the search, so the next request searches again
+        if None in sources.values():
+            # A session was deleted during the search, so the next request searches again.
             text, result, sources = "", RecallResult(), {}
         self.recalled_text, self.recalled, self.sources = text, result, sources
         return self.instance.memory is not None
