@@ -69,7 +69,6 @@ def _make_notes(instructions: str) -> dict[str, Any]:
         "text": "Is allergic to hazelnuts.",
         "about": "allergy",
         "quote": quote,
-        "confidence": 1,
     }
     turns = re.split(r"^## Turn \d+.*$", instructions, flags=re.MULTILINE)[1:]
     return {

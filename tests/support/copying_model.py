@@ -49,7 +49,7 @@ def _turns(asked: str) -> dict[str, Any]:
 def _fact(sentence: str) -> dict[str, Any]:
     words = [word for word in _WORD.findall(sentence) if word.lower() not in STOP_WORDS]
     longest = sorted(words, key=len, reverse=True)[:2]
-    return {"text": sentence, "quote": sentence, "about": " ".join(longest), "confidence": 1}
+    return {"text": sentence, "quote": sentence, "about": " ".join(longest)}
 
 
 def _summary(asked: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _note_fields(note: Note) -> dict[str, Any]:
         "who": note.scope.name,
         **attributes_of(note, "kind", "at"),
         "state": _note_state(note),
-        **attributes_of(note, "about", "text", "quote", "session", "uid", "seqs", "confidence"),
+        **attributes_of(note, "about", "text", "quote", "session", "uid", "seqs"),
         **attributes_of(note, "supersedes", "superseded", "superseded_by"),
     }
 

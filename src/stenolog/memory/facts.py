@@ -46,7 +46,6 @@ class Fact(Struct, frozen=True, kw_only=True):
     """Subject, such as `diet`. Of the facts with the same subject, the newest is in force."""
     quote: str = ""
     """The user's exact words."""
-    confidence: float = 0.5
 
 
 class ExtractedFacts(Struct, frozen=True, kw_only=True):
@@ -77,12 +76,10 @@ For each fact, give:
 one, so name things that have one value at a time ("home town", "diet", "hobby chess").
 - "quote": the user's own words that say so, copied exactly from a "user" part of this turn. \
 Without such words it is no fact. What the assistant said does not count.
-- "confidence": from 0 to 1.
 
 Use no name, number or address that the turn does not have. [redacted …] stands for a secret: \
 never guess what it was. Answer with JSON only, in this shape:
-{"turns": [{"turn": 1, "daily": "…", "facts": [{"text": "…", "about": "…", "quote": "…", \
-"confidence": 0.9}]}]}"""
+{"turns": [{"turn": 1, "daily": "…", "facts": [{"text": "…", "about": "…", "quote": "…"}]}]}"""
 
 
 def answer_schema(turn_count: int) -> dict[str, Any]:
@@ -92,9 +89,7 @@ def answer_schema(turn_count: int) -> dict[str, Any]:
     slow with large limits.
     """
     string = {"type": "string"}
-    fact_schema = _object_schema(
-        {"text": string, "about": string, "quote": string, "confidence": {"type": "number"}}
-    )
+    fact_schema = _object_schema({"text": string, "about": string, "quote": string})
     facts_schema = {"type": "array", "items": fact_schema, "maxItems": MAX_FACTS}
     turn = _object_schema({"turn": {"type": "integer"}, "daily": string, "facts": facts_schema})
     turn_list = {"type": "array", "items": turn, "minItems": turn_count, "maxItems": turn_count}
@@ -170,12 +165,10 @@ def _parse_fact(item: Any) -> Fact | None:
     # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
-    confidence: Any = item.get("confidence")
     return Fact(
         text=text,
         about=_to_single_line(item.get("about")),
         quote=_without_surrogates(quote).strip(),
-        confidence=float(min(max(confidence, 0), 1)) if type(confidence) in (int, float) else 0.5,
     )
 
 
@@ -265,7 +258,6 @@ def make_drafts(
                 session=session,
                 uid=uid,
                 seqs=seqs,
-                confidence=min(max(fact.confidence, 0.0), 1.0),
                 supersedes=tuple(note.id for note in same_subject_notes),
                 at=at,
             )

@@ -46,7 +46,6 @@ class NoteContent(Struct, frozen=True, kw_only=True):
     """Uid of the session that the note comes from."""
     seqs: tuple[int, ...] = ()
     """Seqs of the messages that the note comes from."""
-    confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
     """Ids of the notes that this note replaces."""
 
@@ -94,7 +93,6 @@ class _StoredNote(Struct):
     session: str = ""
     uid: str = ""
     seqs: tuple[int, ...] = ()
-    confidence: float = 1.0
     supersedes: tuple[str, ...] = ()
     forgotten: bool = False
     was: str = ""
@@ -136,7 +134,7 @@ def message_of(draft: Draft, id: str) -> dict[str, Any]:
     for name in _COPIED_FIELDS:
         if value := getattr(draft, name):
             message[name] = list(value) if isinstance(value, tuple) else value
-    return message if draft.confidence == 1.0 else {**message, "confidence": draft.confidence}
+    return message
 
 
 # --- from messages to notes ------------------------------------------------------------------
@@ -169,7 +167,6 @@ def record_of(scope: Scope, message: Message) -> NoteRecord | None:
         at=message.at,
         kind=cast(Kind, stored.was or stored.kind),
         text=stored.content,
-        confidence=stored.confidence,
         forgotten=message.hidden or stored.forgotten,
         **copied_fields,
     )

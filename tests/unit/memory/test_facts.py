@@ -32,7 +32,7 @@ def _note(id: str, text: str, about: str = "", *, at: datetime = NOW) -> Note:
 
 
 def test_a_new_fact_is_a_core_note_with_its_source() -> None:
-    fact = Fact(text="Eats no meat.", about="Diet", quote="I eat no meat", confidence=0.9)
+    fact = Fact(text="Eats no meat.", about="Diet", quote="I eat no meat")
 
     [draft] = make_drafts([fact], [], at=NOW, session="telegram:1", uid="u", seqs=(3, 4))
 
@@ -40,7 +40,7 @@ def test_a_new_fact_is_a_core_note_with_its_source() -> None:
         *("core", "Eats no meat.", "diet", "I eat no meat"),
     )
     assert (draft.session, draft.uid, draft.seqs, draft.at) == ("telegram:1", "u", (3, 4), NOW)
-    assert (draft.confidence, draft.supersedes) == (0.9, ())
+    assert draft.supersedes == ()
 
 
 @pytest.mark.parametrize("again", ["Eats no meat", "The user eats no meat!", "EATS  no meat."])
@@ -101,11 +101,10 @@ def test_negated_fact_is_not_a_repetition() -> None:
     assert draft.supersedes == ("a",)
 
 
-def test_long_texts_are_truncated_and_confidence_is_clamped() -> None:
-    [draft] = make_drafts([Fact(text="word " * 500, confidence=7.0)], [])
+def test_long_texts_are_truncated() -> None:
+    [draft] = make_drafts([Fact(text="word " * 500)], [])
 
     assert len(draft.text) == MAX_TEXT_CHARACTERS
-    assert draft.confidence == 1.0
 
 
 def test_fact_must_quote_the_user() -> None:
@@ -122,7 +121,7 @@ def test_fact_must_quote_the_user() -> None:
 # --- questions to a model -------------------------------------------------------------------------
 
 
-FACT = {"text": "Eats no meat.", "about": "diet", "quote": "I eat no meat", "confidence": 0.9}
+FACT = {"text": "Eats no meat.", "about": "diet", "quote": "I eat no meat"}
 TURN = Turn(
     last_seq=2,
     seqs=(1, 2),
@@ -225,18 +224,6 @@ def test_malformed_fact_is_dropped_and_counted(fact: Any) -> None:
     assert (len(found[1].facts), found[1].malformed) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("told", "taken"), [(0.3, 0.3), (7, 1.0), (-1, 0.0), (10**400, 1.0), ("high", 0.5), (True, 0.5)]
-)
-def test_confidence_is_clamped_between_0_and_1(told: Any, taken: float) -> None:
-    answer = _answer({"turn": 1, "daily": "", "facts": [{**FACT, "confidence": told}]})
-
-    found = parse_answer(answer, turn_count=1)
-
-    assert found is not None
-    assert found[1].facts[0].confidence == taken
-
-
 def test_number_of_facts_is_limited() -> None:
     found = parse_answer(_answer({"turn": 1, "daily": "", "facts": [FACT] * 50}), turn_count=1)
 
@@ -264,14 +251,14 @@ def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
 
 @pytest.mark.parametrize("empty", ["…", "...", " - ", ""])
 def test_placeholder_dots_are_neither_entry_nor_fact(empty: str) -> None:
-    fact = {"text": empty, "about": "x", "quote": "I live in Lisbon", "confidence": 1}
+    fact = {"text": empty, "about": "x", "quote": "I live in Lisbon"}
     answer = {"turns": [{"turn": 1, "daily": empty, "facts": [fact]}]}
     assert parse_answer(json.dumps(answer), turn_count=1) == {1: ExtractedFacts(malformed=1)}
 
 
 def test_single_word_is_not_a_fact_but_a_sentence_without_spaces_is() -> None:
     told = [
-        {"text": text, "about": "", "quote": "q", "confidence": 1}
+        {"text": text, "about": "", "quote": "q"}
         for text in ("Ingrid", "里斯本に住んでいます", "Likes tea.")
     ]
     heard = parse_answer(json.dumps({"turns": [{"daily": "A talk.", "facts": told}]}), turn_count=1)

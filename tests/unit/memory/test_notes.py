@@ -68,7 +68,6 @@ def test_stored_note_equals_its_draft(notes: Notes) -> None:
         session="telegram:1",
         uid="u1",
         seqs=(3, 5),
-        confidence=0.25,
         supersedes=("older",),
         at=datetime(2026, 5, 1, tzinfo=UTC),
     )
