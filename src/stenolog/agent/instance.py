@@ -3,17 +3,12 @@
 import asyncio
 import concurrent.futures
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from datetime import datetime, tzinfo
 from functools import partial
-from io import BytesIO
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec.structs import replace
 
@@ -26,7 +21,7 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.context.window import Limits
 from stenolog.errors import StenologError, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
-from stenolog.memory.facade import DEFAULT_AGENT, Memory
+from stenolog.memory.facade import DEFAULT_AGENT, Memory, load_zone
 from stenolog.memory.recall import RecallResult
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.chat_model import ChatModel, CountedAnswer, HasContextWindow, StreamedAnswer
@@ -380,33 +375,6 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
     except StenologError as error:
         log_reports.warning("the notes cannot be opened, so nothing is remembered: %s", error)
         return None
-
-
-def load_zone(name: str) -> tzinfo:
-    """Return the time zone with this name, such as `Europe/Berlin`.
-
-    An empty name means the zone of this machine. Raises UsageError for an unknown zone.
-    """
-    if not name:
-        return _load_machine_zone()
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise UsageError(f"unknown time zone {name!r}; use a name such as Europe/Berlin") from error
-
-
-def _load_machine_zone() -> tzinfo:
-    # Prefer zone data: a fixed offset is wrong after a change to or from daylight saving time.
-    name = os.environ.get("TZ", "").removeprefix(":")
-    with suppress(KeyError, OSError, ValueError):
-        if name and not name.startswith("/"):
-            return ZoneInfo(name)
-        zone_data = Path(name or "/etc/localtime").read_bytes()
-        if zone_data.endswith(b"\n"):  # `from_file` never returns if the last line is incomplete
-            return ZoneInfo.from_file(BytesIO(zone_data))
-    offset_zone = datetime.now().astimezone().tzinfo
-    assert offset_zone is not None
-    return offset_zone
 
 
 class AgentRegistry:

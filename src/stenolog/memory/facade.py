@@ -3,8 +3,10 @@
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, tzinfo
+from io import BytesIO
+from pathlib import Path
 from typing import Final, Literal, Self, overload
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -73,7 +75,7 @@ class Memory:
         self._aliases = Aliases(sessions)
         self._threads = threads
         self._tokens = tokens
-        self._zone = _parse_zone(zone)
+        self._zone = zone if isinstance(zone, tzinfo) else load_zone(zone)
         self._half_life_days = half_life_days
         self._clock = clock or (lambda: datetime.now(UTC))
         self._consolidator: Consolidator | None = None
@@ -289,13 +291,28 @@ def open_memory(
         return memory
 
 
-def _parse_zone(zone: object) -> tzinfo:
-    if isinstance(zone, tzinfo):
-        return zone
+def load_zone(name: str) -> tzinfo:
+    """Return the time zone with this name, such as `Europe/Berlin`.
+
+    An empty name means the zone of this machine. Raises UsageError for an unknown zone.
+    """
+    if not name:
+        return _load_machine_zone()
     try:
-        if isinstance(zone, str):
-            return ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        hint = "unknown time zone; if all names are unknown, install tzdata"
-        raise UsageError(f"zone={zone!r}: {hint}") from error
-    raise UsageError(f'zone must be a tzinfo or a name such as "Europe/Zurich", not {zone!r}')
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
+        raise UsageError(f"unknown time zone {name!r}; use a name such as Europe/Berlin") from error
+
+
+def _load_machine_zone() -> tzinfo:
+    # Prefer zone data: a fixed offset is wrong after a change to or from daylight saving time.
+    name = os.environ.get("TZ", "").removeprefix(":")
+    with suppress(KeyError, OSError, ValueError):
+        if name and not name.startswith("/"):
+            return ZoneInfo(name)
+        zone_data = Path(name or "/etc/localtime").read_bytes()
+        if zone_data.endswith(b"\n"):  # `from_file` never returns if the last line is incomplete
+            return ZoneInfo.from_file(BytesIO(zone_data))
+    offset_zone = datetime.now().astimezone().tzinfo
+    assert offset_zone is not None
+    return offset_zone

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from stenolog.catalog.entries import Candidates
 from stenolog.catalog.tokenizer import stems
-from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.time_words import Period, find_period
 
 # --- question -------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
 def parse_question(question: str, *, now: datetime) -> Question:
     """Parse a question. Words such as "yesterday" are relative to `now`."""
-    text = strip_blocks(question)[:_MAX_QUESTION_CHARACTERS]
+    text = question[:_MAX_QUESTION_CHARACTERS]
     period, remaining_text = find_period(text, now=now)
     distinct_stems = tuple(dict.fromkeys(stems(remaining_text)))
     return Question(text=text, stems=distinct_stems, period=period)

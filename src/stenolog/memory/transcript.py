@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.memory.prompt_block import strip_blocks
+from stenolog.memory.recall import strip_blocks
 from stenolog.messages import (
     FilePart,
     ImagePart,

@@ -6,8 +6,8 @@ from zoneinfo import TZPATH
 
 import pytest
 
-from stenolog.agent.instance import load_zone
 from stenolog.errors import UsageError
+from stenolog.memory.facade import load_zone
 
 
 def _hours(name: str, month: int) -> float:

@@ -19,7 +19,7 @@ from stenolog.errors import NotStored
 from stenolog.memory import consolidation as module
 from stenolog.memory.consolidation import MAX_ATTEMPTS, ConsolidationReport, Consolidator
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.prompt_block import memory_block
+from stenolog.memory.recall import memory_block
 from stenolog.memory.scopes import Scope
 from stenolog.memory.transcript import Turn, make_turn
 from stenolog.records import Message, SessionInfo
@@ -73,7 +73,7 @@ def quick() -> Place:
 
 
 def fact(text: str, quote: str, about: str = "") -> dict[str, Any]:
-    return {"text": text, "about": about, "quote": quote, "confidence": 0.9}
+    return {"text": text, "about": about, "quote": quote}
 
 
 def happened(number: int) -> str:

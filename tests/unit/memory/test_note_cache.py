@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.errors import NothingToUndo, UsageError
-from stenolog.memory import note_cache
+from stenolog.memory import notes as notes_module
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.recall import recall
 from stenolog.memory.scopes import Scope
@@ -182,8 +182,8 @@ def test_changes_during_a_read_are_not_missed(when: str) -> None:
 
 
 def test_number_of_cached_scopes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(note_cache, "MAX_SCOPES", 4)
-    monkeypatch.setattr(note_cache, "MAX_NOTES", 10)
+    monkeypatch.setattr(notes_module, "MAX_SCOPES", 4)
+    monkeypatch.setattr(notes_module, "MAX_NOTES", 10)
     store = CountingStore(InMemoryStore())
     notes = Notes(store)
     scopes = [Scope(who=f"telegram:{number}") for number in range(9)]

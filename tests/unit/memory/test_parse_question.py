@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import parse_question
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
@@ -19,9 +18,3 @@ def test_question_is_parsed_into_stems_and_period() -> None:
 def test_question_of_only_stop_words_is_empty() -> None:
     assert parse_question("And what about it?", now=NOW).is_empty
     assert not parse_question("And yesterday?", now=NOW).is_empty
-
-
-def test_recalled_blocks_are_removed_from_the_question() -> None:
-    assert parse_question(f"{memory_block(['likes tea'])}\nWhich coffee?", now=NOW).stems == (
-        "coffe",
-    )

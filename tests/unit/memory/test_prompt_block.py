@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.prompt_block import CLOSING, HEADING, OPENING, memory_block, strip_blocks
+from stenolog.memory.recall import CLOSING, HEADING, OPENING, memory_block, strip_blocks
 
 texts = st.lists(
     st.sampled_from([OPENING, CLOSING, "a", "\n", " ", "<", "memory>", "<stenolog:", "é"])

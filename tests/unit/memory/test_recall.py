@@ -14,9 +14,18 @@ from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Draft, Note, Notes
-from stenolog.memory.prompt_block import CLOSING, HEADING, OPENING, memory_block
 from stenolog.memory.ranking import Candidate, Kind, parse_question
-from stenolog.memory.recall import MAX_TEXT_CHARACTERS, RecallResult, excerpt, format_recall, recall
+from stenolog.memory.recall import (
+    CLOSING,
+    HEADING,
+    MAX_TEXT_CHARACTERS,
+    OPENING,
+    RecallResult,
+    excerpt,
+    format_recall,
+    memory_block,
+    recall,
+)
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
@@ -155,6 +164,9 @@ def test_earlier_recall_blocks_are_neither_matched_nor_returned(
     found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
     assert _texts(found) == ["Where is the ferry?"]
     assert "zanzibar" not in found.block
+    _say(store, "telegram:2:1", "Zanzibar at noon.")
+    found = recall(f"{block}\nferry", scope=ME, notes=None, catalog=catalog, now=NOW)
+    assert _texts(found) == ["Where is the ferry?"]
 
 
 def test_duplicate_texts_are_returned_once(store: Store, catalog: Catalog) -> None:

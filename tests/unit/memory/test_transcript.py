@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.memory.prompt_block import memory_block
+from stenolog.memory.recall import memory_block
 from stenolog.memory.transcript import (
     Turn,
     describe_turn,

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from stenolog.memory import note_cache
-from stenolog.memory.note_cache import WordIndex
+from stenolog.memory import notes as notes_module
 from stenolog.memory.note_records import Note
+from stenolog.memory.notes import WordIndex
 from stenolog.memory.scopes import Scope
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -53,7 +53,7 @@ def test_later_notes_are_indexed_once() -> None:
 def test_only_last_notes_of_a_frequent_word_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(note_cache, "MAX_NOTES_PER_WORD", 3)
+    monkeypatch.setattr(notes_module, "MAX_NOTES_PER_WORD", 3)
     index = WordIndex()
     for number in range(9):
         index.weigh([], _notes(f"ferry {number}"))
