@@ -231,16 +231,6 @@ class ModelServer:
         """Return whether the server is closing, so that all answers must end."""
         return self._closing.is_set()
 
-    def counters_body(self) -> dict[str, Any]:
-        """Return the counters and faults as the response of `/told`, for a parent process."""
-        with self._lock:
-            return {**self._counts, "refusals": list(self._faults)}
-
-    def models_body(self) -> dict[str, Any]:
-        """Return the response of `/v1/models`."""
-        model = {"id": MODEL, "object": "model", "owned_by": "script"}
-        return {"object": "list", "data": [model]}
-
 
 class _Disconnected(Exception):
     """The client has disconnected, or the script ended the connection."""
@@ -294,17 +284,11 @@ class _Connection(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:  # name required by the library
-        """Send the list of models, the counters or the recorded requests."""
-        model = self.server.model
-        match self.path.rstrip("/"):
-            case "/v1/models":
-                self._send(200, json.dumps(model.models_body()))
-            case "/told":
-                self._send(200, json.dumps(model.counters_body()))
-            case "/requests":
-                self._send(200, json.dumps(model.requests))
-            case _:
-                self._send(404, _error_body(f"Invalid URL (GET {self.path})"))
+        """Send the list of models."""
+        if self.path.rstrip("/") == "/v1/models":
+            self._send(200, json.dumps(_MODELS))
+        else:
+            self._send(404, _error_body(f"Invalid URL (GET {self.path})"))
 
     def do_POST(self) -> None:  # name required by the library
         """Send the model's answer to a chat request."""
@@ -437,6 +421,10 @@ class _Connection(BaseHTTPRequestHandler):
                 time.sleep(min(seconds_left, 0.01))
 
 
+_MODELS: Final = {
+    "object": "list",
+    "data": [{"id": MODEL, "object": "model", "owned_by": "script"}],
+}
 _DEFAULT_ERRORS: Final = {
     429: "Rate limit reached for requests. Please try again later.",
     500: "The server had an error while processing your request. Sorry about that!",
