@@ -52,10 +52,9 @@ class Context:
     """Builds model requests for the sessions of a store, and summarizes the sessions.
 
     `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
-    without a model, summaries quote the messages. `complete_limits`: limits of the model
-    `complete`, if different from `limits`. `on_event` is called after each summary; its errors are
-    logged. `catalog`: stores the calibration of the token counts of `model` for the next run.
-    Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
+    without a model, summaries quote the messages. `on_event` is called after each summary; its
+    errors are logged. `catalog`: stores the calibration of the token counts of `model` for the next
+    run. Thread-safe. Raises UsageError if `store` is not a store or `complete` cannot be called.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Context:
         store: Store | SessionStore,
         complete: CompletionFunction | None = None,
         *,
-        complete_limits: Limits | None = None,
         limits: Limits | None = None,
         needs: ProviderRequirements | None = None,
         tokens: Tokens | None = None,
@@ -88,7 +86,6 @@ class Context:
         self._model = model
         self._catalog = catalog
         self._complete = complete
-        self._complete_limits = complete_limits
         self._calibration_mutex = threading.Lock()
         self._needs = needs or ProviderRequirements()
         self._tokens = tokens or Tokens()
@@ -240,9 +237,8 @@ class Context:
         plan = self._make_plan(view, trigger, limits, memory, overfull=overfull)
         if plan is None:
             return None
-        writer_limits, tokens = self._complete_limits or limits, self.tokens
         report = apply_plan(
-            self.store, key, plan, complete=self._complete, limits=writer_limits, tokens=tokens
+            self.store, key, plan, complete=self._complete, limits=limits, tokens=self.tokens
         )
         if report is not None and self._on_event is not None:
             try:

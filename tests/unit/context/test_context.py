@@ -17,7 +17,6 @@ from stenolog.context.window import Limits
 from stenolog.errors import ContextTooSmall, UnsupportedFormat, UsageError
 from stenolog.tokens import Tokens
 from support.histories import CHEAP, KEY, assistant, faults, hands, talk, tool, user, uses
-from support.scripted_completion import ScriptedCompletion
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 
@@ -170,16 +169,6 @@ def test_errors_of_on_event_are_logged(store: Store, caplog: pytest.LogCaptureFi
     assert "could not be stored: RuntimeError('screen is off')" in caplog.text
 
 
-def test_summary_requests_fit_the_limits_of_their_model(store: Store) -> None:
-    small = Limits(max_context_tokens=1_000)
-    model = ScriptedCompletion(['{"facts": ["a"], "last_state": "on"}'] * 40)
-    loop = Loop(store, complete=model, complete_limits=small)
-    store.add_messages(KEY, talk(8, size=600))
-    assert loop.context.summarize(KEY) is not None
-    assert len(model.calls) > 1
-    assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.calls)
-
-
 def test_one_long_turn_is_shortened_after_an_overflow(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [user("do it"), assistant(None, "c1"), tool("c1", "x" * 9_000)])
@@ -284,15 +273,6 @@ def test_reported_tokens_calibrate_the_estimate(store: Store) -> None:
         context.call(KEY, model, usage=lambda answer: answer)
     assert 1.9 * plain < context.window(KEY).tokens < 2.1 * plain
     context.call(KEY, model, usage=lambda _: None)
-
-
-def test_system_prompt_that_does_not_fit_raises_before_any_call(store: Store) -> None:
-    loop = Loop(store, system="s" * 40_000)
-    store.add_message(KEY, "user", "hello")
-    server = Server(0, SILENT)
-    with pytest.raises(ContextTooSmall, match="raise max_context_tokens to at least"):
-        loop.context.call(KEY, server)
-    assert server.sent == []
 
 
 def test_reported_tokens_are_stored_per_model(tmp_path: Path) -> None:
