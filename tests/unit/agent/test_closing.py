@@ -124,19 +124,6 @@ def test_hanging_tool_does_not_block_close(tmp_path: Path) -> None:
     hangs.set()
 
 
-@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_close_releases_the_lease(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        other = open_agent(store, tmp_path, ScriptedModel([]))
-        assert other.store is not None
-        async with agent_loop(store, tmp_path, ["Hello."]) as loop:
-            await say(loop, "Hi.")
-            other.store.lease(KEY, ttl=5, wait=0).release()
-        await other.close()
-
-    asyncio.run(main())
-
-
 def test_close_closes_every_agent_of_the_registry(tmp_path: Path) -> None:
     models = [ScriptedModel(["a"]), ScriptedModel(["b"])]
 

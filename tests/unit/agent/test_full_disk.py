@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF_TEXT
 from stenolog.agent.turn_events import Answer, Event, MessageStored, ModelCalled, TextDelta
 from stenolog.context.window import Limits
@@ -94,26 +93,6 @@ def test_question_that_is_not_stored_is_not_asked(store: str, disk: Disk) -> Non
     assert _contents(reopened(store, disk.folder)) == ["said 1", "to 1", "said 2", "to 2"]
 
 
-@every_store
-@every_disk
-def test_question_whose_answer_is_not_stored_is_answered_once_by_its_retry(
-    store: str, disk: Disk
-) -> None:
-    model = ScriptedModel([_reply_that_fills(disk, LONG), "to 1"])
-
-    async def main() -> None:
-        async with _loop(store, disk, model) as loop:
-            _check_failed(await say(loop, "said 1", id="update-1"), saved=True)
-            assert _contents(bodies(loop)) == ["said 1"]
-            disk.free()
-            answer = await say(loop, "said 1", id="update-1")
-            assert (answer.outcome, answer.text) == ("answered", "to 1")
-            assert (await say(loop, "said 1", id="update-1")).outcome == "again"
-
-    asyncio.run(main())
-    assert _contents(reopened(store, disk.folder)) == ["said 1", "to 1"]
-
-
 @pytest.mark.quick(2)
 @every_store
 @every_disk
@@ -176,34 +155,6 @@ def test_tool_whose_result_is_not_stored_does_not_run_again(store: str, disk: Di
     assert runs == ["paid"]
     roles = [body["role"] for body in reopened(store, disk.folder)]
     assert roles == ["user", "assistant", "tool", "assistant"]
-
-
-@every_store
-@every_disk
-def test_repeatable_tool_whose_result_is_not_stored_runs_again(store: str, disk: Disk) -> None:
-    runs: list[str] = []
-
-    @tool(repeatable=True)
-    def look() -> str:
-        """Look at the sky."""
-        runs.append("looked")
-        if len(runs) == 1:
-            disk.fill()
-            return LONG
-        return "blue"
-
-    model = ScriptedModel([called("look"), "It is blue."])
-
-    async def main() -> None:
-        async with _loop(store, disk, model, [look]) as loop:
-            _check_failed(await say(loop, "Look."), saved=True)
-            disk.free()
-            [answer] = await loop.resume()
-            assert (answer.outcome, answer.text) == ("answered", "It is blue.")
-            assert bodies(loop)[2]["content"] == "blue"
-
-    asyncio.run(main())
-    assert runs == ["looked", "looked"]
 
 
 @every_store

@@ -206,44 +206,6 @@ def test_idle_agent_writes_notes_when_the_model_is_back(
     asyncio.run(main())
 
 
-def test_notes_are_written_after_the_back_off_of_a_restarted_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timers = Timers(monkeypatch)
-
-    async def first() -> None:
-        async with agent_loop("jsonl", tmp_path, FailingModel(["Ok."]), spec=NOTING) as loop:
-            timers.govern(loop)
-            await say(loop, "I like tea.")
-            await loop.wait_until_idle()
-            timers.pending.clear()
-
-    async def second() -> None:
-        model = NotingModel([])
-        async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
-            timers.govern(loop)
-            await loop.wait_until_idle()
-            assert model.noted == 0
-            timers.elapse()
-            await loop.wait_until_idle()
-            assert _core(loop) == ["I like tea."]
-
-    asyncio.run(first())
-    asyncio.run(second())
-
-
-def test_consolidation_can_be_disabled(tmp_path: Path) -> None:
-    async def main() -> None:
-        model = NotingModel(["Ok."])
-        async with agent_loop("jsonl", tmp_path, model) as loop:
-            await say(loop, "I like tea.")
-            await loop.wait_until_idle()
-            assert model.noted == 0
-            assert _core(loop) == []
-
-    asyncio.run(main())
-
-
 def test_without_memory_the_recall_tool_finds_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel([called("recall", '{"question": "x"}'), "Nothing."])

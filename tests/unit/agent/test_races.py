@@ -177,25 +177,6 @@ def test_message_after_an_unfinished_answer_is_answered_next(
 
 
 @with_store
-@pytest.mark.parametrize("command", ["retry", "edit new words"])
-def test_concurrent_command_and_message_both_take_effect(
-    store: str, command: str, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
-            await say(loop, "old words")
-            for number in range(10):
-                both = await asyncio.gather(
-                    say(loop, f"/{command}"), say(loop, f"message {number}")
-                )
-                said = [body["content"] for body in bodies(loop)]
-                assert f"message {number}" in both[1].text
-                assert f"message {number}" in said
-
-    asyncio.run(main())
-
-
-@with_store
 @pytest.mark.parametrize("command", ["retry", "edit new words", "clear"])
 def test_p5_command_does_not_hide_a_message_that_was_answered_after_it(
     store: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -357,23 +338,6 @@ def test_summaries_use_the_chosen_model(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError])
-def test_exception_of_a_tool_is_its_result(error: type[BaseException], tmp_path: Path) -> None:
-    async def odd() -> None:
-        """Raise something odd."""
-        raise error
-
-    async def main() -> None:
-        heard = Heard()
-        async with agent_loop("jsonl", tmp_path, [called("odd"), "I see."], tools=[odd]) as loop:
-            assert (await say(loop, "go", on_event=heard)).text == "I see."
-        [ended] = heard.of(ToolFinished)
-        assert ended.failed
-        assert "did not end within" not in ended.text
-
-    asyncio.run(main())
-
-
 def test_tool_that_ignores_cancellation_does_not_block_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,28 +385,6 @@ def test_lost_lease_ends_the_turn_without_a_write(*, is_silent: bool, tmp_path: 
                 "Another process has taken over this turn.",
             )
             assert roles(loop) == ["user"]
-
-    asyncio.run(main())
-
-
-@with_store
-@pytest.mark.parametrize("begins", ["", "half a"])
-def test_running_turn_does_not_recreate_a_purged_session(
-    store: str, begins: str, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        model = Waiting(["Too late."], begins=begins)
-        async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(say(loop, "Hi."))
-            await model.first.wait()
-            with open_store(_where(store, tmp_path)) as other:
-                assert other.admin.purge(KEY).messages == 1
-            model.go.set()
-            answer = await speaking
-            assert answer.outcome == "failed"
-            assert isinstance(answer.error, NoSuchSession), "nobody has taken it over"
-        with open_store(_where(store, tmp_path)) as other:
-            assert (other.list_sessions(), other.admin.list_trash()) == ([], [])
 
     asyncio.run(main())
 

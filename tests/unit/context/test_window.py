@@ -393,17 +393,6 @@ def test_no_text_of_a_summary_ends_it(hostile: str) -> None:
     assert "and went." in text
 
 
-def test_inserted_first_user_message_is_counted() -> None:
-    history = stored([assistant(None, "c1", "c1"), user("0" * 17)])
-    limits = Limits(max_context_tokens=60, reserve=1)
-    window = build_window(
-        history, limits=limits, needs=ProviderRequirements(user_first=True), tokens=CHEAP
-    )
-    assert window.tokens <= window.budget
-    assert window.left_out > 0
-    assert window.messages[-1]["content"] == "0" * 17
-
-
 @given(st.text(max_size=400), st.integers(0, 120))
 def test_cut_text_has_its_mark_and_fits(text: str, keep: int) -> None:
     short = cut_middle(text, keep, CHEAP, mark="[…]")

@@ -18,7 +18,7 @@ from msgspec import Struct
 from stenolog.errors import NotStored
 from stenolog.memory import consolidation as module
 from stenolog.memory.consolidation import MAX_ATTEMPTS, ConsolidationReport, Consolidator
-from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.notes import Notes
 from stenolog.memory.recall import memory_block
 from stenolog.memory.scopes import Scope
 from stenolog.memory.transcript import Turn, make_turn
@@ -134,17 +134,6 @@ def test_a_turn_is_consolidated_once_and_the_next_one_follows(place: Place) -> N
     assert len(place.daily()) == 2
 
 
-def test_pending_turns_are_sent_in_one_request(quick: Place) -> None:
-    for number in range(5):
-        quick.talk(f"said {number}")
-    model = ScriptedCompletion([answer([], [], [], [], [])])
-
-    done = quick.consolidation(model).run(KEY)
-
-    assert (done.turns, done.daily, len(model.calls)) == (5, 5, 1)
-    assert quick.daily() == [happened(number) for number in range(1, 6)]
-
-
 def test_newer_fact_supersedes_the_older_one_of_its_subject(place: Place) -> None:
     place.talk("I live in Rome")
     place.talk("I moved, I live in Oslo now")
@@ -166,24 +155,6 @@ def test_newer_fact_supersedes_the_older_one_of_its_subject(place: Place) -> Non
     assert [note.superseded is None for note in all_of_them] == [False, False, True]
     # The link is stored, so that readers need not compute it.
     assert all_of_them[1].supersedes == (all_of_them[0].id,)
-
-
-def test_old_session_consolidated_late_does_not_replace_newer_facts(quick: Place) -> None:
-    quick.sessions.add_messages(
-        "telegram:old:1",
-        [{"role": "user", "content": "I live in Rome"}, {"role": "assistant", "content": "Ok"}],
-        at=[NOON - timedelta(days=900)] * 2,
-    )
-    quick.talk("I live in Oslo")
-    sender = Scope(who=KEY, of="sender")
-    now = answer([fact("Lives in Oslo.", "I live in Oslo", "town")])
-    quick.run(now, scope_of=lambda _: sender)
-
-    late = answer([fact("Lives in Rome.", "I live in Rome", "town")])
-    quick.run(late, key="telegram:old:1", scope_of=lambda _: sender)
-
-    assert quick.core(sender) == ["Lives in Oslo."]
-    assert len(quick.daily(sender)) == 2
 
 
 def test_recreated_session_is_consolidated_from_the_start(place: Place) -> None:
@@ -708,12 +679,3 @@ def test_consolidation_ends_for_any_conversation_and_answers(
     assert done.waiting == 0
     assert len(place.daily()) == done.turns >= 1
     assert place.run() == ConsolidationReport()
-
-
-def test_manual_note_can_be_superseded(quick: Place) -> None:
-    quick.notes.add(ANN, [Draft(kind="core", text="Lives in Rome.", about="town", at=NOON)])
-    quick.talk("I live in Oslo")
-
-    quick.run(answer([fact("Lives in Oslo.", "I live in Oslo", "town")]))
-
-    assert quick.core() == ["Lives in Oslo."]

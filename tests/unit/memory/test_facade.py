@@ -339,13 +339,6 @@ def test_zone_can_be_given_by_name(sessions: Store) -> None:
             assert f"[{day}]" in memory.recall("comet", scope=memory.scope(key=ANN)).block
 
 
-def test_failed_open_memory_closes_its_stores(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("in the way")
-
-    with pytest.raises(Exception, match="notes"):
-        open_memory(tmp_path)
-
-
 def test_session_with_the_longest_key_has_notes_and_recall(tmp_path: Path) -> None:
     key = "cli:" + "x" * 1020
     with open_store(tmp_path) as store:

@@ -13,7 +13,7 @@ import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import UsageError
-from stenolog.memory.notes import Draft, Note, Notes
+from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.ranking import Candidate, Kind, parse_question
 from stenolog.memory.recall import (
     CLOSING,
@@ -26,7 +26,7 @@ from stenolog.memory.recall import (
     memory_block,
     recall,
 )
-from stenolog.memory.scopes import Scope, scope_of
+from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.tokens import estimate
@@ -165,8 +165,8 @@ def test_earlier_recall_blocks_are_neither_matched_nor_returned(
     assert _texts(found) == ["Where is the ferry?"]
     assert "zanzibar" not in found.block
     _say(store, "telegram:2:1", "Zanzibar at noon.")
-    found = recall(f"{block}\nferry", scope=ME, notes=None, catalog=catalog, now=NOW)
-    assert _texts(found) == ["Where is the ferry?"]
+    asked = f"{block}\nHello!"
+    assert recall(asked, scope=ME, notes=None, catalog=catalog, now=NOW).block == ""
 
 
 def test_duplicate_texts_are_returned_once(store: Store, catalog: Catalog) -> None:
@@ -190,41 +190,6 @@ def test_time_without_a_zone_is_rejected() -> None:
 
 
 # --- users -----------------------------------------------------------------------------------
-
-USERS = {
-    "ann": ["slack:ann", "slack:C1:ann", "slack:C2:ann"],
-    "bob": ["slack:bob", "slack:C1:bob"],
-    "C1": ["slack:C1"],
-}
-"""Two people who share channels, and one of these channels as a separate group."""
-
-
-@pytest.mark.quick(1)
-def test_three_users_in_one_store_never_see_each_other(
-    store: Store, catalog: Catalog, notes: Notes
-) -> None:
-    written: dict[str, list[Note]] = {}
-    for user, keys in USERS.items():
-        for key in keys:
-            assert owner_in_key(key) == f"slack:{user}"
-            _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
-        scope = Scope(who=f"slack:{user}", of="sender")
-        written[user] = notes.add(scope, [_fact(f"secret ferry note of {user}")])
-    for user, keys in USERS.items():
-        for question in ("secret ferry", "ann bob C1 note", "yesterday"):
-            for key in keys:
-                assert catalog.sender(key) == f"slack:{user}"
-                scope = Scope(who=f"slack:{user}", of="sender")
-                found = recall(question, scope=scope, notes=notes, catalog=catalog, now=NOW)
-                assert found.found
-                own = {written[user][0].id, *(f"{own}:{n}" for own in keys for n in range(1, 151))}
-                assert {one.source for one in found.found} <= own
-                assert all(f"of {user}" in one.text for one in found.found)
-    nobody = Scope(who="slack:eve", of="sender")
-    assert recall("secret", scope=nobody, notes=notes, catalog=catalog, now=NOW).block == ""
-    apart = scope_of("slack:C1:ann")
-    found = recall("secret ferry", scope=apart, notes=notes, catalog=catalog, now=NOW)
-    assert {one.source.rpartition(":")[0] for one in found.found} == {"slack:C1:ann"}
 
 
 def test_two_agents_of_one_user_have_separate_notes(

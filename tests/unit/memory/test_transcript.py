@@ -146,28 +146,6 @@ def test_turn_boundaries_do_not_depend_on_later_messages_or_start(
 # --- withdrawn and summarized messages -------------------------------------------------------
 
 
-def test_summarized_messages_count_and_withdrawn_ones_do_not() -> None:
-    store = InMemoryStore()
-    store.add_messages(KEY, [_user("a"), _answer("b"), _user("c"), _answer("d")])
-
-    def told() -> list[bool]:
-        info = store.info(KEY)
-        turns = finished_turns(store.get_history(KEY, full=True))
-        return [make_turn(turn, info) is not None for turn in turns]
-
-    store.checkpoint(KEY, summary="they talked", upto=2)
-    assert told() == [True, True]
-    store.admin.hide(KEY, 3, 4)
-    store.undo(KEY)
-    assert told() == [True, True]
-    store.clear(KEY)
-    assert told() == [False, False]
-    store.undo(KEY)
-    store.undo(KEY)
-    store.admin.hide(KEY, 3, 4)
-    assert told() == [True, False]
-
-
 def test_turn_with_withdrawn_question_is_left_out() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user("a"), _answer("b"), _user("c"), _answer("d"), _user("e")])
@@ -209,15 +187,6 @@ def test_parts_other_than_text_become_a_word_in_brackets() -> None:
 
     assert turn.user_texts == ["look\n[file]\n[place]\n[part]\n[part]"]
     assert [line.text for line in turn.lines][1:] == ["I cannot."]
-
-
-def test_recalled_memory_is_not_shown_and_not_quotable() -> None:
-    block = memory_block(["2026-05-01: Eats no meat."])
-
-    turn = _turn(_user(f"{block}\nWhat shall I cook?"), _answer("Beans."))
-
-    assert turn.user_texts == ["What shall I cook?"]
-    assert "Eats no meat" not in format_turn(turn, turn_number=1, budget=1_000)
 
 
 def test_secrets_are_redacted_at_cuts() -> None:
