@@ -143,19 +143,6 @@ def test_new_message_closes_open_calls(store: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_message_that_an_answer_had_not_seen_is_answered(
-    tmp_path: Path,
-) -> None:
-    answer = {"role": "assistant", "content": "To the first.", "stenolog": {"seen": 1}}
-    _left("jsonl", tmp_path, _said("first"), _said("second"), answer)
-
-    async def main() -> None:
-        async with agent_loop("jsonl", tmp_path, ["To the second."]) as loop:
-            assert [one.text for one in await loop.resume()] == ["To the second."]
-
-    asyncio.run(main())
-
-
 @every_store
 def test_many_sessions_are_resumed_independently(store: str, tmp_path: Path) -> None:
     instance = open_agent(store, tmp_path, ScriptedModel([]))
@@ -209,17 +196,6 @@ def test_message_waits_for_the_answer_of_another_process(store: str, tmp_path: P
                 answer = await waiting
             assert (answer.outcome, answer.text) == ("elsewhere", "From elsewhere.")
         await other.close()
-
-    asyncio.run(main())
-
-
-def test_negative_resume_within_closes_every_turn(tmp_path: Path) -> None:
-    _left("jsonl", tmp_path, _said("Hello?"))
-
-    async def main() -> None:
-        spec = replace(SPEC, resume_within=-1.0)
-        async with agent_loop("jsonl", tmp_path, [], spec=spec) as loop:
-            assert [one.outcome for one in await loop.resume()] == ["interrupted"]
 
     asyncio.run(main())
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import ABANDONED_TEXT
 from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
@@ -99,19 +98,6 @@ def test_turn_that_waits_for_its_client_is_not_interrupted(store: str, tmp_path:
 
     asyncio.run(begin())
     asyncio.run(after_a_restart())
-
-
-@every_store
-def test_new_message_instead_of_a_tool_result_is_answered(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with agent_loop(store, tmp_path, [_calling("lamp"), "As you like."]) as loop:
-            await _ask(loop, "The lamp, please.")
-            answer = await _ask(loop, "Leave it.")
-            assert answer.text == "As you like."
-            [result] = [body for body in bodies(loop) if body["role"] == "tool"]
-            assert result["content"] == ABANDONED_TEXT
-
-    asyncio.run(main())
 
 
 def test_turn_options_apply_to_one_turn_only(tmp_path: Path) -> None:

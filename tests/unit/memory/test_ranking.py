@@ -1,4 +1,4 @@
-"""Tests of the score of notes and messages: words, neighbours, length, age, period and role."""
+"""Tests of questions, and of the score of notes and messages."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -34,6 +34,19 @@ def _ranked(question: str, *candidates: Candidate, half_life_days: float = 30.0)
     asked = parse_question(question, now=NOW)
     found = rank(asked, candidates, now=NOW, half_life_days=half_life_days)
     return [one.text for one in found]
+
+
+def test_question_is_parsed_into_stems_and_period() -> None:
+    found = parse_question("Where did we plan to meet in May, and whom did we meet?", now=NOW)
+    assert found.stems == ("plan", "meet")
+    assert found.period is not None
+    assert found.period.since == datetime(2026, 5, 1, tzinfo=UTC)
+    assert not found.is_empty
+
+
+def test_question_of_only_stop_words_is_empty() -> None:
+    assert parse_question("And what about it?", now=NOW).is_empty
+    assert not parse_question("And yesterday?", now=NOW).is_empty
 
 
 def test_word_forms_match_and_stop_words_do_not() -> None:
