@@ -47,7 +47,7 @@ def test_cleaning_an_error_takes_linear_time(text: str) -> None:
     run_limited(lambda: (without_secrets(text, None), mask_secrets(text)), cpu=30)
 
 
-@pytest.mark.parametrize("tag", ["<title", "<title>", "<", "</title><", "<!-"])
+@pytest.mark.parametrize("tag", ["<title", "<title>", "<title> ", "<", "</title><"])
 def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
     run_limited(lambda: error_message(tag * 300_000), cpu=30)
 
@@ -55,7 +55,7 @@ def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("<h1>Bad gateway</h1><p>try later</p>", "Bad gateway try later"),
+        ("<title> </title><h1>Bad gateway</h1><p>try later</p>", "Bad gateway try later"),
         ("<style>b { }</style><TITLE class=x>502 Bad gateway</TITLE><p>later", "502 Bad gateway"),
         ("a < b", "a < b"),
         ("a <b", "a <b"),

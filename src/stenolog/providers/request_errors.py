@@ -145,7 +145,7 @@ def error_message(body: str) -> str:
 
 def _page_text(html: str) -> str:
     """Return the title of an error page; without a title, all text outside of tags."""
-    title = re.search("<title[^<>]*>([^<]+)", html, re.IGNORECASE)
+    title = re.search(r"<title[^<>]*>\s*([^<\s][^<]*)", html, re.IGNORECASE)
     return title[1] if title else re.sub("<[^<>]*>", " ", html)
 
 
