@@ -30,7 +30,7 @@ from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, Destination, MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.context.turn_state import answer_to
-from stenolog.errors import StenologError, StoreBusy, StoreUnavailable, UsageError
+from stenolog.errors import StenologError, StoreBusy, StoreUnavailable
 from stenolog.messages import text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.chat_marks import DELIVERY_FIELD, MAX_OWED, DeliveryMark, read_mark
@@ -425,40 +425,17 @@ def _read_history(store: Store, key: str, mark: DeliveryMark | None) -> list[Mes
 # --- splitting ------------------------------------------------------------------------------------
 # Pure functions that split a long answer into messages of an app.
 # A text is cut at the end of a paragraph if possible, else of a line, sentence or word, else
-# anywhere. A code block that is cut is closed in one message and opened again in the next.
+# anywhere.
 
 
-MIN_LIMIT: Final = 64
-_FENCE: Final = "```"
-_CLOSING_LINE: Final = f"\n{_FENCE}"
-_MAX_OPENING_LENGTH: Final = 24
-"""Maximum length of a first line that is repeated when a code block is opened again.
-
-If the first line is longer, only the fence is repeated.
-"""
-_CLOSING_FENCE_PATTERN: Final = re.compile(r"\s*```+[ \t]*(\n|\Z)")
 _BREAK_PATTERNS: Final = (
     re.compile(r"\n[ \t]*\n"),
     re.compile(r"\n"),
     re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+"),  # noqa: RUF001 - these end sentences, too
     re.compile(r"\s+"),
 )
-_SENTENCE_BREAK_INDEX: Final = 2
 _MIN_LENGTH_DIVISOR: Final = 3
 """Minimum length of a message that is cut at a break: the maximum divided by this number."""
-
-
-class Piece(Struct, frozen=True, kw_only=True):
-    """One message: a part of the text, and the fences added around its code."""
-
-    opening: str = ""
-    body: str
-    closing: str = ""
-
-    @property
-    def text(self) -> str:
-        """The complete message, with the added fences."""
-        return f"{self.opening}{self.body}{self.closing}"
 
 
 def utf16_len(text: str) -> int:
@@ -469,51 +446,28 @@ def utf16_len(text: str) -> int:
 def split_text(text: str, limit: int) -> list[str]:
     """Split a text into messages. No message is blank or has more than `limit` UTF-16 code units.
 
-    Only white space at the cuts is dropped. Raises UsageError if `limit` is below MIN_LIMIT.
+    Only white space at the cuts is dropped, but not the indentation of a line.
     """
-    return [piece.text for piece in split_pieces(text, limit)]
-
-
-def split_pieces(text: str, limit: int) -> list[Piece]:
-    """Split a text like `split_text`, but keep the added fences separate from the text."""
-    if limit < MIN_LIMIT:
-        raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
-    pieces: list[Piece] = []
-    rest, fence = text.strip("\n"), ""
+    messages: list[str] = []
+    rest = text.strip("\n")
     while rest.strip():
-        if fence and (closing := _CLOSING_FENCE_PATTERN.match(rest)):
-            # The previous message has already closed the code block, so drop the closing fence.
-            rest, fence = rest[closing.end() :].lstrip(), ""
-            continue
-        prefix = f"{fence}\n" if fence else ""
-        if utf16_len(prefix) + utf16_len(rest) <= limit:
-            pieces.append(Piece(opening=prefix, body=rest.rstrip()))
-            break
-        cut, skipped = _find_cut(
-            rest, limit - utf16_len(prefix) - len(_CLOSING_LINE), in_code=bool(fence)
-        )
-        body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
-        fence_before, fence = fence, _find_open_fence(body, fence)
-        if fence and not fence_before and "\n" in between and body.endswith(f"\n{fence}"):
-            # The first line of a code block moves to the next message, together with its code.
-            body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
-        if body.strip():
-            pieces.append(Piece(opening=prefix, body=body, closing=_CLOSING_LINE if fence else ""))
-        # The indentation of code must be kept.
-        rest = rest.lstrip("\n") if fence else rest.lstrip()
-    return pieces
+        end, next_start = _find_cut(rest, limit)
+        if message := rest[:end].rstrip():
+            messages.append(message)
+        rest = rest[next_start:].lstrip("\n")
+    return messages
 
 
-def _find_cut(text: str, max_units: int, *, in_code: bool) -> tuple[int, int]:
-    """Return the length of the next message, and of the white space to drop after that message."""
-    max_length = _count_fitting_characters(text, max_units)
-    for index, pattern in enumerate(_BREAK_PATTERNS):
-        if in_code and index == _SENTENCE_BREAK_INDEX:
-            continue
+def _find_cut(text: str, limit: int) -> tuple[int, int]:
+    """Return where the next message ends, and where the message after it starts."""
+    max_length = _count_fitting_characters(text, limit)
+    if max_length == len(text):
+        return max_length, max_length
+    for pattern in _BREAK_PATTERNS:
         matches = [*pattern.finditer(text, 0, max_length + 1)][-1:]
         if matches and matches[0].start() >= max(1, max_length // _MIN_LENGTH_DIVISOR):
-            return matches[0].start(), matches[0].end() - matches[0].start()
-    return max_length, 0
+            return matches[0].span()
+    return max_length, max_length
 
 
 def _count_fitting_characters(text: str, max_units: int) -> int:
@@ -522,21 +476,3 @@ def _count_fitting_characters(text: str, max_units: int) -> int:
     while (excess_units := utf16_len(text[:length]) - max_units) > 0:
         length -= (excess_units + 1) // 2
     return length
-
-
-def _find_open_fence(body: str, fence: str) -> str:
-    """Return the first line of the code block in which a text ends; empty outside of a block.
-
-    `fence` is the first line of the code block in which the text starts, or empty.
-    """
-    for line in body.split("\n"):
-        stripped_line = line.strip()
-        if not stripped_line.startswith(_FENCE):
-            continue
-        if not fence:
-            # A line such as ```x``` is inline code.
-            if _FENCE not in stripped_line.lstrip("`"):
-                fence = stripped_line if utf16_len(stripped_line) <= _MAX_OPENING_LENGTH else _FENCE
-        elif not stripped_line.strip("`"):
-            fence = ""
-    return fence
