@@ -10,9 +10,9 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
@@ -108,21 +108,6 @@ def _parse_event_id(event_id: str) -> tuple[str, int]:
 _CHECK_SECONDS: Final = 0.5
 """Seconds between two checks for changes other than new messages."""
 
-# The kind `checkpoint` means that the oldest messages were hidden.
-# The kind `hide` means that other messages were hidden.
-# The kind `undo` means that hidden messages are visible again.
-# The kind `summary` means that the summary changed, but no message was hidden or shown.
-# The kind `meta` means that the meta of the session changed.
-_ChangeKind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
-
-
-class _SessionChange(Struct, frozen=True, kw_only=True):
-    """A change of a session other than a new message."""
-
-    kind: _ChangeKind
-    info: SessionInfo
-    """Info of the session after the change."""
-
 
 async def _stream_events(
     gateway: Gateway, store: Store, key: str, position: tuple[str, int], *, changes: bool
@@ -145,7 +130,7 @@ async def _stream_events(
                 async for item in received_items:
                     if not uid:
                         break  # The session exists now. Its uid must be read before its messages.
-                    if isinstance(item, _SessionChange):
+                    if isinstance(item, SessionInfo):
                         yield _change_event(item)
                         continue
                     yield _message_event(uid, item)
@@ -159,8 +144,11 @@ async def _stream_events(
 
 async def _follow_messages_and_changes(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
-) -> AsyncGenerator[Message | _SessionChange, None]:
-    """Yield messages and changes until the gateway closes. Raises SessionDeleted."""
+) -> AsyncGenerator[Message | SessionInfo, None]:
+    """Yield messages, and the info after each other change, until the gateway closes.
+
+    Raises SessionDeleted.
+    """
     read_info = partial(gateway.loop.run, find_info, store, key)
     known_info = await read_info() if changes else None
     async with aclosing(AsyncStore(store).follow(key, after=after, uid=uid)) as arrivals:
@@ -183,8 +171,8 @@ async def _follow_messages_and_changes(
                     return
                 else:
                     info = await read_info()
-                    for change in changes_between(known_info, info):
-                        yield change
+                    if known_info is not None and info is not None and _differ(known_info, info):
+                        yield info
                     known_info = info
         finally:
             # Cancel both tasks first: `aclosing` must not close a stream that is in use.
@@ -192,32 +180,16 @@ async def _follow_messages_and_changes(
                 raise asyncio.CancelledError
 
 
-def changes_between(
-    old_info: SessionInfo | None, new_info: SessionInfo | None
-) -> list[_SessionChange]:
-    """Return the changes between two infos, except new messages.
-
-    An info of None means that the session does not exist.
-    """
-    if old_info is None or new_info is None or old_info.uid != new_info.uid:
-        return []
+def _differ(old_info: SessionInfo, new_info: SessionInfo) -> bool:
+    """Return whether a session has changed, apart from new messages."""
     # Compare only the old messages: new messages are reported separately.
-    old_visible, new_visible = (
-        old_info.visible_spans,
-        spans.clipped(new_info.visible_spans, 1, old_info.last_seq),
+    new_visible = spans.clipped(new_info.visible_spans, 1, old_info.last_seq)
+    return old_info.uid == new_info.uid and (
+        new_visible != list(old_info.visible_spans)
+        or new_info.floor != old_info.floor
+        or new_info.summary != old_info.summary
+        or new_info.meta != old_info.meta
     )
-    kinds: list[_ChangeKind] = []
-    if spans.minus(new_visible, old_visible):
-        kinds.append("undo")
-    elif new_info.floor > old_info.floor:
-        kinds.append("checkpoint")
-    elif spans.minus(old_visible, new_visible):
-        kinds.append("hide")
-    elif new_info.summary != old_info.summary:
-        kinds.append("summary")
-    if new_info.meta != old_info.meta:
-        kinds.append("meta")
-    return [_SessionChange(kind=kind, info=new_info) for kind in kinds]
 
 
 def _message_event(uid: str, message: Message) -> StreamEvent:
@@ -225,14 +197,13 @@ def _message_event(uid: str, message: Message) -> StreamEvent:
     return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=data)
 
 
-def _change_event(change: _SessionChange) -> StreamEvent:
+def _change_event(info: SessionInfo) -> StreamEvent:
     """Create a change event.
 
     The event has no id, because a client that reconnects reads the current state of the session.
     """
-    fields = {name: getattr(change.info, name) for name in _CHANGE_FIELDS}
-    data = sse_data(encode_object({"kind": change.kind, **fields}))
-    return StreamEvent(event="change", data=data)
+    fields = {name: getattr(info, name) for name in _CHANGE_FIELDS}
+    return StreamEvent(event="change", data=sse_data(encode_object(fields)))
 
 
 def _deleted_event(uid: str) -> StreamEvent:
