@@ -12,11 +12,10 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import cache_from_source
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 from urllib.parse import quote
 
-from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined, compiler
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
@@ -34,52 +33,36 @@ _FOLDER: Final = Path(__file__).parent
 _TEMPLATES: Final = _FOLDER / "templates"
 
 
-class CompiledTemplates(BytecodeCache):
-    """Cache of compiled templates, in the folder where Python stores its compiled modules.
+class CompiledTemplates(FileSystemBytecodeCache):
+    """Cache of compiled templates. Its errors are ignored: the template is compiled again.
 
     Compiling the templates of a page takes longer than rendering the page.
     """
 
-    def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """Return the path of the file with the compiled template."""
-        del filename
-        return cache_from_source(_TEMPLATES / name)
-
     def get_source_checksum(self, source: str) -> str:
-        """Return a checksum of everything that determines the compiled code."""
-        return sha256(_compiler_version() + source.encode()).hexdigest()
+        """Return a checksum that changes with the template and with the options in this module."""
+        return super().get_source_checksum(source + Path(__file__).read_text(encoding="utf-8"))
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Load a compiled template. A file that cannot be read is written again."""
+        """Load a compiled template."""
         with suppress(Exception):
-            bucket.bytecode_from_string(Path(bucket.key).read_bytes())
+            super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Store a compiled template, unless Python must not or cannot store compiled modules."""
-        if sys.dont_write_bytecode:
-            return
-        path = Path(bucket.key)
-        new_file = path.with_name(f"{path.name}.{token_hex(8)}")
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                new_file.write_bytes(bucket.bytecode_to_string())
-                new_file.replace(path)
-            finally:
-                new_file.unlink(missing_ok=True)
-
-
-@cache
-def _compiler_version() -> bytes:
-    """Return bytes that change with the options in this module and with the version of Jinja."""
-    return Path(__file__).read_bytes() + str(Path(compiler.__file__).stat().st_mtime_ns).encode()
+        """Store a compiled template, unless Python must not store compiled modules."""
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):
+                Path(self.directory).mkdir(parents=True, exist_ok=True)
+                super().dump_bytecode(bucket)
 
 
 def new_environment() -> Environment:
     """Return an environment with the viewer's templates, filters and functions."""
+    # Python would store compiled modules of the templates' folder here.
+    compiled_folder = Path(cache_from_source(_TEMPLATES / "template")).parent
     environment = Environment(  # guard: templates-escape
         loader=FileSystemLoader(_TEMPLATES),
-        bytecode_cache=CompiledTemplates(),
+        bytecode_cache=CompiledTemplates(str(compiled_folder)),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
