@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import compress, islice
+from itertools import compress
 from threading import Lock
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
@@ -53,8 +53,6 @@ TOOLS: Final = 4
 FAILED: Final = 8
 THINKING: Final = 16
 
-MAX_MESSAGES: Final = 25_000
-"""Maximum number of messages that one outline request of a page reads."""
 _MAX_OUTLINES_PER_STORE: Final = 4
 _MAX_FAILED_TOOLS: Final = 5
 """Maximum number of names of failed tools per turn."""
@@ -160,8 +158,6 @@ class Outline:
         """Function that returns the price of an answer; None if there is no price list."""
         self._fork_seq = fork_seq
         """Last seq that a fork copied. Tokens of copied messages count in the source session."""
-        self._totals: tuple[int, Totals] | None = None
-        """Cached sums over all turns, and the number of messages that they include."""
         self._calls: dict[str | None, tuple[str, list[int]]] = {}
         """Tool name of each call, and indexes of the messages with the call or its results."""
 
@@ -252,14 +248,12 @@ class Outline:
         return spans.from_seqs(compress(self.seqs, self._kinds.translate(accepted)))
 
     def totals(self) -> Totals:
-        """Return the sums over all turns, which are cached until messages are added."""
-        if self._totals is None or self._totals[0] != len(self.seqs):
-            totals = Totals(failed=sum(turn.failed > 0 for turn in self.turns))
-            for turn in (self._start, *self.turns):
-                for name, counts in turn.models.items():
-                    totals.models.setdefault(name, Counts()).add(counts)
-            self._totals = (len(self.seqs), totals)
-        return self._totals[1]
+        """Return the sums over all turns."""
+        totals = Totals(failed=sum(turn.failed > 0 for turn in self.turns))
+        for turn in (self._start, *self.turns):
+            for name, counts in turn.models.items():
+                totals.models.setdefault(name, Counts()).add(counts)
+        return totals
 
     def turns_between(self, start: int, end: int, info: SessionInfo) -> list[Turn]:
         """Return the turns from index `start` to `end`, after updating which prompts are hidden."""
@@ -277,44 +271,34 @@ class Outline:
 
 
 class _CachedOutline:
-    """Outline of a session that may still be incomplete."""
+    """Outline of a session, which grows with the session."""
 
     def __init__(self, info: SessionInfo) -> None:
         self.lock = Lock()
         self.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         self.count = 0
-        """Number of messages of the session when the outline was complete; 0 if incomplete."""
+        """Number of messages of the session when they were read last."""
 
 
 _outline_caches: WeakKeyDictionary[Store, OrderedDict[str, _CachedOutline]] = WeakKeyDictionary()
 _outline_caches_lock = Lock()
 
 
-def read_outline(store: Store, info: SessionInfo, *, limit: int | None = None) -> Outline:
-    """Return the outline of a session, incomplete if `limit` is reached before the end.
-
-    `limit` is the maximum number of messages to read. The next call continues after the last
-    message that this call read.
-    """
+def read_outline(store: Store, info: SessionInfo) -> Outline:
+    """Return the outline of a session, reading only the messages that were added since."""
     cached = _cached_outline(store, info)
     with cached.lock:
         outline = cached.outline
-        if outline.seqs and (
-            outline.last_seq > info.last_seq
-            or (load_prices() is None) != (outline.price is None)
-            or (outline.last_seq == info.last_seq and cached.count not in (0, info.count))
+        if outline.last_seq > info.last_seq or (
+            outline.last_seq == info.last_seq and cached.count != info.count
         ):
-            # Messages were purged, the session was replaced, or a price list was installed.
+            # Messages were purged, or the session was replaced.
             outline = cached.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         if outline.last_seq < info.last_seq:
-            messages = islice(iterate_messages(store, info, outline.last_seq), limit)
-            read_count = 0
-            for message in messages:
+            for message in iterate_messages(store, info, outline.last_seq):
                 outline.add(message)
-                read_count += 1
-            if limit is None or read_count < limit:
-                outline.last_seq = info.last_seq
-        cached.count = info.count if outline.last_seq >= info.last_seq else 0
+            outline.last_seq = info.last_seq
+        cached.count = info.count
         return outline
 
 
@@ -354,7 +338,7 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
     """Return the values of the template: consecutive turns of a session."""
     store = agent.store
     info = store.info(agent.resolve_key(key))
-    outline = read_outline(store, info, limit=MAX_MESSAGES)
+    outline = read_outline(store, info)
     count, start = len(outline.turns), query.start
     if start is None:
         index = outline.turn_index_at(query.at) if query.at else count - 1
@@ -365,8 +349,6 @@ def _load_outline(agent: AgentInstance, key: str, query: OutlineQuery) -> dict[s
         "start": start,
         "count": count,
         "totals": outline.totals(),
-        # If `complete` is False, the next request of the page reads more messages.
-        "complete": outline.last_seq >= info.last_seq,
     }
 
 

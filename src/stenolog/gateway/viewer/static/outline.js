@@ -235,10 +235,7 @@ async function outlinePart(fields) {
   try {
     const made = await html(address("/outline", fields));
     const list = $(".turn-list", made);
-    if (list) {
-      const { totals, complete } = list.dataset;
-      $("#outline-totals").textContent = complete === "true" ? totals : `${totals} so far…`;
-    }
+    if (list) $("#outline-totals").textContent = list.dataset.totals;
     return list ?? undefined;
   } catch {
     return undefined;
@@ -247,7 +244,7 @@ async function outlinePart(fields) {
   }
 }
 
-// Shows the prompts around the message being read. Long sessions are read in steps.
+// Shows the prompts around the message being read.
 async function loadOutline() {
   if (!talk || !outlineShown() || loadingOutline) return;
   const list = await outlinePart(current ? { at: current } : {});
@@ -258,7 +255,6 @@ async function loadOutline() {
   if (same) turns.scrollTop = from;
   showCurrent();
   watchOutline();
-  if (list.dataset.complete !== "true") setTimeout(loadOutline, 50);
 }
 
 let later;
