@@ -297,7 +297,7 @@ def read_outline(store: Store, info: SessionInfo) -> Outline:
         if outline.last_seq < info.last_seq:
             for message in iterate_messages(store, info, outline.last_seq):
                 outline.add(message)
-            outline.last_seq = info.last_seq
+            outline.last_seq = max(outline.last_seq, info.last_seq)
         cached.count = info.count
         return outline
 

@@ -163,3 +163,13 @@ def test_tokens_before_the_first_prompt_are_in_the_totals() -> None:
         outline = read_outline(store, store.info("s"))
     assert outline.turns == []
     assert (outline.totals().input_tokens, outline.totals().output_tokens) == (10, 5)
+
+
+def test_message_that_arrives_while_the_outline_is_read_is_in_it_once() -> None:
+    with InMemoryStore() as store:
+        store.add_message("s", "user", "One?")
+        earlier = store.info("s")
+        store.add_message("s", "user", "Two?")
+        for info in (earlier, store.info("s")):
+            outline = read_outline(store, info)
+    assert [turn.prompt for turn in outline.turns] == ["One?", "Two?"]
