@@ -17,8 +17,8 @@ from starlette.routing import Route
 from stenolog.gateway.access import AccessMiddleware
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known_hosts
-from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
+from stenolog.gateway.requests import BodyLimit
 from support.app_server import served
 
 TOKEN = "a-token-that-must-never-be-seen-in-any-log-0"

@@ -23,7 +23,6 @@ from stenolog.gateway.hosts import (
     is_known_host,
     is_same_origin,
 )
-from stenolog.gateway.limits import MAX_HEAD_BYTES
 from stenolog.gateway.login import (
     BEARER,
     LINKS_PATH,
@@ -38,6 +37,8 @@ from stenolog.gateway.login import (
 from stenolog.gateway.responses import error_response
 from stenolog.gateway.viewer.pages import PageState, page_state
 
+MAX_HEAD_BYTES: Final = 16_384
+"""Maximum size of the head of a request: the request line and the headers."""
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _READ_ONLY_POST_PATHS: Final = frozenset({SIGN_IN_PATH, LOGOUT_PATH, LINKS_PATH})
 """Paths of POST requests that change no session: signing in and out."""

@@ -15,11 +15,10 @@ from stenolog.gateway.access import AccessMiddleware, ReadOnlyRequests
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.chat_completions import CHAT_ENDPOINTS
 from stenolog.gateway.hosts import known_hosts
-from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.live_stream import EVENT_ENDPOINTS
 from stenolog.gateway.login import Cookies, login_routes
 from stenolog.gateway.openapi import Endpoint, make_routes, version, with_openapi_document
-from stenolog.gateway.requests import RawPaths
+from stenolog.gateway.requests import BodyLimit, RawPaths
 from stenolog.gateway.responses import EXCEPTION_HANDLERS, error_response, json_response
 from stenolog.gateway.sessions_api import SESSION_ENDPOINTS
 from stenolog.gateway.shared_state import Gateway, gateway_of

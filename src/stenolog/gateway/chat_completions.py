@@ -49,7 +49,6 @@ from stenolog.gateway.chat_turns import (
     text_for_client,
 )
 from stenolog.gateway.history_matching import SEPARATOR, is_system_message
-from stenolog.gateway.limits import Slot, SlotResponse
 from stenolog.gateway.live_stream import StreamEvent, event_stream
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import body_of
@@ -60,7 +59,7 @@ from stenolog.gateway.responses import (
     sse_data,
     without_secrets,
 )
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.shared_state import Gateway, Slot, SlotResponse, gateway_of
 from stenolog.messages import calls_of, text_of
 
 MAIN_AGENT: Final = "main"

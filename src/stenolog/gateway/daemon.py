@@ -22,10 +22,10 @@ from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.threads import cancel_and_wait, start_task
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
+from stenolog.gateway.access import MAX_HEAD_BYTES
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.hosts import LOOPBACK_HOSTS
-from stenolog.gateway.limits import MAX_HEAD_BYTES
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
 from stenolog.settings.conversion import rules_of

@@ -20,11 +20,10 @@ from starlette.responses import Response
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.codec import encode_object
 from stenolog.errors import SessionDeleted, UsageError
-from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import AgentQuery, parse_query
 from stenolog.gateway.responses import encode_json, message_item, sse_data
-from stenolog.gateway.shared_state import Gateway
+from stenolog.gateway.shared_state import Gateway, SlotResponse
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import spans
 from stenolog.stores.async_store import AsyncStore

@@ -5,6 +5,7 @@ even `/`. So the path is not decoded before routing: with `RawPaths` the router 
 client sent it, and `key_of` decodes the key strictly.
 """
 
+import asyncio
 import json
 import re
 from typing import Annotated, Final, Generic, Never, TypeVar
@@ -12,13 +13,16 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 from msgspec import Meta, Struct
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
+from stenolog.gateway.responses import error_response
 from stenolog.gateway.shared_state import Gateway, gateway_of
 
 Q = TypeVar("Q")
@@ -69,6 +73,84 @@ class RawPaths:
             # Latin-1 maps any byte to one character; `key_of` rejects keys that are not UTF-8.
             scope = {**scope, "path": raw_path.decode("latin-1")}
         await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Middleware that limits a request body to `max_bytes` bytes and `max_seconds` of waiting.
+
+    The middleware buffers nothing: it counts the bytes while the application reads them. A request
+    whose Content-Length is too large is rejected before its body is read.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_seconds: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        # The server has already rejected values that are not numbers, and conflicting values.
+        if length.isdecimal() and int(length) > self._max_bytes:  # guard: announced-body-refused
+            await _too_large_response(self._max_bytes)(scope, receive, send)
+            return
+        clock = asyncio.get_running_loop().time
+        bytes_left, seconds_left = self._max_bytes, self._max_seconds
+        is_body_complete = is_response_started = is_rejected = False
+
+        async def receive_limited() -> Message:
+            nonlocal bytes_left, seconds_left, is_body_complete, is_rejected
+            if is_rejected:
+                # The request is already rejected, so the application sees a disconnected client.
+                return {"type": "http.disconnect"}
+            if is_body_complete:
+                return await receive()
+            # Only the time spent waiting for the client counts, not the time of the application.
+            start = clock()
+            try:
+                async with asyncio.timeout(seconds_left):
+                    message = await receive()
+            except TimeoutError:
+                text = "The request body did not arrive in time. Send it again."
+                rejection = error_response(
+                    408, text, code="body_too_slow", headers={"Connection": "close"}
+                )
+            else:
+                seconds_left = max(0.0, seconds_left - (clock() - start))
+                bytes_left -= len(message.get("body", b""))  # guard: body-bytes-counted
+                is_body_complete = not message.get("more_body", False)
+                if bytes_left >= 0:
+                    return message
+                rejection = _too_large_response(self._max_bytes)
+            is_rejected = True
+            if not is_response_started:
+                await rejection(scope, receive, send)
+            return await receive_limited()
+
+        async def send_unless_rejected(message: Message) -> None:
+            nonlocal is_response_started
+            if is_response_started or not is_rejected:
+                is_response_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive_limited, send_unless_rejected)
+        except ClientDisconnect:
+            # A disconnected client is not an error, so nothing is logged.
+            return
+        except Exception:
+            # If the client got the rejection, the application's errors are irrelevant.
+            if not is_rejected or is_response_started:
+                raise
+
+
+def _too_large_response(max_bytes: int) -> Response:
+    text = f"The request body has more than {max_bytes:,} bytes (gateway.max_body)."
+    # Without this header, the server would read the rest of the body.
+    return error_response(413, text, code="body_too_large", headers={"Connection": "close"})
 
 
 def key_of(request: Request) -> str:

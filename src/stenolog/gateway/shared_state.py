@@ -2,19 +2,67 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from typing import Any, TypeVar, cast
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import start_task
 from stenolog.catalog.background_catalog import BackgroundCatalog
-from stenolog.gateway.limits import ConcurrencyLimit
 from stenolog.gateway.login import LoginLinks
 from stenolog.settings.values import Settings
 
 T = TypeVar("T")
+
+
+Slot = ExitStack
+"""A slot of a concurrency limit. `close` releases the slot; a second call has no effect."""
+
+
+class ConcurrencyLimit:
+    """Limit for concurrent requests. Requests above the limit are rejected at once and do not wait.
+
+    A limit must be used in only one event loop.
+    """
+
+    def __init__(self, limit: int, *, status: int, noun: str) -> None:
+        self.limit = limit
+        self.in_use = 0
+        """Number of slots in use."""
+        self._status = status
+        self._noun = noun
+
+    def admit(self) -> Slot:
+        """Take a slot. Raises HTTPException if no slot is free."""
+        if self.in_use >= self.limit:  # guard: concurrency-limit
+            text = f"Too many {self._noun}: {self.limit:,} are open. Try again in a moment."
+            raise HTTPException(self._status, text, {"Retry-After": "1"})
+        self.in_use += 1
+        slot = Slot()
+        slot.callback(self._release)
+        return slot
+
+    def _release(self) -> None:
+        self.in_use -= 1
+
+
+class SlotResponse(Response):
+    """A response that holds a slot until the response is sent or fails."""
+
+    def __init__(self, response: Response, slot: Slot) -> None:
+        super().__init__()
+        self._response = response
+        self._slot = slot
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response and release the slot."""
+        with self._slot:
+            await self._response(scope, receive, send)
 
 
 class Gateway:

@@ -15,12 +15,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.limits import (
-    BodyLimit,
-    ConcurrencyLimit,
-    Slot,
-    SlotResponse,
-)
+from stenolog.gateway.requests import BodyLimit
+from stenolog.gateway.shared_state import ConcurrencyLimit, Slot, SlotResponse
 
 MOST = 100
 FOR_EVER = 3_600.0
