@@ -164,7 +164,6 @@ def _count_totals(
         if (usage := usage_of(body)) is not None:
             cost = None if price is None else price(model_of(body) or "", usage)
             tokens.add_answer(usage, cost)
-    first, last = (messages[0].at, messages[-1].at) if messages else (None, None)
     return {
         "count": len(messages),
         "hidden": sum(message.hidden for message in messages),
@@ -174,9 +173,8 @@ def _count_totals(
             for body in bodies.values()
         ),
         "tokens": tokens,
-        "first": first,
-        "last": last,
-        "seconds": (last - first).total_seconds() if first and last else 0.0,
+        "first": messages[0].at if messages else None,
+        "last": messages[-1].at if messages else None,
         "prompts": [
             {"seq": message.seq, "at": message.at, "text": prompt_line(bodies[message.seq])}
             for message in messages
@@ -190,16 +188,5 @@ def _environment() -> Environment:
     environment = new_environment()
     environment.globals.update(exported=True, is_running=False, last_prompt=0)
     # A document may be read on another day, so times are shown with their date.
-    environment.filters.update(clock=format_minute, duration=_format_duration)
+    environment.filters["clock"] = format_minute
     return environment
-
-
-def _format_duration(seconds: float) -> str:
-    """Return a duration of any length: `12 s`, `5 min`, `3 h 10 min`, `4 days`."""
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} days"
