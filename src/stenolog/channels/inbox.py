@@ -229,15 +229,15 @@ class Inbox:
         loop: AgentLoop,
         *,
         channel: str,
+        claims: Claims,
         delivery: Delivery | None = None,
-        claims: Claims | None = None,
         max_messages: int = 256,
     ) -> None:
         """Create the inbox of a channel.
 
-        Without a `delivery`, answers are returned to the caller. `max_messages`: maximum number of
-        messages that are processed at once. `claims` assigns message numbers if the app sends
-        none.
+        `claims` assigns message numbers if the app sends none. Without a `delivery`, answers are
+        returned to the caller. `max_messages`: maximum number of messages that are processed at
+        once.
         """
         self._loop = loop
         self._channel = channel
@@ -355,16 +355,15 @@ class Inbox:
         """
         root_key = await self._loop.run(instance.resolve_key, base_key)
         register_session = register_name(instance.id, root_key)
-        claims = self._claims
-        if claims is not None and not message.message_number:
-            number = await assign_number(claims, register_session, message)
+        if not message.message_number:
+            number = await assign_number(self._claims, register_session, message)
             message = replace(message, message_number=number)
         last_move = await self._read_last_move(instance, root_key)
         key = find_session_key(root_key, last_move, message)
-        if commands.parse_command(message.text) is None:
-            claims = None  # the log has the ids of messages, but no commands
+        # The log has the ids of messages, but no commands.
+        is_command = commands.parse_command(message.text) is not None
         if key is None or (
-            claims is not None and not await begin_command(claims, register_session, message)
+            is_command and not await begin_command(self._claims, register_session, message)
         ):
             # Another process may have executed the command and moved the chat in the meantime.
             last_move = await self._read_last_move(instance, root_key)
@@ -381,11 +380,11 @@ class Inbox:
         try:
             answer = await task.start(self._loop, inbound_message, instance)
         except StenologError:
-            if claims is not None:
-                await record_rejection(claims, register_session, message)
+            if is_command:
+                await record_rejection(self._claims, register_session, message)
             raise
-        if claims is not None and answer is not None and may_run_again(answer):
-            await record_rejection(claims, register_session, message)
+        if is_command and answer is not None and may_run_again(answer):
+            await record_rejection(self._claims, register_session, message)
         if answer is not None and answer.outcome == "command" and answer.key != key:
             try:
                 await self._record_move(instance, root_key, message, key, answer.key)

@@ -65,9 +65,9 @@ def _echo(messages: Any, tools: Any) -> str:
 class _Process:
     """An agent with the delivery of one chat app, until it is closed."""
 
-    def __init__(self, loop: AgentLoop, app: _App, delivery: Delivery) -> None:
+    def __init__(self, loop: AgentLoop, app: _App, delivery: Delivery, claims: Claims) -> None:
         self.loop, self.app, self.delivery = loop, app, delivery
-        self._inbox = Inbox(loop, channel="telegram", delivery=delivery)
+        self._inbox = Inbox(loop, channel="telegram", claims=claims, delivery=delivery)
         self._number = 0
 
     @property
@@ -102,7 +102,7 @@ async def _process(
     loop, claims = AgentLoop(AgentRegistry([instance]), ttl=5.0), Claims()
     app = _App(reachable=reachable)
     try:
-        yield _Process(loop, app, Delivery(loop, app, claims, pause=0.001))
+        yield _Process(loop, app, Delivery(loop, app, claims, pause=0.001), claims)
     finally:
         await loop.close()
         await claims.close()

@@ -420,7 +420,7 @@ def test_message_that_always_fails_is_given_up_and_few_are_remembered(
     async def scenario() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
             loop.registry.agent().resolve_key = broken  # type: ignore[method-assign]
-            inbox = Inbox(loop, channel="telegram")
+            inbox = Inbox(loop, channel="telegram", claims=Claims())
             for number in range(30):
                 arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
                 assert await inbox.accept(arrival).durable is False

@@ -161,7 +161,7 @@ def test_a_page_has_totals_an_outline_and_the_times_of_the_messages(steno: Steno
     page = steno("export", "t", "--format", "html").stdout
     text = " ".join(_Elements(page).text.split())
     assert "2026-03-01 08:30 – 2026-03-01 08:38 UTC" in text
-    assert "Messages 3 Turns 2 Input tokens 1,200 Output tokens 30 Duration 8 min" in text
+    assert "Messages 3 Turns 2 Input tokens 1,200 Output tokens 30 Prompts" in text
     assert "Prompts First? 2026-03-01 08:30 Second? 2026-03-01 08:38" in text
     assert "<td>b</td>" in page
     assert "08:30 – 2026-03-01 08:38" in steno("export", "t", "--format", "markdown").stdout
