@@ -5,8 +5,7 @@ titles or tags and restoring a deleted session need no lease. Handlers that are 
 functions run in a thread of the agent loop, because they block.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -46,7 +45,6 @@ T = TypeVar("T")
 MAX_SESSIONS_PER_PAGE: Final = 500
 _MAX_MESSAGES_PER_PAGE: Final = 1_000
 _MAX_HITS_PER_PAGE: Final = 100
-_MAX_COUNTED_SESSIONS: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
 _SESSION_PATH: Final = "/v1/sessions/{key}"
@@ -260,29 +258,6 @@ class StopResponse(Struct, frozen=True, kw_only=True):
     stopped: bool
 
 
-class GroupStats(Struct, kw_only=True):
-    """Counts for a group of sessions."""
-
-    sessions: int = 0
-    messages: int = 0
-    tokens: int = 0
-
-
-class Stats(Struct, frozen=True, kw_only=True):
-    """Counts for all sessions, and for each channel and state."""
-
-    sessions: int
-    messages: int
-    """Number of messages, including hidden and archived messages."""
-    tokens: int
-    """Estimated tokens of the visible messages."""
-    channels: Mapping[str, GroupStats]
-    """Counts by channel: the part of a key before the first `:`, empty for a key without `:`."""
-    states: Mapping[str, GroupStats]
-    complete: bool
-    """False if there are more sessions than were counted."""
-
-
 # --- endpoints --------------------------------------------------------------------------------
 
 
@@ -327,31 +302,6 @@ def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
     """Search messages, including hidden and archived ones."""
     fields = given_parameters(call.query)
     return call.agent.catalog.search(fields.pop("q"), **fields)
-
-
-@_endpoint("GET", "/v1/stats", "stats")
-def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
-    """Return the number of sessions, messages and tokens."""
-    seen_keys: set[str] = set()
-    channels: defaultdict[str, GroupStats] = defaultdict(GroupStats)
-    states: defaultdict[str, GroupStats] = defaultdict(GroupStats)
-    total = GroupStats()
-    after: str | None = None
-    while True:
-        page = call.agent.catalog.list(limit=MAX_SESSIONS_PER_PAGE, after=after)
-        # A session that changes during the count may be listed twice. Count each session once.
-        new_entries = [entry for entry in page.entries if entry.key not in seen_keys]
-        seen_keys.update(entry.key for entry in new_entries)
-        for entry in new_entries:
-            for group in (total, channels[entry.channel or ""], states[entry.state]):
-                group.sessions += 1
-                group.messages += entry.count
-                group.tokens += entry.tokens
-        after = page.after
-        if after is None or len(seen_keys) >= _MAX_COUNTED_SESSIONS:
-            break
-    counts = msgspec.structs.asdict(total)
-    return Stats(**counts, channels=channels, states=states, complete=after is None)
 
 
 def _read_details(agent: AgentInstance, key: str) -> SessionDetails:

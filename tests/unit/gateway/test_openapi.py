@@ -47,7 +47,7 @@ def test_openapi_document_matches_the_routes() -> None:
         for method in (route.methods or set()) - {"HEAD"}
     }
     assert told == there
-    assert len(told) == len(ALL) == 18
+    assert len(told) == len(ALL) == 17
 
 
 def test_openapi_document_is_complete() -> None:

@@ -246,21 +246,6 @@ def test_search_results_can_be_paged(api: Api) -> None:
     assert "timezone" in words
 
 
-def test_totals_of_the_statistics_match(api: Api) -> None:
-    for number in range(3):
-        api.store.add_message(f"cli:{number}", "user", "Hello")
-    api("POST", "/messages", key="plain", json={"content": "Hello"})
-    found = api("GET", "/v1/stats")
-    assert (found["sessions"], found["messages"], found["complete"]) == (4, 5, True)
-    assert found["channels"]["cli"]["sessions"] == 3
-    assert found["channels"][""]["messages"] == 2
-    assert {state: one["sessions"] for state, one in found["states"].items()} == {
-        "interrupted": 3,
-        "idle": 1,
-    }
-    assert found["tokens"] == sum(one["tokens"] for one in found["channels"].values()) > 0
-
-
 # --- talking ---------------------------------------------------------------------------------
 
 
