@@ -1,4 +1,4 @@
-"""The numbers of the context inspector add up."""
+"""The numbers of the context page add up."""
 
 import asyncio
 import re
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
-from stenolog.gateway.viewer.inspector_page import (
+from stenolog.gateway.viewer.routes import (
     BAR_WIDTH,
     divide_system_tokens,
-    load_inspector_page,
+    load_context_page,
 )
 from stenolog.testing.scripted_model import ScriptedModel
 from support.tool_samples import SECRET
@@ -49,7 +49,7 @@ def test_parts_add_up_to_the_request_and_the_budget(
         ]
         store.add_messages(_KEY, bodies)
         store.checkpoint(_KEY, summary=summary, upto=4)
-        found = load_inspector_page(agent, _KEY)
+        found = load_context_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
     assert found["left_out"] > 0
@@ -90,7 +90,7 @@ def test_secrets_are_covered_in_every_part_of_the_request(tmp_path: Path) -> Non
             ],
         )
         agent.store.checkpoint(_KEY, summary=f"They talked about {SECRET}.", upto=0)
-        found = load_inspector_page(agent, _KEY)
+        found = load_context_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
     assert found["recalled"]
@@ -118,7 +118,7 @@ def test_session_in_an_unsupported_format_has_a_page_with_the_reason(tmp_path: P
     try:
         item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
         agent.store.add_messages(_KEY, [{"role": "user", "content": "hello"}, item])
-        found = load_inspector_page(agent, _KEY)
+        found = load_context_page(agent, _KEY)
     finally:
         asyncio.run(agent.close())
     assert "'s': the message at seq 2 is an item of type 'function_call'" in found["problem"]
