@@ -1,8 +1,10 @@
 """Isolates every run from the user's files and keys, and lists skipped tests at the end."""
 
 import argparse
+import asyncio
 import fnmatch
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -66,6 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[variable]
     # Debian leaves these out for users other than root, but tools such as mkfs are there.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

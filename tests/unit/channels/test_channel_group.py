@@ -43,26 +43,20 @@ def test_no_channel_is_opened_without_settings(tmp_path: Path) -> None:
         Settings(webhooks={"ci": WebhookSettings()}),
     ],
 )
-def test_missing_secret_is_an_error_at_the_start(settings: Settings, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with agent_loop("jsonl", tmp_path, []) as loop:
-            with pytest.raises(UsageError):
-                Channels(loop, settings)
-
-    asyncio.run(scenario())
+async def test_missing_secret_is_an_error_at_the_start(settings: Settings, tmp_path: Path) -> None:
+    async with agent_loop("jsonl", tmp_path, []) as loop:
+        with pytest.raises(UsageError):
+            Channels(loop, settings)
 
 
-def test_token_can_come_from_the_environment(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with TelegramServer() as server:
-            told = telegram_settings(server, token="", token_env="BOT_TOKEN")
-            settings = replace(told, keys={"BOT_TOKEN": TOKEN})
-            async with agent_and_channels(tmp_path, settings, ["Hello."]) as (_, channels):
-                await channels.start()
-                server.say("hello")
-                await until(server, lambda: server.texts(ALICE) == ["Hello."])
-
-    asyncio.run(scenario())
+async def test_token_can_come_from_the_environment(tmp_path: Path) -> None:
+    with TelegramServer() as server:
+        told = telegram_settings(server, token="", token_env="BOT_TOKEN")
+        settings = replace(told, keys={"BOT_TOKEN": TOKEN})
+        async with agent_and_channels(tmp_path, settings, ["Hello."]) as (_, channels):
+            await channels.start()
+            server.say("hello")
+            await until(server, lambda: server.texts(ALICE) == ["Hello."])
 
 
 def test_channels_of_in_memory_sessions_write_no_files(
@@ -87,15 +81,12 @@ def test_channels_of_in_memory_sessions_write_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_answer_in_progress_is_sent_before_close(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with TelegramServer() as server:
-            slow: Any = ScriptedModel(["word " * 40], pause=0.01)
-            settings = telegram_settings(server)
-            async with agent_and_channels(tmp_path, settings, slow) as (_, channels):
-                await channels.start()
-                server.say("talk")
-                await until(server, lambda: bool(server.typing))
-            assert server.texts(ALICE) == [("word " * 40).strip()]
-
-    asyncio.run(scenario())
+async def test_answer_in_progress_is_sent_before_close(tmp_path: Path) -> None:
+    with TelegramServer() as server:
+        slow: Any = ScriptedModel(["word " * 40], pause=0.01)
+        settings = telegram_settings(server)
+        async with agent_and_channels(tmp_path, settings, slow) as (_, channels):
+            await channels.start()
+            server.say("talk")
+            await until(server, lambda: bool(server.typing))
+        assert server.texts(ALICE) == [("word " * 40).strip()]

@@ -158,38 +158,32 @@ def test_answer_without_an_origin_in_this_channel_is_not_sent(
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
-def test_turn_of_a_killed_process_is_resumed_and_delivered_once(
+async def test_turn_of_a_killed_process_is_resumed_and_delivered_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
     _change(tmp_path, lambda store: store.add_full_message(KEY, question))
 
-    async def scenario() -> None:
-        settings = telegram_settings(server)
-        async with agent_and_channels(tmp_path, settings, ["After all."]) as (loop, channels):
-            await channels.start()
-            [answer] = await loop.resume()
-            await channels.deliver(answer)
-            await channels.deliver(answer)
-            assert server.texts(ALICE) == ["After all."]
-            assert mark(loop)["mark"] == "sent"
-
-    asyncio.run(scenario())
+    settings = telegram_settings(server)
+    async with agent_and_channels(tmp_path, settings, ["After all."]) as (loop, channels):
+        await channels.start()
+        [answer] = await loop.resume()
+        await channels.deliver(answer)
+        await channels.deliver(answer)
+        assert server.texts(ALICE) == ["After all."]
+        assert mark(loop)["mark"] == "sent"
 
 
-def test_a_session_manager_delivers_each_answer_once(
+async def test_a_session_manager_delivers_each_answer_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with bot(tmp_path, server, ["one", "two"], store="legacy"):
-            server.say("hello", message=50)
-            await until(server, lambda: server.texts(ALICE) == ["one"])
-            server.say("hello", message=50)
-            server.say("more", message=51)
-            await until(server, lambda: len(server.texts(ALICE)) == 2)
-        assert server.texts(ALICE) == ["one", "two"]
-
-    asyncio.run(scenario())
+    async with bot(tmp_path, server, ["one", "two"], store="legacy"):
+        server.say("hello", message=50)
+        await until(server, lambda: server.texts(ALICE) == ["one"])
+        server.say("hello", message=50)
+        server.say("more", message=51)
+        await until(server, lambda: len(server.texts(ALICE)) == 2)
+    assert server.texts(ALICE) == ["one", "two"]
 
 
 # --- one answer and the app's responses ----------------------------------------------------------
@@ -298,7 +292,7 @@ def test_answer_is_not_sent_if_its_delivery_state_cannot_be_stored(tmp_path: Pat
     assert app.sent == []
 
 
-def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
+async def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
     tmp_path: Path,
 ) -> None:
     async def scenario(loop: AgentLoop, app: _App) -> None:
@@ -317,11 +311,8 @@ def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
         await claims.close()
         assert app.sent == ["The answer."]
 
-    async def run() -> None:
-        async with agent_loop("jsonl", tmp_path, ["The answer."]) as loop:
-            await scenario(loop, _App(NotSent("busy", pause=60)))
-
-    asyncio.run(run())
+    async with agent_loop("jsonl", tmp_path, ["The answer."]) as loop:
+        await scenario(loop, _App(NotSent("busy", pause=60)))
 
 
 def test_delivery_cancelled_during_a_retry_leaves_the_answer_owed(
@@ -348,22 +339,19 @@ def test_delivery_cancelled_during_a_retry_leaves_the_answer_owed(
     assert asyncio.run(_recovered(tmp_path)) == ["one", "two"]
 
 
-def test_cancelled_delivery_ends_even_if_its_state_cannot_be_stored(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        app, claims = _App(NotSent("busy", pause=600)), Claims()
-        async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
-            instance = loop.registry.agent()
-            answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
-            delivery = Delivery(loop, app, claims)
-            delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
-            await until_it_holds(lambda: not app.plays)
-            await loop.close()
-            delivering.cancel()
-            await asyncio.wait([delivering])
-            assert delivering.cancelled()
-        await claims.close()
-
-    asyncio.run(scenario())
+async def test_cancelled_delivery_ends_even_if_its_state_cannot_be_stored(tmp_path: Path) -> None:
+    app, claims = _App(NotSent("busy", pause=600)), Claims()
+    async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
+        instance = loop.registry.agent()
+        answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
+        delivery = Delivery(loop, app, claims)
+        delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
+        await until_it_holds(lambda: not app.plays)
+        await loop.close()
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        assert delivering.cancelled()
+    await claims.close()
 
 
 async def _hear(loop: AgentLoop, delivery: Delivery, text: str) -> None:
@@ -445,32 +433,29 @@ def test_answer_that_a_summary_hid_before_it_was_sent_is_sent(
 
 @pytest.mark.parametrize("is_recovered", [False, True], ids=["at once", "at the next start"])
 @pytest.mark.parametrize("play", [None, Undeliverable("the chat is gone"), MaybeSent("timeout")])
-def test_answer_to_messages_of_two_chats_is_sent_to_both(
+async def test_answer_to_messages_of_two_chats_is_sent_to_both(
     play: Exception | None, is_recovered: bool, tmp_path: Path
 ) -> None:
     group = {"channel": "telegram", "chat": -5}
 
-    async def scenario() -> None:
-        app, claims = _App(play), Claims()
-        async with agent_loop("jsonl", tmp_path, []) as loop:
-            instance = loop.registry.agent()
-            for origin in (ORIGIN, group, ORIGIN):
-                question = {"role": "user", "content": "q"}
-                instance.store.add_full_message(KEY, mark_received(question, origin=origin))
-            body = mark_seen({"role": "assistant", "content": "a"}, seen=3, answers=[1, 2, 3])
-            seq = instance.store.add_full_message(KEY, body)
-            delivery = Delivery(loop, app, claims)
-            if not is_recovered:
-                answer = Answer(key=KEY, text="a", outcome="answered", seq=seq)
-                await delivery.deliver(instance, answer, "a", ORIGIN)
-                await delivery.deliver(instance, answer, "a", group)
-            await delivery.recover_answers()
-        await claims.close()
-        assert [origin["chat"] for origin in app.origins].count(-5) == 1
-        assert app.origins[0] == ORIGIN
-        assert app.sent.count("a") == 1 + (play is None)
-
-    asyncio.run(scenario())
+    app, claims = _App(play), Claims()
+    async with agent_loop("jsonl", tmp_path, []) as loop:
+        instance = loop.registry.agent()
+        for origin in (ORIGIN, group, ORIGIN):
+            question = {"role": "user", "content": "q"}
+            instance.store.add_full_message(KEY, mark_received(question, origin=origin))
+        body = mark_seen({"role": "assistant", "content": "a"}, seen=3, answers=[1, 2, 3])
+        seq = instance.store.add_full_message(KEY, body)
+        delivery = Delivery(loop, app, claims)
+        if not is_recovered:
+            answer = Answer(key=KEY, text="a", outcome="answered", seq=seq)
+            await delivery.deliver(instance, answer, "a", ORIGIN)
+            await delivery.deliver(instance, answer, "a", group)
+        await delivery.recover_answers()
+    await claims.close()
+    assert [origin["chat"] for origin in app.origins].count(-5) == 1
+    assert app.origins[0] == ORIGIN
+    assert app.sent.count("a") == 1 + (play is None)
 
 
 def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
@@ -489,66 +474,55 @@ def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Pa
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
-def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
+async def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        await _answered(tmp_path)
-        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-        app, claims = _App(), Claims()
-        async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
-            await _hear(loop, Delivery(loop, app, claims), "b")
+    await _answered(tmp_path)
+    sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+    _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
+    app, claims = _App(), Claims()
+    async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
+        await _hear(loop, Delivery(loop, app, claims), "b")
+    await claims.close()
+    assert app.sent == [*_pieces(UNSURE_NOTICE), "second"]
+
+
+async def test_closed_claims_raise_store_closed(tmp_path: Path) -> None:
+    for claims in (Claims(), _claims(tmp_path, ttl=5.0)):
         await claims.close()
-        assert app.sent == [*_pieces(UNSURE_NOTICE), "second"]
-
-    asyncio.run(scenario())
-
-
-def test_closed_claims_raise_store_closed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        for claims in (Claims(), _claims(tmp_path, ttl=5.0)):
-            await claims.close()
-            with pytest.raises(StoreClosed):
-                async with claims.hold_claim("poll"):
-                    pass
-            with pytest.raises(StoreClosed):
-                await claims.save("poll", next=1)
-            with pytest.raises(StoreClosed):
-                await claims.read_saved("poll")
-
-    asyncio.run(scenario())
+        with pytest.raises(StoreClosed):
+            async with claims.hold_claim("poll"):
+                pass
+        with pytest.raises(StoreClosed):
+            await claims.save("poll", next=1)
+        with pytest.raises(StoreClosed):
+            await claims.read_saved("poll")
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_answer_delivered_by_two_gateways_is_sent_once(store: str, tmp_path: Path) -> None:
+async def test_answer_delivered_by_two_gateways_is_sent_once(store: str, tmp_path: Path) -> None:
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
 
-    async def scenario() -> None:
-        app = _App()
-        async with (
-            agent_loop(store, tmp_path, ["The answer."]) as one,
-            agent_loop(store, tmp_path, []) as two,
-        ):
-            answer = await one.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
-            await one.wait_until_idle()
-            # Both read before either writes, unless one waits for the other.
-            barrier = threading.Barrier(2)
-            for loop in (one, two):
-                _meet(loop.registry.agent().store, barrier)
-            claims = [Claims(open_store(where, namespace="channels")) for _ in range(2)]
-            both = [
-                Delivery(loop, app, claim).deliver(
-                    loop.registry.agent(), answer, answer.text, ORIGIN
-                )
-                for loop, claim in zip((one, two), claims, strict=True)
-            ]
-            await asyncio.gather(*both)
-            for claim in claims:
-                await claim.close()
-        assert app.sent == ["The answer."]
-
-    asyncio.run(scenario())
+    app = _App()
+    async with (
+        agent_loop(store, tmp_path, ["The answer."]) as one,
+        agent_loop(store, tmp_path, []) as two,
+    ):
+        answer = await one.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
+        await one.wait_until_idle()
+        # Both read before either writes, unless one waits for the other.
+        barrier = threading.Barrier(2)
+        for loop in (one, two):
+            _meet(loop.registry.agent().store, barrier)
+        claims = [Claims(open_store(where, namespace="channels")) for _ in range(2)]
+        both = [
+            Delivery(loop, app, claim).deliver(loop.registry.agent(), answer, answer.text, ORIGIN)
+            for loop, claim in zip((one, two), claims, strict=True)
+        ]
+        await asyncio.gather(*both)
+        for claim in claims:
+            await claim.close()
+    assert app.sent == ["The answer."]
 
 
 class _Looking(Claims):
@@ -566,50 +540,44 @@ def _claims(folder: Path, *, ttl: float) -> _Looking:
     return _Looking(open_store(str(folder), namespace="channels"), ttl=ttl)
 
 
-def test_delivery_in_progress_in_another_gateway_is_left_to_it(
+async def test_delivery_in_progress_in_another_gateway_is_left_to_it(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        await _answered(tmp_path)
-        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-        app = _App()
-        another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
-        async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
-            async with another.hold_claim(delivery_claim_name(None, KEY)):
-                recovering = asyncio.create_task(Delivery(loop, app, own).recover_answers())
-                await until_it_holds(lambda: own.looks > 1 or recovering.done())
-                assert mark(loop) == sending
-                assert app.sent == []
-            await recovering
-            assert mark(loop)["mark"] == "unsure"
-        for claims in (another, own):
-            await claims.close()
-        assert app.sent == _pieces(UNSURE_NOTICE)
-
-    asyncio.run(scenario())
+    await _answered(tmp_path)
+    sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+    _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
+    app = _App()
+    another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
+    async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
+        async with another.hold_claim(delivery_claim_name(None, KEY)):
+            recovering = asyncio.create_task(Delivery(loop, app, own).recover_answers())
+            await until_it_holds(lambda: own.looks > 1 or recovering.done())
+            assert mark(loop) == sending
+            assert app.sent == []
+        await recovering
+        assert mark(loop)["mark"] == "unsure"
+    for claims in (another, own):
+        await claims.close()
+    assert app.sent == _pieces(UNSURE_NOTICE)
 
 
-def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        await _answered(tmp_path)
-        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-        another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
-        async with (
-            agent_loop("jsonl", tmp_path, []) as loop,
-            another.hold_claim(delivery_claim_name(None, KEY)),
-            asyncio.timeout(20),
-        ):
-            delivery = Delivery(loop, _App(), own)
-            recovering = asyncio.create_task(delivery.recover_answers())
-            await until_it_holds(lambda: own.looks > 0)
-            delivery.stop_recovering()
-            await recovering
-        for claims in (another, own):
-            await claims.close()
-
-    asyncio.run(scenario())
+async def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) -> None:
+    await _answered(tmp_path)
+    sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+    _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
+    another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
+    async with (
+        agent_loop("jsonl", tmp_path, []) as loop,
+        another.hold_claim(delivery_claim_name(None, KEY)),
+        asyncio.timeout(20),
+    ):
+        delivery = Delivery(loop, _App(), own)
+        recovering = asyncio.create_task(delivery.recover_answers())
+        await until_it_holds(lambda: own.looks > 0)
+        delivery.stop_recovering()
+        await recovering
+    for claims in (another, own):
+        await claims.close()
 
 
 def test_delivery_waits_for_a_store_that_is_briefly_unavailable(tmp_path: Path) -> None:

@@ -113,42 +113,38 @@ def _where(store: str, folder: Path) -> str:
 
 
 @every_store
-def test_answers_in_a_fork_at_an_earlier_message_are_delivered(store: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with _process(store, tmp_path) as process:
-            for number in range(1, 6):
-                await process.say(f"question {number}")
-            process.store.fork(KEY, FORK, at=2)
-            process.app.sent.clear()
-            assert (await process.say(f"/resume {FORK}")).key == FORK
-            process.app.sent.clear()
-            for number in range(6, 9):
-                assert (await process.say(f"question {number}")).key == FORK
-            assert process.app.sent == [f"answer to: question {n}" for n in range(6, 9)]
-
-    asyncio.run(main())
+async def test_answers_in_a_fork_at_an_earlier_message_are_delivered(
+    store: str, tmp_path: Path
+) -> None:
+    async with _process(store, tmp_path) as process:
+        for number in range(1, 6):
+            await process.say(f"question {number}")
+        process.store.fork(KEY, FORK, at=2)
+        process.app.sent.clear()
+        assert (await process.say(f"/resume {FORK}")).key == FORK
+        process.app.sent.clear()
+        for number in range(6, 9):
+            assert (await process.say(f"question {number}")).key == FORK
+        assert process.app.sent == [f"answer to: question {n}" for n in range(6, 9)]
 
 
 @every_store
-def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
+async def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "_MAX_RETRY_SECONDS", 0.002)
 
-    async def main() -> None:
-        async with _process(store, tmp_path) as process:
-            await process.say("question 1", number=1)
-        async with _process(store, tmp_path, reachable=False) as process:
-            await process.say("question 2", number=2)
-            process.store.fork(KEY, FORK)
-            process.store.fork(KEY, "research")
-        async with _process(store, tmp_path) as process:
-            await process.delivery.recover_answers()
-            assert process.app.sent == ["answer to: question 2"]
-            for key in (FORK, "research"):
-                assert DELIVERY_FIELD not in process.store.info(key).meta
-
-    asyncio.run(main())
+    async with _process(store, tmp_path) as process:
+        await process.say("question 1", number=1)
+    async with _process(store, tmp_path, reachable=False) as process:
+        await process.say("question 2", number=2)
+        process.store.fork(KEY, FORK)
+        process.store.fork(KEY, "research")
+    async with _process(store, tmp_path) as process:
+        await process.delivery.recover_answers()
+        assert process.app.sent == ["answer to: question 2"]
+        for key in (FORK, "research"):
+            assert DELIVERY_FIELD not in process.store.info(key).meta
 
 
 @every_store
@@ -211,27 +207,24 @@ def test_open_calls_copied_by_a_fork_are_not_executed(store: str, tmp_path: Path
 
 
 @every_store
-def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: Path) -> None:
+async def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: Path) -> None:
     def user(text: str) -> dict[str, Any]:
         return {"role": "user", "content": text}
 
-    async def main() -> None:
-        async with _process(store, tmp_path) as process:
+    async with _process(store, tmp_path) as process:
 
-            async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
-                wanted = ChatTurnRequest(key=key, messages=talk, once=once, is_retry=again)
-                return (await answer_chat(process.loop, wanted, ignore_event)).text
+        async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
+            wanted = ChatTurnRequest(key=key, messages=talk, once=once, is_retry=again)
+            return (await answer_chat(process.loop, wanted, ignore_event)).text
 
-            history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))
-            assert await ask("s", *history, once="job-1") == "answer to: c"
-            process.store.fork("s", "f", at=1)
-            assert await ask("f", user("x1"), once="n1") == "answer to: x1"
-            assert await ask("f", user("x2"), once="n2") == "answer to: x2"
-            assert await ask("f", user("x3"), once="job-1") == "answer to: x3"
-            process.store.fork("s", "g")
-            assert await ask("g", user("c"), once="", again=True) == "answer to: c"
-            assert [one.content for one in process.store.get_history("g")] == [
-                *("a", "b", "c", "answer to: c", "c", "answer to: c")
-            ]
-
-    asyncio.run(main())
+        history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))
+        assert await ask("s", *history, once="job-1") == "answer to: c"
+        process.store.fork("s", "f", at=1)
+        assert await ask("f", user("x1"), once="n1") == "answer to: x1"
+        assert await ask("f", user("x2"), once="n2") == "answer to: x2"
+        assert await ask("f", user("x3"), once="job-1") == "answer to: x3"
+        process.store.fork("s", "g")
+        assert await ask("g", user("c"), once="", again=True) == "answer to: c"
+        assert [one.content for one in process.store.get_history("g")] == [
+            *("a", "b", "c", "answer to: c", "c", "answer to: c")
+        ]

@@ -1,6 +1,5 @@
 """Chats that go on during an outage of the store: nothing is sent twice after the merge."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,52 +69,46 @@ async def _chat(store: str, folder: Path, server: TelegramServer, *texts: str) -
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("old", [[], ["sent"], ["unsent"], ["sent", "unsent"]], ids=str)
-def test_answers_of_an_outage_are_delivered_once(
+async def test_answers_of_an_outage_are_delivered_once(
     server: TelegramServer,
     tmp_path: Path,
     store: str,
     old: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        if "sent" in old:
-            await _chat(store, tmp_path, server, "zero")
-        if "unsent" in old:
-            await _answer(store, tmp_path, "old")
-        with broken(monkeypatch):
-            await _chat(store, tmp_path, server, "one", "two")
-            await _answer(store, tmp_path, "new")
-        due = ["to old", "to new"] if "unsent" in old else ["to new"]
-        assert await _recover(store, tmp_path) == due
-        assert await _recover(store, tmp_path) == []
-
-    asyncio.run(scenario())
+    if "sent" in old:
+        await _chat(store, tmp_path, server, "zero")
+    if "unsent" in old:
+        await _answer(store, tmp_path, "old")
+    with broken(monkeypatch):
+        await _chat(store, tmp_path, server, "one", "two")
+        await _answer(store, tmp_path, "new")
+    due = ["to old", "to new"] if "unsent" in old else ["to new"]
+    assert await _recover(store, tmp_path) == due
+    assert await _recover(store, tmp_path) == []
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_chat_that_moves_during_an_outage_stays_in_its_new_session(
+async def test_chat_that_moves_during_an_outage_stays_in_its_new_session(
     server: TelegramServer,
     tmp_path: Path,
     store: str,
     is_known: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        if is_known:
-            await _chat(store, tmp_path, server, "Old topic.")
-        with broken(monkeypatch):
-            await _chat(store, tmp_path, server, "/new", "My dog is Rex.")
-        await _chat(store, tmp_path, server, "Who is my dog?")
-        async with agent_loop(store, tmp_path, []) as loop:
-            opened = loop.registry.agent().store
-            histories = {
-                key: [message.content for message in opened.get_history(key)]
-                for key in opened.list_sessions()
-            }
-        assert len(histories) == 2
-        old_texts = histories.pop(KEY)
-        assert old_texts == (["Old topic.", "to Old topic."] if is_known else [])
-        [new_texts] = histories.values()
-        assert [new_texts[0], new_texts[2]] == ["My dog is Rex.", "Who is my dog?"]
-
-    asyncio.run(scenario())
+    if is_known:
+        await _chat(store, tmp_path, server, "Old topic.")
+    with broken(monkeypatch):
+        await _chat(store, tmp_path, server, "/new", "My dog is Rex.")
+    await _chat(store, tmp_path, server, "Who is my dog?")
+    async with agent_loop(store, tmp_path, []) as loop:
+        opened = loop.registry.agent().store
+        histories = {
+            key: [message.content for message in opened.get_history(key)]
+            for key in opened.list_sessions()
+        }
+    assert len(histories) == 2
+    old_texts = histories.pop(KEY)
+    assert old_texts == (["Old topic.", "to Old topic."] if is_known else [])
+    [new_texts] = histories.values()
+    assert [new_texts[0], new_texts[2]] == ["My dog is Rex.", "Who is my dog?"]

@@ -105,19 +105,16 @@ async def served(
             await serving
 
 
-def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, ["Hello, alice."]) as hook:
-            response = await hook.post()
-            assert response.status_code == 200
-            told = response.json()
-            assert (told["answer"], told["session"], told["seq"]) == ("Hello, alice.", KEY, 2)
-            assert [body["content"] for body in bodies(hook.loop, KEY)] == [
-                "hello",
-                "Hello, alice.",
-            ]
-
-    asyncio.run(scenario())
+async def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
+    async with served(tmp_path, ["Hello, alice."]) as hook:
+        response = await hook.post()
+        assert response.status_code == 200
+        told = response.json()
+        assert (told["answer"], told["session"], told["seq"]) == ("Hello, alice.", KEY, 2)
+        assert [body["content"] for body in bodies(hook.loop, KEY)] == [
+            "hello",
+            "Hello, alice.",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
     [StoreClosed(CLOSING_TEXT), LeaseLost(KEY, 1)],
     ids=["closing", "taken over"],
 )
-def test_turn_without_an_answer_asks_the_sender_to_retry(
+async def test_turn_without_an_answer_asks_the_sender_to_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenologError
 ) -> None:
     words = TAKEN_OVER_TEXT if isinstance(error, LeaseLost) else str(error)
@@ -134,57 +131,48 @@ def test_turn_without_an_answer_asks_the_sender_to_retry(
         del values, named
         return Answer(key=KEY, text=words, outcome="failed", error=error)
 
-    async def scenario() -> None:
-        async with served(tmp_path, ["Hello, alice."]) as hook:
-            with monkeypatch.context() as patched:
-                patched.setattr(AgentLoop, "handle", unanswered)
-                response = await hook.post()
-            assert response.status_code == 503
-            assert response.headers["Retry-After"] == "1"
-            assert response.json()["error"]["code"] == "not_answered"
-            assert (await hook.post()).json()["answer"] == "Hello, alice."
-
-    asyncio.run(scenario())
+    async with served(tmp_path, ["Hello, alice."]) as hook:
+        with monkeypatch.context() as patched:
+            patched.setattr(AgentLoop, "handle", unanswered)
+            response = await hook.post()
+        assert response.status_code == 503
+        assert response.headers["Retry-After"] == "1"
+        assert response.json()["error"]["code"] == "not_answered"
+        assert (await hook.post()).json()["answer"] == "Hello, alice."
 
 
-def test_unsigned_requests_are_rejected_and_do_not_reveal_webhooks(
+async def test_unsigned_requests_are_rejected_and_do_not_reveal_webhooks(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        model = ScriptedModel([])
-        async with served(tmp_path, model) as hook:
-            now = time.time()
-            refused = [
-                await hook.post(header=""),
-                await hook.post(header="t=1,v1=00"),
-                await hook.post(secret="another secret of 16"),
-                await hook.post(at=now - MAX_SIGNATURE_AGE_SECONDS - 5),
-                await hook.post(at=now + MAX_SIGNATURE_AGE_SECONDS + 5),
-                await hook.post(name="unknown"),
-                await hook.post(name="unknown", header=""),
-                await hook.post(raw=b"not json", header=""),
-            ]
-            assert [one.status_code for one in refused] == [401] * len(refused)
-            assert len({one.text for one in refused}) == 1
-            error = refused[0].json()["error"]
-            assert set(error) == {"message", "type", "code"}
-            assert (error["type"], error["code"]) == ("authentication_error", "wrong_signature")
-            assert hook.loop.registry.agent().sessions.list_sessions() == []
-        assert model.asked == []
-
-    asyncio.run(scenario())
+    model = ScriptedModel([])
+    async with served(tmp_path, model) as hook:
+        now = time.time()
+        refused = [
+            await hook.post(header=""),
+            await hook.post(header="t=1,v1=00"),
+            await hook.post(secret="another secret of 16"),
+            await hook.post(at=now - MAX_SIGNATURE_AGE_SECONDS - 5),
+            await hook.post(at=now + MAX_SIGNATURE_AGE_SECONDS + 5),
+            await hook.post(name="unknown"),
+            await hook.post(name="unknown", header=""),
+            await hook.post(raw=b"not json", header=""),
+        ]
+        assert [one.status_code for one in refused] == [401] * len(refused)
+        assert len({one.text for one in refused}) == 1
+        error = refused[0].json()["error"]
+        assert set(error) == {"message", "type", "code"}
+        assert (error["type"], error["code"]) == ("authentication_error", "wrong_signature")
+        assert hook.loop.registry.agent().sessions.list_sessions() == []
+    assert model.asked == []
 
 
-def test_redelivered_message_is_stored_and_answered_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, ["once"]) as hook:
-            first, again = await hook.post(id="7"), await hook.post(id="7")
-            assert first.json()["answer"] == again.json()["answer"] == "once"
-            assert again.json()["outcome"] == "again"
-            assert len(bodies(hook.loop, KEY)) == 2
-            assert (await hook.post(id="7", text="other words")).status_code == 409
-
-    asyncio.run(scenario())
+async def test_redelivered_message_is_stored_and_answered_once(tmp_path: Path) -> None:
+    async with served(tmp_path, ["once"]) as hook:
+        first, again = await hook.post(id="7"), await hook.post(id="7")
+        assert first.json()["answer"] == again.json()["answer"] == "once"
+        assert again.json()["outcome"] == "again"
+        assert len(bodies(hook.loop, KEY)) == 2
+        assert (await hook.post(id="7", text="other words")).status_code == 409
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
@@ -266,63 +254,51 @@ def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
     asyncio.run(after_a_restart())
 
 
-def test_failed_webhook_command_runs_if_it_is_delivered_again(
+async def test_failed_webhook_command_runs_if_it_is_delivered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any, **named: Any) -> None:
         del arguments, named
         raise StoreUnavailable("the network is down for a moment")
 
-    async def scenario() -> None:
-        async with served(tmp_path, ["hello"]) as hook:
-            await hook.post(id="1")
-            with monkeypatch.context() as patched:
-                patched.setattr(hook.loop.registry.agent().store, "lease", fail)
-                failed = await hook.post(id="2", text="/clear")
-                assert "storage is not available" in failed.json()["answer"]
-            assert len(bodies(hook.loop, KEY)) == 2
-            done = await hook.post(id="2", text="/clear")
-            assert done.json()["outcome"] == "command"
-            assert bodies(hook.loop, KEY) == []
-            again = await hook.post(id="2", text="/clear")
-            assert (again.json()["outcome"], again.json()["answer"]) == ("again", "")
-
-    asyncio.run(scenario())
+    async with served(tmp_path, ["hello"]) as hook:
+        await hook.post(id="1")
+        with monkeypatch.context() as patched:
+            patched.setattr(hook.loop.registry.agent().store, "lease", fail)
+            failed = await hook.post(id="2", text="/clear")
+            assert "storage is not available" in failed.json()["answer"]
+        assert len(bodies(hook.loop, KEY)) == 2
+        done = await hook.post(id="2", text="/clear")
+        assert done.json()["outcome"] == "command"
+        assert bodies(hook.loop, KEY) == []
+        again = await hook.post(id="2", text="/clear")
+        assert (again.json()["outcome"], again.json()["answer"]) == ("again", "")
 
 
-def test_message_id_in_a_shared_chat_belongs_to_one_sender(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, ["a"], allow=("alice", "bob")) as hook:
-            assert (await hook.post(id="1", chat="room")).status_code == 200
-            assert (await hook.post(id="1", chat="room", sender="bob")).status_code == 409
-            assert (await hook.post(id="1", chat="room")).json()["outcome"] == "again"
-
-    asyncio.run(scenario())
+async def test_message_id_in_a_shared_chat_belongs_to_one_sender(tmp_path: Path) -> None:
+    async with served(tmp_path, ["a"], allow=("alice", "bob")) as hook:
+        assert (await hook.post(id="1", chat="room")).status_code == 200
+        assert (await hook.post(id="1", chat="room", sender="bob")).status_code == 409
+        assert (await hook.post(id="1", chat="room")).json()["outcome"] == "again"
 
 
-def test_sender_not_on_the_allow_list_is_rejected(
+async def test_sender_not_on_the_allow_list_is_rejected(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, []) as hook:
-            assert (await hook.post(sender="mallory")).status_code == 403
-        async with served(tmp_path, [], allow=()) as hook:
-            assert (await hook.post()).status_code == 403
-            assert hook.loop.registry.agent().sessions.list_sessions() == []
-
-    asyncio.run(scenario())
+    async with served(tmp_path, []) as hook:
+        assert (await hook.post(sender="mallory")).status_code == 403
+    async with served(tmp_path, [], allow=()) as hook:
+        assert (await hook.post()).status_code == 403
+        assert hook.loop.registry.agent().sessions.list_sessions() == []
 
 
 @pytest.mark.parametrize(
     "raw",
     [b"", b"{", b"[]", b'{"sender":"alice"}', b'{"sender":"alice","text":1,"id":"1"}', b"\xff"],
 )
-def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, []) as hook:
-            assert (await hook.post(raw=raw)).status_code == 400
-
-    asyncio.run(scenario())
+async def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
+    async with served(tmp_path, []) as hook:
+        assert (await hook.post(raw=raw)).status_code == 400
 
 
 def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
@@ -347,35 +323,29 @@ def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_threads_and_chats_have_separate_sessions(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, ["a", "b", "c"], allow=("alice", "bob", "#room")) as hook:
-            await hook.post(id="1", thread="42")
-            await hook.post(id="2", chat="room")
-            await hook.post(id="3", chat="room", sender="bob")
-            assert (await hook.post(id="4", sender="#room")).status_code == 400
-            keys = hook.loop.registry.agent().sessions.list_sessions()
-            assert keys == ["webhook-ci:#room", "webhook-ci:42:alice"]
-
-    asyncio.run(scenario())
+async def test_threads_and_chats_have_separate_sessions(tmp_path: Path) -> None:
+    async with served(tmp_path, ["a", "b", "c"], allow=("alice", "bob", "#room")) as hook:
+        await hook.post(id="1", thread="42")
+        await hook.post(id="2", chat="room")
+        await hook.post(id="3", chat="room", sender="bob")
+        assert (await hook.post(id="4", sender="#room")).status_code == 400
+        keys = hook.loop.registry.agent().sessions.list_sessions()
+        assert keys == ["webhook-ci:#room", "webhook-ci:42:alice"]
 
 
-def test_signature_example_in_the_docs_works(tmp_path: Path) -> None:
+async def test_signature_example_in_the_docs_works(tmp_path: Path) -> None:
     [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     made: dict[str, Any] = {}
     exec(example, made)
 
-    async def scenario() -> None:
-        async with served(tmp_path, ["Hello."]) as hook:
-            request = made["message"](
-                f"{hook.url}/webhooks/ci", SECRET, sender="alice", text="hello", id="1"
-            )
-            response = await hook.client.post(
-                request.full_url, content=request.data, headers=dict(request.header_items())
-            )
-            assert response.json()["answer"] == "Hello."
-
-    asyncio.run(scenario())
+    async with served(tmp_path, ["Hello."]) as hook:
+        request = made["message"](
+            f"{hook.url}/webhooks/ci", SECRET, sender="alice", text="hello", id="1"
+        )
+        response = await hook.client.post(
+            request.full_url, content=request.data, headers=dict(request.header_items())
+        )
+        assert response.json()["answer"] == "Hello."
 
 
 # --- with a reply_url ----------------------------------------------------------------------------
@@ -422,24 +392,21 @@ def receiver() -> Iterator[_Receiver]:
 
 
 @pytest.mark.parametrize("statuses", [[], [429]])
-def test_answer_is_sent_signed_to_the_reply_url(
+async def test_answer_is_sent_signed_to_the_reply_url(
     statuses: list[int], receiver: _Receiver, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        receiver.statuses = statuses
-        url = f"http://127.0.0.1:{receiver.server_port}/answers"
-        async with served(tmp_path, ["Hello."], reply_url=url) as hook:
-            for _ in range(2):
-                response = await hook.post(id="9")
-                assert response.status_code == 202
-            assert await asyncio.to_thread(receiver.arrived.wait, 20)
-            loop = hook.loop
-            async with asyncio.timeout(20):
-                while mark(loop, KEY)["mark"] != "sent":  # noqa: ASYNC110 - no event
-                    await asyncio.sleep(0.01)
-        assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
-
-    asyncio.run(scenario())
+    receiver.statuses = statuses
+    url = f"http://127.0.0.1:{receiver.server_port}/answers"
+    async with served(tmp_path, ["Hello."], reply_url=url) as hook:
+        for _ in range(2):
+            response = await hook.post(id="9")
+            assert response.status_code == 202
+        assert await asyncio.to_thread(receiver.arrived.wait, 20)
+        loop = hook.loop
+        async with asyncio.timeout(20):
+            while mark(loop, KEY)["mark"] != "sent":  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+    assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
 
 
 def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
@@ -484,30 +451,24 @@ async def _connections(port: int, count: int, sent: bytes) -> AsyncIterator[list
             writer.close()
 
 
-def test_slow_bodies_are_dropped_for_other_messages(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, ["Hello, alice."]) as hook:
-            port = int(hook.url.rpartition(":")[2])
-            async with _connections(port, MAX_PENDING_BODIES + 8, _slow_head()) as slow:
-                # The oldest ones are closed long before their timeout.
-                for reader, _ in slow[:8]:
-                    assert b" 503 " in await asyncio.wait_for(reader.readline(), 30)
-                assert (await hook.post()).json()["answer"] == "Hello, alice."
-
-    asyncio.run(scenario())
+async def test_slow_bodies_are_dropped_for_other_messages(tmp_path: Path) -> None:
+    async with served(tmp_path, ["Hello, alice."]) as hook:
+        port = int(hook.url.rpartition(":")[2])
+        async with _connections(port, MAX_PENDING_BODIES + 8, _slow_head()) as slow:
+            # The oldest ones are closed long before their timeout.
+            for reader, _ in slow[:8]:
+                assert b" 503 " in await asyncio.wait_for(reader.readline(), 30)
+            assert (await hook.post()).json()["answer"] == "Hello, alice."
 
 
 @pytest.mark.parametrize("sent", [_slow_head("unknown"), _slow_head().replace(b"t=", b"t=1")])
-def test_no_body_is_read_for_an_unknown_name_or_an_old_signature(
+async def test_no_body_is_read_for_an_unknown_name_or_an_old_signature(
     sent: bytes, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, []) as hook:
-            port = int(hook.url.rpartition(":")[2])
-            async with _connections(port, 1, sent) as [(reader, _)]:
-                assert b" 401 " in await asyncio.wait_for(reader.readline(), 30)
-
-    asyncio.run(scenario())
+    async with served(tmp_path, []) as hook:
+        port = int(hook.url.rpartition(":")[2])
+        async with _connections(port, 1, sent) as [(reader, _)]:
+            assert b" 401 " in await asyncio.wait_for(reader.readline(), 30)
 
 
 def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,22 +484,19 @@ def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
-def test_timed_out_body_frees_its_slot_immediately() -> None:
-    async def scenario() -> None:
-        pending = PendingBodies(limit=1)
-        begun = asyncio.Event()
-        first = asyncio.create_task(pending.read_body(_request(None, begun)))
-        await begun.wait()
-        [limit] = pending._timeouts
-        limit.reschedule(asyncio.get_running_loop().time())
-        await asyncio.sleep(0)
-        assert limit.expired(), "its task has not run since"
-        assert not first.done()
-        assert await pending.read_body(_request(b"next")) == b"next"
-        with pytest.raises(TimeoutError):
-            await first
-
-    asyncio.run(scenario())
+async def test_timed_out_body_frees_its_slot_immediately() -> None:
+    pending = PendingBodies(limit=1)
+    begun = asyncio.Event()
+    first = asyncio.create_task(pending.read_body(_request(None, begun)))
+    await begun.wait()
+    [limit] = pending._timeouts
+    limit.reschedule(asyncio.get_running_loop().time())
+    await asyncio.sleep(0)
+    assert limit.expired(), "its task has not run since"
+    assert not first.done()
+    assert await pending.read_body(_request(b"next")) == b"next"
+    with pytest.raises(TimeoutError):
+        await first
 
 
 def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
@@ -580,21 +538,18 @@ class FailingModel(ScriptedModel):
     ],
 )
 @pytest.mark.parametrize("text", ["hello", "/retry"])
-def test_user_gets_a_short_error_and_the_log_has_the_details(
+async def test_user_gets_a_short_error_and_the_log_has_the_details(
     error: StenologError,
     reason: str,
     text: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, FailingModel(error)) as hook:
-            if text == "/retry":
-                await hook.post()
-                caplog.clear()
-            told = await hook.post(text=text, id="2")
-            expected = f"I could not answer: {reason}. Your message is saved."
-            assert told.json()["answer"] == expected
-            assert INTERNAL in caplog.text
-
-    asyncio.run(scenario())
+    async with served(tmp_path, FailingModel(error)) as hook:
+        if text == "/retry":
+            await hook.post()
+            caplog.clear()
+        told = await hook.post(text=text, id="2")
+        expected = f"I could not answer: {reason}. Your message is saved."
+        assert told.json()["answer"] == expected
+        assert INTERNAL in caplog.text
