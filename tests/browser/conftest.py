@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support import needs
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage, window
 from support.viewer_samples import WAITING, fill
 
 
@@ -70,3 +71,16 @@ def signed_in(browser: Browser, served: Served) -> Iterator[BrowserContext]:
 def viewer(signed_in: BrowserContext, served: Served, screenshots: Path) -> Iterator[ViewerPage]:
     with ViewerPage(signed_in, served, screenshots) as one:
         yield one
+
+
+@pytest.fixture
+def new_window(browser: Browser, screenshots: Path) -> NewWindow:
+    @contextmanager
+    def new_window(served: Served, **options: Any) -> Iterator[ViewerPage]:
+        with (
+            window(browser, served, **options) as context,
+            ViewerPage(context, served, screenshots) as viewer,
+        ):
+            yield viewer
+
+    return new_window

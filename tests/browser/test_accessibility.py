@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
@@ -16,7 +15,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.axe import serious_problems
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage
 from support.viewer_samples import LONG, PLAN, WAITING, fill
 
 _CODE: Final = "cli:code"
@@ -81,14 +80,11 @@ def _show_all(page: Page) -> None:
     ],
 )
 def test_axe_finds_no_serious_problem(
-    browser: Browser, served: Served, screenshots: Path, width: int, dark: bool
+    new_window: NewWindow, served: Served, width: int, dark: bool
 ) -> None:
     name = f"{width}-{'dark' if dark else 'light'}"
     problems: dict[str, list[Any]] = {}
-    with (
-        window(browser, served, phone=width == 390, dark=dark) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with new_window(served, phone=width == 390, dark=dark) as viewer:
         page = viewer.page
         page.set_viewport_size({"width": width, "height": 860})
 
@@ -120,7 +116,7 @@ def test_axe_finds_no_serious_problem(
         viewer.open_session("nobody:here")
         check("error")
         viewer.problems.clear()  # the console names the 404
-        context.clear_cookies()
+        page.context.clear_cookies()
         viewer.open("/")
         check("sign-in")
         viewer.problems.clear()
@@ -201,12 +197,9 @@ def test_controls_and_states_have_accessible_names(viewer: ViewerPage) -> None:
 
 
 def test_times_are_shown_in_the_time_zone_of_the_browser(
-    browser: Browser, served: Served, screenshots: Path
+    new_window: NewWindow, served: Served
 ) -> None:
-    with (
-        window(browser, served, timezone="America/New_York") as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with new_window(served, timezone="America/New_York") as viewer:
         page = viewer.page
         viewer.open_session(_CODE)
         time = page.locator("#m1 time")

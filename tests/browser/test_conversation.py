@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Route, expect
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage, window
 from support.viewer_samples import LONG, PLAN
 
 _WRITER = """
@@ -210,14 +210,13 @@ def test_header_updates_message_count_state_and_tokens(viewer: ViewerPage) -> No
 
 
 def test_stopped_answer_is_marked_once_and_the_session_becomes_idle(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     with open_store(str(tmp_path)) as store:
         store.add_message("s", "assistant", "Hello.")
     with (
         Served(tmp_path, ScriptedModel(["word " * 2_000], pause=0.02)) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
     ):
         viewer.open_session("s")
         page = viewer.page
@@ -238,7 +237,7 @@ def _looked_up(what: str) -> str:
 
 
 def test_result_of_a_running_tool_appears_in_its_call(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     function = {"name": "_looked_up", "arguments": '{"what": "owl"}'}
     asking = {
@@ -250,8 +249,7 @@ def test_result_of_a_running_tool_appears_in_its_call(
         store.add_message("s", "assistant", "Hello.")
     with (
         Served(tmp_path, ScriptedModel([asking, "An owl."]), tools=[_looked_up]) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
     ):
         viewer.open_session("s")
         page = viewer.page
@@ -347,13 +345,12 @@ def _top_of(viewer: ViewerPage, seq: int) -> float:
 
 
 def test_scroll_position_is_kept_when_another_process_summarizes(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
         open_store(str(tmp_path)) as store,
     ):
         viewer.open_session("big")
@@ -384,13 +381,12 @@ def test_scroll_position_is_kept_when_another_process_summarizes(
 
 
 def test_messages_hidden_by_another_process_leave_the_page(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     _thousand(tmp_path)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
         open_store(str(tmp_path)) as store,
     ):
         viewer.open_session("big")
@@ -405,7 +401,7 @@ def test_messages_hidden_by_another_process_leave_the_page(
 
 @pytest.mark.slow
 def test_older_messages_load_while_scrolling_and_turns_are_paged(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     with open_store(str(tmp_path)) as store:
         store.add_messages(
@@ -415,11 +411,7 @@ def test_older_messages_load_while_scrolling_and_turns_are_paged(
                 for number in range(1, 1_001)
             ],
         )
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
         viewer.open_session("big")
         page = viewer.page
         expect(page.locator("article")).to_have_count(50)
@@ -541,18 +533,14 @@ def test_restore_button_of_a_deleted_session_is_not_covered(
 
 
 def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     with open_store(str(tmp_path)) as store:
         for number in range(1, 4):
             store.add_message("s", "assistant", f"word{number}")
     for path in (one for one in tmp_path.rglob("*") if one.is_file()):
         path.write_bytes(path.read_bytes().replace(b"word2", b"#ord2"))
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
         viewer.open_session("s")
         page = viewer.page
         expect(page.locator("#damage")).to_contain_text("1 message is damaged and cannot be read")

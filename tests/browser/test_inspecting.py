@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.window import Limits
@@ -16,7 +16,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
 from support.prices import price_package
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage
 from support.viewer_samples import LONG, PLAN, fill
 
 _LONG_NAMES = "phone:long-names"
@@ -102,12 +102,9 @@ def test_notes_of_a_person_are_listed_and_cannot_be_changed(viewer: ViewerPage) 
 
 
 def test_dark_theme_can_be_changed_and_the_choice_is_kept(
-    browser: Browser, served: Served, screenshots: Path
+    new_window: NewWindow, served: Served
 ) -> None:
-    with (
-        window(browser, served, dark=True) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with new_window(served, dark=True) as viewer:
         viewer.open_session(PLAN)
         page = viewer.page
         paper = "getComputedStyle(document.body).backgroundColor"
@@ -120,11 +117,8 @@ def test_dark_theme_can_be_changed_and_the_choice_is_kept(
         assert page.evaluate(paper) == "rgb(251, 250, 247)"
 
 
-def test_pages_fit_on_a_phone(browser: Browser, served: Served, screenshots: Path) -> None:
-    with (
-        window(browser, served, phone=True) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+def test_pages_fit_on_a_phone(new_window: NewWindow, served: Served) -> None:
+    with new_window(served, phone=True) as viewer:
         page = viewer.page
         viewer.open("/")
         # A phone zooms out of a page that is too wide, which changes innerWidth.
@@ -190,7 +184,7 @@ def test_shortcuts_of_the_help_dialog_work(viewer: ViewerPage) -> None:
 
 
 def test_context_page_counts_messages_that_are_not_sent(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     bodies = [
         {"role": "system", "content": "You are a pirate."},
@@ -202,11 +196,7 @@ def test_context_page_counts_messages_that_are_not_sent(
         store.add_messages("s", bodies)
     spec = AgentSpec(consolidation=False, limits=Limits(max_context_tokens=6_000))
     model = ScriptedModel(["x"], name="http://127.0.0.1:9555/v1#demo-model")
-    with (
-        Served(tmp_path, model, spec=spec) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with Served(tmp_path, model, spec=spec) as served, new_window(served) as viewer:
         viewer.open_session("s", "/context")
         page = viewer.page
         words = page.locator(".cut").inner_text()

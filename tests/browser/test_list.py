@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""
@@ -41,17 +41,11 @@ def test_search_finds_titles_keys_and_messages_while_typing(viewer: ViewerPage) 
     assert "offers" in page.locator(".row").inner_text()
 
 
-def test_more_sessions_load_while_scrolling(
-    tmp_path: Path, browser: Browser, screenshots: Path
-) -> None:
+def test_more_sessions_load_while_scrolling(tmp_path: Path, new_window: NewWindow) -> None:
     with open_store(str(tmp_path)) as store:
         for number in range(130):
             store.add_message(f"cli:user{number:03}", "assistant", "Hello.")
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
         page = viewer.page
         viewer.open("/")
         for count in (50, 100, 130):
@@ -69,16 +63,12 @@ _REMEMBER = """() => {
 
 
 def test_list_shows_changes_of_other_processes_and_keeps_focus_and_selection(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     with open_store(str(tmp_path)) as store:
         for name in ("ann", "bob", "eve"):
             store.add_message(f"cli:{name}", "assistant", f"I am {name}.")
-        with (
-            Served(tmp_path, ScriptedModel(["x"])) as served,
-            window(browser, served) as context,
-            ViewerPage(context, served, screenshots) as viewer,
-        ):
+        with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
             page = viewer.page
             viewer.open("/")
             keys = page.locator(".row .key")
@@ -116,14 +106,8 @@ def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     expect(page.locator("article.user")).to_contain_text("and another")
 
 
-def test_empty_workspace_offers_three_ways_to_start(
-    tmp_path: Path, browser: Browser, screenshots: Path
-) -> None:
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+def test_empty_workspace_offers_three_ways_to_start(tmp_path: Path, new_window: NewWindow) -> None:
+    with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
         viewer.open("/")
         cards = viewer.page.locator(".card")
         expect(cards).to_have_count(3)

@@ -12,7 +12,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage, window
 
 NOW = datetime.now(UTC)
 
@@ -254,17 +254,13 @@ def test_more_search_results_load_while_scrolling(viewer: ViewerPage, place: Pat
 
 
 def test_back_keeps_the_loaded_rows_and_the_scroll_position(
-    tmp_path_factory: pytest.TempPathFactory, browser: Browser, screenshots: Path
+    tmp_path_factory: pytest.TempPathFactory, new_window: NewWindow
 ) -> None:
     place = tmp_path_factory.mktemp("many")
     with open_store(str(place)) as store:
         for number in range(320):
             store.add_message(f"cli:user{number:03}", "assistant", "Hello.")
-    with (
-        Served(place, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+    with Served(place, ScriptedModel(["x"])) as served, new_window(served) as viewer:
         page = viewer.page
         viewer.open("/")
         rows = page.locator(".row")
@@ -347,14 +343,8 @@ def test_archive_asks_first_and_moves_summarized_messages(viewer: ViewerPage, pl
         assert store.info("cli:own").archived == 3
 
 
-def test_list_fits_on_a_phone_and_opens_its_filters(
-    place: Path, browser: Browser, screenshots: Path
-) -> None:
-    with (
-        Served(place, ScriptedModel(["x"])) as served,
-        window(browser, served, phone=True) as context,
-        ViewerPage(context, served, screenshots) as viewer,
-    ):
+def test_list_fits_on_a_phone_and_opens_its_filters(place: Path, new_window: NewWindow) -> None:
+    with Served(place, ScriptedModel(["x"])) as served, new_window(served, phone=True) as viewer:
         page = viewer.page
         for address in ("/", "/?by=project", "/?q=invoice", "/trash"):
             viewer.open(address)

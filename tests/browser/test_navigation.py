@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow, ViewerPage, window
 
 _KEY = "long"
 _TURNS = 400
@@ -330,13 +330,12 @@ def test_messages_load_while_scrolling_and_the_page_stays_small(
 
 
 def test_messages_added_while_the_end_is_not_loaded_appear_at_the_end(
-    tmp_path: Path, browser: Browser, screenshots: Path
+    tmp_path: Path, new_window: NewWindow
 ) -> None:
     _fill(tmp_path, turns=200)
     with (
         Served(tmp_path, ScriptedModel(["x"])) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
         open_store(str(tmp_path)) as store,
     ):
         viewer.open_session(_KEY)

@@ -19,7 +19,7 @@ from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
 from support.slow_store import SlowStore
 from support.transcripts import SAMPLES
-from support.viewer_page import ViewerPage, window
+from support.viewer_page import NewWindow
 from support.viewing import Viewing
 
 TITLE = "Add a tide table to the harbour page"
@@ -141,9 +141,7 @@ def test_access_token_signs_a_browser_in(viewing: Viewing, page: Page, screensho
     assert ".localhost" in page.url
 
 
-def test_progress_of_the_first_index_is_shown(
-    browser: Browser, tmp_path: Path, screenshots: Path
-) -> None:
+def test_progress_of_the_first_index_is_shown(new_window: NewWindow, tmp_path: Path) -> None:
     store = SlowStore(tmp_path / "catalog.db")
     store.add_full_message("cli:old", {"role": "tool", "content": "x", FIELD: {"failed": True}})
     store.allowed.set()
@@ -164,8 +162,7 @@ def test_progress_of_the_first_index_is_shown(
             read_only=True,
             open_instance=lambda spec: open_viewer(spec, store, heads=heads),
         ) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
     ):
         page, status = viewer.page, viewer.page.locator("#indexing")
         viewer.open("/")
@@ -190,7 +187,7 @@ def test_progress_of_the_first_index_is_shown(
 
 
 def test_list_names_a_place_that_cannot_be_read_and_the_reason(
-    browser: Browser, tmp_path: Path, screenshots: Path
+    new_window: NewWindow, tmp_path: Path
 ) -> None:
     place = tmp_path / "harbour"
     with open_store(str(place)) as store:
@@ -201,8 +198,7 @@ def test_list_names_a_place_that_cannot_be_read_and_the_reason(
 
     with (
         Served(tmp_path, ScriptedModel([]), read_only=True, open_instance=open_read_only) as served,
-        window(browser, served) as context,
-        ViewerPage(context, served, screenshots) as viewer,
+        new_window(served) as viewer,
     ):
         page, notice = viewer.page, viewer.page.get_by_role("alert")
         viewer.open("/")

@@ -1,7 +1,7 @@
 """Pages of the viewer in a browser, with checks for console errors and foreign requests."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -99,3 +99,7 @@ class ViewerPage:
     def _record_request(self, request: Request) -> None:
         if not request.url.startswith((self.served.browser_url + "/", "data:image/")):
             self.foreign_requests.append(request.url)
+
+
+NewWindow = Callable[..., AbstractContextManager[ViewerPage]]
+"""Function that opens a new window on a gateway. It has the options of `window`."""
