@@ -9,7 +9,10 @@ from typing import Any, Final
 from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
+from stenolog.channels.channel import Destination
 from stenolog.channels.channel_group import Channels
+from stenolog.channels.claims import Claims
+from stenolog.channels.delivery import Delivery
 from stenolog.providers.chat_model import ChatModel
 from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.settings.values import (
@@ -19,7 +22,7 @@ from stenolog.settings.values import (
     WebhookSettings,
 )
 from stenolog.testing.scripted_model import ScriptedModel
-from support.agents import SPEC, open_agent
+from support.agents import SPEC, agent_loop, open_agent
 from support.telegram_server import TOKEN, TelegramServer
 
 KEY: Final = "telegram:1001"
@@ -106,3 +109,44 @@ def mark(loop: AgentLoop, key: str = KEY) -> Any:
     store = loop.registry.agent().store
     assert store is not None
     return store.info(key).meta.get(DELIVERY_FIELD)
+
+
+class FakeApp:
+    """A chat app that plays a given response for each message."""
+
+    name = "telegram"
+    max_length = 64
+    sends_replies = True
+
+    def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
+        self.plays = list(plays)
+        self.sent: list[str] = []
+        self.origins: list[Destination] = []
+
+    async def run(self, receiver: object) -> None:
+        """Receive nothing."""
+
+    async def send(self, origin: Destination, text: str) -> None:
+        """Play the next response."""
+        self.origins.append(origin)
+        play = self.plays.pop(0) if self.plays else None
+        if isinstance(play, Exception):
+            raise play
+        if play is not None:
+            play()
+        self.sent.append(text)
+
+    async def show_typing(self, origin: Destination) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def recovered(folder: Path, *, store: str = "jsonl") -> list[str]:
+    """Return the texts that a new process sends during recovery."""
+    app, claims = FakeApp(), Claims()
+    async with agent_loop(store, folder, []) as loop:
+        await Delivery(loop, app, claims).recover_answers()
+    await claims.close()
+    return app.sent

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from support import temporary_folders
+from support.telegram_server import TelegramServer
 
 
 @pytest.fixture
@@ -13,3 +14,10 @@ def tmp_path() -> Iterator[Path]:
     """Yield a folder in memory."""
     with temporary_folders.folder() as path:
         yield path
+
+
+@pytest.fixture
+def server() -> Iterator[TelegramServer]:
+    """Yield a fake Telegram server."""
+    with TelegramServer() as telegram:
+        yield telegram

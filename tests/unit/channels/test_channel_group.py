@@ -23,14 +23,11 @@ from support.bots import ALICE, agent_and_channels, telegram_settings, until
 from support.telegram_server import TOKEN, TelegramServer
 
 
-def test_no_channel_is_opened_without_settings(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with agent_and_channels(tmp_path, Settings(), []) as (_, channels):
-            await channels.start()
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-            assert channels.routes == []
-
-    asyncio.run(scenario())
+async def test_no_channel_is_opened_without_settings(tmp_path: Path) -> None:
+    async with agent_and_channels(tmp_path, Settings(), []) as (_, channels):
+        await channels.start()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert channels.routes == []
     assert not (tmp_path / "channels").exists()
 
 
@@ -59,26 +56,23 @@ async def test_token_can_come_from_the_environment(tmp_path: Path) -> None:
             await until(server, lambda: server.texts(ALICE) == ["Hello."])
 
 
-def test_channels_of_in_memory_sessions_write_no_files(
+async def test_channels_of_in_memory_sessions_write_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    async def scenario() -> None:
-        with TelegramServer() as server:
-            spec = replace(SPEC, sessions="memory:")
-            instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
-            loop = AgentLoop(AgentRegistry([instance]))
-            channels = Channels(loop, telegram_settings(server), pause=0.01)
-            await channels.start()
-            server.say("hello")
-            await until(server, lambda: server.texts(ALICE) == ["Hello."])
-            await channels.drain(wait_seconds=10)
-            await loop.close()
-            await channels.close()
-
-    asyncio.run(scenario())
-    assert list(tmp_path.iterdir()) == []
+    with TelegramServer() as server:
+        spec = replace(SPEC, sessions="memory:")
+        instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
+        loop = AgentLoop(AgentRegistry([instance]))
+        channels = Channels(loop, telegram_settings(server), pause=0.01)
+        await channels.start()
+        server.say("hello")
+        await until(server, lambda: server.texts(ALICE) == ["Hello."])
+        await channels.drain(wait_seconds=10)
+        await loop.close()
+        await channels.close()
+    assert _files(tmp_path) == []
 
 
 async def test_answer_in_progress_is_sent_before_close(tmp_path: Path) -> None:
@@ -90,3 +84,7 @@ async def test_answer_in_progress_is_sent_before_close(tmp_path: Path) -> None:
             server.say("talk")
             await until(server, lambda: bool(server.typing))
         assert server.texts(ALICE) == [("word " * 40).strip()]
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())

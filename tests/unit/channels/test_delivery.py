@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.catalog.message_metadata import mark_received, mark_seen
-from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.channel import MaybeSent, NotSent, Undeliverable
 from stenolog.channels.claims import Claims, delivery_claim_name
 from stenolog.channels.delivery import UNSURE_NOTICE, Delivery, split_text
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
@@ -23,17 +23,20 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import agent_loop
 from support.agents import until as until_it_holds
-from support.bots import ALICE, KEY, agent_and_channels, bot, mark, telegram_settings, until
+from support.bots import (
+    ALICE,
+    KEY,
+    FakeApp,
+    agent_and_channels,
+    bot,
+    mark,
+    recovered,
+    telegram_settings,
+    until,
+)
 from support.telegram_server import TelegramServer
 
 ORIGIN: Mapping[str, Any] = {"channel": "telegram", "chat": ALICE}
-
-
-@pytest.fixture
-def server() -> Iterator[TelegramServer]:
-    """Yield a fake Telegram server."""
-    with TelegramServer() as telegram:
-        yield telegram
 
 
 async def _answered(folder: Path, *, origin: Mapping[str, Any] | None = ORIGIN) -> None:
@@ -52,72 +55,54 @@ def _delivery(folder: Path) -> Any:
         return store.info(KEY).meta.get(DELIVERY_FIELD)
 
 
-async def _recovered(folder: Path) -> list[str]:
-    """Return the texts that a new process sends during recovery."""
-    app, claims = _App(), Claims()
-    async with agent_loop("jsonl", folder, []) as loop:
-        await Delivery(loop, app, claims).recover_answers()
-    await claims.close()
-    return app.sent
-
-
 # --- restarts ------------------------------------------------------------------------------------
 
 
-def test_unsent_answer_is_delivered_once_at_the_next_start(
+async def test_unsent_answer_is_delivered_once_at_the_next_start(
     server: TelegramServer, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        await _answered(tmp_path)
-        async with bot(tmp_path, server, []):
-            await until(server, lambda: server.texts(ALICE) == ["The answer."])
-        assert await _recovered(tmp_path) == []
-        assert server.texts(ALICE) == ["The answer."]
-
-    asyncio.run(scenario())
+    await _answered(tmp_path)
+    async with bot(tmp_path, server, []):
+        await until(server, lambda: server.texts(ALICE) == ["The answer."])
+    assert await recovered(tmp_path) == []
+    assert server.texts(ALICE) == ["The answer."]
     assert _delivery(tmp_path) == {"seq": 2, "mark": "sent", "origin": dict(ORIGIN)}
 
 
-def test_answer_of_a_killed_process_is_delivered_after_a_newer_answer(
+async def test_answer_of_a_killed_process_is_delivered_after_a_newer_answer(
     server: TelegramServer, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with bot(tmp_path, server, ["First.", "Second."]):
-            server.say("one")
-            await until(server, lambda: server.texts(ALICE) == ["First."])
-            # Another process stores an answer and ends before it sends the answer.
-            question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
-            answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [3]}}
-            _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
-            server.say("two")
-            await until(
-                server, lambda: sorted(server.texts(ALICE)) == ["First.", "Second.", "The answer."]
-            )
-        assert await _recovered(tmp_path) == []
-
-    asyncio.run(scenario())
+    async with bot(tmp_path, server, ["First.", "Second."]):
+        server.say("one")
+        await until(server, lambda: server.texts(ALICE) == ["First."])
+        # Another process stores an answer and ends before it sends the answer.
+        question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
+        answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [3]}}
+        _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
+        server.say("two")
+        await until(
+            server, lambda: sorted(server.texts(ALICE)) == ["First.", "Second.", "The answer."]
+        )
+    assert await recovered(tmp_path) == []
     assert _delivery(tmp_path) == {"seq": 6, "mark": "sent", "origin": dict(ORIGIN)}
 
 
-def test_interrupted_delivery_is_not_repeated_and_the_user_gets_one_notice(
+async def test_interrupted_delivery_is_not_repeated_and_the_user_gets_one_notice(
     server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        await _answered(tmp_path)
-        sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
-        _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-        async with bot(tmp_path, server, []):
-            await until(server, lambda: server.texts(ALICE) == [UNSURE_NOTICE])
-        assert await _recovered(tmp_path) == []
-        assert server.texts(ALICE) == [UNSURE_NOTICE]
-
-    asyncio.run(scenario())
+    await _answered(tmp_path)
+    sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
+    _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
+    async with bot(tmp_path, server, []):
+        await until(server, lambda: server.texts(ALICE) == [UNSURE_NOTICE])
+    assert await recovered(tmp_path) == []
+    assert server.texts(ALICE) == [UNSURE_NOTICE]
     assert _delivery(tmp_path)["mark"] == "unsure"
     assert sum("it is unknown whether" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
-def test_answers_older_than_a_day_are_not_delivered(
+async def test_answers_older_than_a_day_are_not_delivered(
     minutes: int, sent: list[str], tmp_path: Path
 ) -> None:
     def old(store: Store) -> None:
@@ -127,11 +112,11 @@ def test_answers_older_than_a_day_are_not_delivered(
         store.add_messages(KEY, [question, answer], at=[long_ago, long_ago])
 
     _change(tmp_path, old)
-    assert asyncio.run(_recovered(tmp_path)) == sent
+    assert await recovered(tmp_path) == sent
 
 
 @pytest.mark.parametrize("chat", [ALICE, 666], ids=["allowed", "a stranger"])
-def test_origin_without_a_mark_gets_no_answer(
+async def test_origin_without_a_mark_gets_no_answer(
     server: TelegramServer, tmp_path: Path, chat: int
 ) -> None:
     origin = {"channel": "telegram", "chat": chat}
@@ -139,23 +124,20 @@ def test_origin_without_a_mark_gets_no_answer(
     answer = {"role": "assistant", "content": "The answer.", "stenolog": {"answers": [1]}}
     _change(tmp_path, lambda store: store.add_messages(KEY, [question, answer]))
 
-    async def scenario() -> None:
-        async with bot(tmp_path, server, ["Hello."]):
-            server.say("hello")
-            await until(server, lambda: "Hello." in server.texts(ALICE))
-
-    asyncio.run(scenario())
+    async with bot(tmp_path, server, ["Hello."]):
+        server.say("hello")
+        await until(server, lambda: "Hello." in server.texts(ALICE))
     assert server.texts(ALICE) == ["Hello."]
     assert chat == ALICE or server.texts(chat) == []
-    assert asyncio.run(_recovered(tmp_path)) == []
+    assert await recovered(tmp_path) == []
 
 
 @pytest.mark.parametrize("origin", [None, {"channel": "webhook-ci", "sender": "alice"}])
-def test_answer_without_an_origin_in_this_channel_is_not_sent(
+async def test_answer_without_an_origin_in_this_channel_is_not_sent(
     origin: Mapping[str, Any] | None, tmp_path: Path
 ) -> None:
-    asyncio.run(_answered(tmp_path, origin=origin))
-    assert asyncio.run(_recovered(tmp_path)) == []
+    await _answered(tmp_path, origin=origin)
+    assert await recovered(tmp_path) == []
 
 
 async def test_turn_of_a_killed_process_is_resumed_and_delivered_once(
@@ -189,40 +171,8 @@ async def test_a_session_manager_delivers_each_answer_once(
 # --- one answer and the app's responses ----------------------------------------------------------
 
 
-class _App:
-    """A chat app that plays a given response for each message."""
-
-    name = "telegram"
-    max_length = 64
-    sends_replies = True
-
-    def __init__(self, *plays: Exception | Callable[[], object] | None) -> None:
-        self.plays = list(plays)
-        self.sent: list[str] = []
-        self.origins: list[Destination] = []
-
-    async def run(self, receiver: object) -> None:
-        """Receive nothing."""
-
-    async def send(self, origin: Destination, text: str) -> None:
-        """Play the next response."""
-        self.origins.append(origin)
-        play = self.plays.pop(0) if self.plays else None
-        if isinstance(play, Exception):
-            raise play
-        if play is not None:
-            play()
-        self.sent.append(text)
-
-    async def show_typing(self, origin: Destination) -> None:
-        """Do nothing."""
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
 async def _deliver(
-    folder: Path, app: _App, *, text: str = "The answer.", before: Callable[[Any], object] = repr
+    folder: Path, app: FakeApp, *, text: str = "The answer.", before: Callable[[Any], object] = repr
 ) -> Any:
     """Deliver an answer and return the delivery mark."""
     async with agent_loop("jsonl", folder, ScriptedModel(lambda *_: text)) as loop:
@@ -239,63 +189,65 @@ async def _deliver(
         return mark(loop)
 
 
-def test_delivery_state_is_stored_before_the_first_and_after_the_last_piece(tmp_path: Path) -> None:
+async def test_delivery_state_is_stored_before_the_first_and_after_the_last_piece(
+    tmp_path: Path,
+) -> None:
     seen: list[str] = []
 
     def look() -> None:
         seen.append(_delivery(tmp_path)["mark"])
 
     text = " ".join(f"word{number:03}" for number in range(20))
-    app = _App(look, look, look, look)
-    assert asyncio.run(_deliver(tmp_path, app, text=text))["mark"] == "sent"
+    app = FakeApp(look, look, look, look)
+    assert (await _deliver(tmp_path, app, text=text))["mark"] == "sent"
     assert seen == ["sending"] * len(app.sent)
     assert len(app.sent) > 1
     assert " ".join(app.sent) == text
 
 
-def test_message_that_was_not_sent_is_retried(tmp_path: Path) -> None:
-    app = _App(NotSent("refused"), NotSent("busy", pause=0.01))
-    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "sent"
+async def test_message_that_was_not_sent_is_retried(tmp_path: Path) -> None:
+    app = FakeApp(NotSent("refused"), NotSent("busy", pause=0.01))
+    assert (await _deliver(tmp_path, app))["mark"] == "sent"
     assert app.sent == ["The answer."]
 
 
-def test_message_that_may_have_arrived_is_not_retried(tmp_path: Path) -> None:
-    app = _App(MaybeSent("timeout"))
-    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "unsure"
+async def test_message_that_may_have_arrived_is_not_retried(tmp_path: Path) -> None:
+    app = FakeApp(MaybeSent("timeout"))
+    assert (await _deliver(tmp_path, app))["mark"] == "unsure"
     assert app.sent == [*_pieces(UNSURE_NOTICE)]
 
 
-def test_unknown_error_counts_as_possibly_sent(
+async def test_unknown_error_counts_as_possibly_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = _App(ValueError("with the token"))
-    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "unsure"
+    app = FakeApp(ValueError("with the token"))
+    assert (await _deliver(tmp_path, app))["mark"] == "unsure"
     assert app.sent == _pieces(UNSURE_NOTICE)
     assert "with the token" not in caplog.text
 
 
-def test_message_rejected_by_the_app_is_not_retried(tmp_path: Path) -> None:
-    app = _App(Undeliverable("blocked"))
-    assert asyncio.run(_deliver(tmp_path, app))["mark"] == "refused"
+async def test_message_rejected_by_the_app_is_not_retried(tmp_path: Path) -> None:
+    app = FakeApp(Undeliverable("blocked"))
+    assert (await _deliver(tmp_path, app))["mark"] == "refused"
     assert app.sent == []
 
 
-def test_answer_is_not_sent_if_its_delivery_state_cannot_be_stored(tmp_path: Path) -> None:
+async def test_answer_is_not_sent_if_its_delivery_state_cannot_be_stored(tmp_path: Path) -> None:
     def broken(instance: Any) -> None:
         def fails(*given: Any, **named: Any) -> None:
             raise NotStored(f"the disk is full: {given}, {named}")
 
         instance.store.set_meta = fails
 
-    app = _App()
-    assert asyncio.run(_deliver(tmp_path, app, before=broken)) is None
+    app = FakeApp()
+    assert await _deliver(tmp_path, app, before=broken) is None
     assert app.sent == []
 
 
 async def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
     tmp_path: Path,
 ) -> None:
-    async def scenario(loop: AgentLoop, app: _App) -> None:
+    async def scenario(loop: AgentLoop, app: FakeApp) -> None:
         answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
         claims = Claims()
         delivery = Delivery(loop, app, claims, pause=0.001)
@@ -312,35 +264,32 @@ async def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
         assert app.sent == ["The answer."]
 
     async with agent_loop("jsonl", tmp_path, ["The answer."]) as loop:
-        await scenario(loop, _App(NotSent("busy", pause=60)))
+        await scenario(loop, FakeApp(NotSent("busy", pause=60)))
 
 
-def test_delivery_cancelled_during_a_retry_leaves_the_answer_owed(
+async def test_delivery_cancelled_during_a_retry_leaves_the_answer_owed(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        app, claims = _App(NotSent("busy", pause=600)), Claims()
-        async with agent_loop("jsonl", tmp_path, ["one", "two"]) as loop, asyncio.timeout(20):
-            instance = loop.registry.agent()
-            delivery = Delivery(loop, app, claims)
-            answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
-            delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
-            await until_it_holds(lambda: not app.plays)
-            await delivery.stop_sending()
-            await asyncio.wait([delivering])
-            assert mark(loop)["owed"] == [2]
-            answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
-            await delivery.deliver(instance, answer, "two", ORIGIN)
-            assert mark(loop)["seq"] == 2
-        await claims.close()
-        assert app.sent == []
-
-    asyncio.run(scenario())
-    assert asyncio.run(_recovered(tmp_path)) == ["one", "two"]
+    app, claims = FakeApp(NotSent("busy", pause=600)), Claims()
+    async with agent_loop("jsonl", tmp_path, ["one", "two"]) as loop, asyncio.timeout(20):
+        instance = loop.registry.agent()
+        delivery = Delivery(loop, app, claims)
+        answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
+        delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
+        await until_it_holds(lambda: not app.plays)
+        await delivery.stop_sending()
+        await asyncio.wait([delivering])
+        assert mark(loop)["owed"] == [2]
+        answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
+        await delivery.deliver(instance, answer, "two", ORIGIN)
+        assert mark(loop)["seq"] == 2
+    await claims.close()
+    assert app.sent == []
+    assert await recovered(tmp_path) == ["one", "two"]
 
 
 async def test_cancelled_delivery_ends_even_if_its_state_cannot_be_stored(tmp_path: Path) -> None:
-    app, claims = _App(NotSent("busy", pause=600)), Claims()
+    app, claims = FakeApp(NotSent("busy", pause=600)), Claims()
     async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
         instance = loop.registry.agent()
         answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
@@ -363,72 +312,63 @@ _AT_ONCE = 121.0
 """A pause that is longer than the time limit of retries."""
 
 
-def test_failed_read_of_the_history_does_not_lose_an_earlier_answer(
+async def test_failed_read_of_the_history_does_not_lose_an_earlier_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = _App()
+    app = FakeApp()
 
-    async def scenario() -> None:
-        claims = Claims()
-        await _answered(tmp_path)
-        async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
-            answer = await loop.handle(InboundMessage(key=KEY, content="b", origin=ORIGIN))
-            store = loop.registry.agent().store
-            read = store.get_history
-            failures = [StoreUnavailable("the disk does not answer")]
+    claims = Claims()
+    await _answered(tmp_path)
+    async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
+        answer = await loop.handle(InboundMessage(key=KEY, content="b", origin=ORIGIN))
+        store = loop.registry.agent().store
+        read = store.get_history
+        failures = [StoreUnavailable("the disk does not answer")]
 
-            def fail_once(*args: Any, **kwargs: Any) -> Any:
-                if failures:
-                    raise failures.pop()
-                return read(*args, **kwargs)
+        def fail_once(*args: Any, **kwargs: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return read(*args, **kwargs)
 
-            monkeypatch.setattr(store, "get_history", fail_once)
-            delivery = Delivery(loop, app, claims, pause=0.0)
-            await delivery.deliver(loop.registry.agent(), answer, answer.text, ORIGIN)
-        await claims.close()
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(store, "get_history", fail_once)
+        delivery = Delivery(loop, app, claims, pause=0.0)
+        await delivery.deliver(loop.registry.agent(), answer, answer.text, ORIGIN)
+    await claims.close()
     assert sorted(app.sent) == ["The answer.", "second"]
 
 
-def test_unsent_answer_stays_owed_after_a_later_one_is_sent(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        app, claims = _App(NotSent("away")), Claims()
-        async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
-            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
-            await _hear(loop, delivery, "a")
-            assert (app.sent, mark(loop)["owed"]) == ([], [2])
-            app.plays = [None, NotSent("away")]
-            await _hear(loop, delivery, "b")
-            assert (app.sent, mark(loop)["seq"], mark(loop)["owed"]) == (["second"], 4, [2])
-            await _hear(loop, delivery, "c")
-            assert app.sent == ["second", "third", "first"]
-            assert mark(loop) == {"seq": 6, "mark": "sent", "origin": dict(ORIGIN)}
-        await claims.close()
-
-    asyncio.run(scenario())
-    assert asyncio.run(_recovered(tmp_path)) == []
+async def test_unsent_answer_stays_owed_after_a_later_one_is_sent(tmp_path: Path) -> None:
+    app, claims = FakeApp(NotSent("away")), Claims()
+    async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
+        delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+        await _hear(loop, delivery, "a")
+        assert (app.sent, mark(loop)["owed"]) == ([], [2])
+        app.plays = [None, NotSent("away")]
+        await _hear(loop, delivery, "b")
+        assert (app.sent, mark(loop)["seq"], mark(loop)["owed"]) == (["second"], 4, [2])
+        await _hear(loop, delivery, "c")
+        assert app.sent == ["second", "third", "first"]
+        assert mark(loop) == {"seq": 6, "mark": "sent", "origin": dict(ORIGIN)}
+    await claims.close()
+    assert await recovered(tmp_path) == []
 
 
 @pytest.mark.parametrize("is_owed", [False, True], ids=["killed", "owed"])
-def test_answer_that_a_summary_hid_before_it_was_sent_is_sent(
+async def test_answer_that_a_summary_hid_before_it_was_sent_is_sent(
     is_owed: bool, tmp_path: Path
 ) -> None:
-    async def before() -> None:
-        app, claims = _App(NotSent("away"), NotSent("away")), Claims()
-        async with agent_loop("jsonl", tmp_path, ["first", "second"]) as loop:
-            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
-            for text in ("a", "b"):
-                if is_owed:
-                    await _hear(loop, delivery, text)
-                else:
-                    await loop.handle(InboundMessage(key=KEY, content=text, origin=ORIGIN))
-        await claims.close()
-
-    asyncio.run(before())
+    app, claims = FakeApp(NotSent("away"), NotSent("away")), Claims()
+    async with agent_loop("jsonl", tmp_path, ["first", "second"]) as loop:
+        delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+        for text in ("a", "b"):
+            if is_owed:
+                await _hear(loop, delivery, text)
+            else:
+                await loop.handle(InboundMessage(key=KEY, content=text, origin=ORIGIN))
+    await claims.close()
     _change(tmp_path, lambda store: store.checkpoint(KEY, summary="They talked.", upto=2))
-    assert asyncio.run(_recovered(tmp_path)) == ["first", "second"]
-    assert asyncio.run(_recovered(tmp_path)) == []
+    assert await recovered(tmp_path) == ["first", "second"]
+    assert await recovered(tmp_path) == []
 
 
 @pytest.mark.parametrize("is_recovered", [False, True], ids=["at once", "at the next start"])
@@ -438,7 +378,7 @@ async def test_answer_to_messages_of_two_chats_is_sent_to_both(
 ) -> None:
     group = {"channel": "telegram", "chat": -5}
 
-    app, claims = _App(play), Claims()
+    app, claims = FakeApp(play), Claims()
     async with agent_loop("jsonl", tmp_path, []) as loop:
         instance = loop.registry.agent()
         for origin in (ORIGIN, group, ORIGIN):
@@ -458,20 +398,17 @@ async def test_answer_to_messages_of_two_chats_is_sent_to_both(
     assert app.sent.count("a") == 1 + (play is None)
 
 
-def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
-    async def before() -> None:
-        app, claims = _App(NotSent("away"), NotSent("away")), Claims()
-        async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
-            delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
-            await _hear(loop, delivery, "a")
-            await _hear(loop, delivery, "b")
-            await loop.handle(InboundMessage(key=KEY, content="c", origin=ORIGIN))
-        await claims.close()
-
-    asyncio.run(before())
+async def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
+    app, claims = FakeApp(NotSent("away"), NotSent("away")), Claims()
+    async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
+        delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
+        await _hear(loop, delivery, "a")
+        await _hear(loop, delivery, "b")
+        await loop.handle(InboundMessage(key=KEY, content="c", origin=ORIGIN))
+    await claims.close()
     assert _delivery(tmp_path)["owed"] == [2, 4]
-    assert asyncio.run(_recovered(tmp_path)) == ["first", "second", "third"]
-    assert asyncio.run(_recovered(tmp_path)) == []
+    assert await recovered(tmp_path) == ["first", "second", "third"]
+    assert await recovered(tmp_path) == []
 
 
 async def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
@@ -480,7 +417,7 @@ async def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
     await _answered(tmp_path)
     sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
     _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-    app, claims = _App(), Claims()
+    app, claims = FakeApp(), Claims()
     async with agent_loop("jsonl", tmp_path, ["second"]) as loop:
         await _hear(loop, Delivery(loop, app, claims), "b")
     await claims.close()
@@ -503,7 +440,7 @@ async def test_closed_claims_raise_store_closed(tmp_path: Path) -> None:
 async def test_answer_delivered_by_two_gateways_is_sent_once(store: str, tmp_path: Path) -> None:
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
 
-    app = _App()
+    app = FakeApp()
     async with (
         agent_loop(store, tmp_path, ["The answer."]) as one,
         agent_loop(store, tmp_path, []) as two,
@@ -546,7 +483,7 @@ async def test_delivery_in_progress_in_another_gateway_is_left_to_it(
     await _answered(tmp_path)
     sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
     _change(tmp_path, lambda store: store.set_meta(KEY, **{DELIVERY_FIELD: sending}))
-    app = _App()
+    app = FakeApp()
     another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
     async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
         async with another.hold_claim(delivery_claim_name(None, KEY)):
@@ -571,7 +508,7 @@ async def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Pa
         another.hold_claim(delivery_claim_name(None, KEY)),
         asyncio.timeout(20),
     ):
-        delivery = Delivery(loop, _App(), own)
+        delivery = Delivery(loop, FakeApp(), own)
         recovering = asyncio.create_task(delivery.recover_answers())
         await until_it_holds(lambda: own.looks > 0)
         delivery.stop_recovering()
@@ -580,7 +517,7 @@ async def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Pa
         await claims.close()
 
 
-def test_delivery_waits_for_a_store_that_is_briefly_unavailable(tmp_path: Path) -> None:
+async def test_delivery_waits_for_a_store_that_is_briefly_unavailable(tmp_path: Path) -> None:
     def away(instance: Any) -> None:
         set_meta, left = instance.store.set_meta, [1, 2]
 
@@ -592,8 +529,8 @@ def test_delivery_waits_for_a_store_that_is_briefly_unavailable(tmp_path: Path) 
 
         instance.store.set_meta = fails
 
-    app = _App()
-    assert asyncio.run(_deliver(tmp_path, app, before=away))["mark"] == "sent"
+    app = FakeApp()
+    assert (await _deliver(tmp_path, app, before=away))["mark"] == "sent"
     assert app.sent == ["The answer."]
 
 
@@ -611,4 +548,4 @@ def _meet(store: Any, barrier: threading.Barrier) -> None:
 
 
 def _pieces(text: str) -> list[str]:
-    return split_text(text, _App.max_length)
+    return split_text(text, FakeApp.max_length)

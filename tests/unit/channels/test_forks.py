@@ -1,6 +1,5 @@
 """Tests that nothing copied from the source of a fork is resumed, delivered or matched again."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import Answer, ignore_event
 from stenolog.catalog.message_metadata import mark_model, mark_received, origin_of
 from stenolog.channels import delivery
-from stenolog.channels.channel import Destination, IncomingMessage, NotSent
+from stenolog.channels.channel import IncomingMessage, NotSent
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
 from stenolog.channels.inbox import Inbox
@@ -24,37 +23,12 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import calls, open_agent
+from support.bots import FakeApp
 
 KEY = "telegram:7"
 FORK = "telegram:try:7"
 ORIGIN = {"channel": "telegram", "chat": 7}
 every_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-
-
-class _App:
-    """A chat app that records what it is sent, or is unreachable."""
-
-    name, max_length, sends_replies = "telegram", 4096, True
-
-    def __init__(self, *, reachable: bool = True) -> None:
-        self.sent: list[str] = []
-        self._reachable = reachable
-
-    async def run(self, receiver: object) -> None:
-        """Do nothing: the test passes messages directly."""
-
-    async def send(self, origin: Destination, text: str) -> None:
-        """Record the text."""
-        if not self._reachable:
-            raise NotSent("not reachable")
-        assert origin == ORIGIN
-        self.sent.append(text)
-
-    async def show_typing(self, origin: Destination) -> None:
-        """Do nothing."""
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 def _echo(messages: Any, tools: Any) -> str:
@@ -65,7 +39,7 @@ def _echo(messages: Any, tools: Any) -> str:
 class _Process:
     """An agent with the delivery of one chat app, until it is closed."""
 
-    def __init__(self, loop: AgentLoop, app: _App, delivery: Delivery, claims: Claims) -> None:
+    def __init__(self, loop: AgentLoop, app: FakeApp, delivery: Delivery, claims: Claims) -> None:
         self.loop, self.app, self.delivery = loop, app, delivery
         self._inbox = Inbox(loop, channel="telegram", claims=claims, delivery=delivery)
         self._number = 0
@@ -100,12 +74,13 @@ async def _process(
 ) -> AsyncIterator[_Process]:
     instance: AgentInstance = open_agent(store, folder, ScriptedModel(script), tools=tools)
     loop, claims = AgentLoop(AgentRegistry([instance]), ttl=5.0), Claims()
-    app = _App(reachable=reachable)
+    app = FakeApp() if reachable else FakeApp(*[NotSent("not reachable")] * 99)
     try:
         yield _Process(loop, app, Delivery(loop, app, claims, pause=0.001), claims)
     finally:
         await loop.close()
         await claims.close()
+    assert all(origin == ORIGIN for origin in app.origins)
 
 
 def _where(store: str, folder: Path) -> str:
@@ -148,7 +123,7 @@ async def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
 
 
 @every_store
-def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_its_fork(
+async def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_its_fork(
     store: str, tmp_path: Path
 ) -> None:
     ran: list[int] = []
@@ -170,19 +145,16 @@ def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_it
         opened.add_full_message(KEY, body, once="update-1")
         opened.fork(KEY, FORK)
 
-    async def main() -> None:
-        async with _process(store, tmp_path, script=script, tools=[pay]) as process:
-            assert [one.key for one in await process.loop.resume()] == [KEY]
-            await process.delivery.recover_answers()
-            assert process.app.sent == ["It is paid."]
-            assert [one.to_dict() for one in process.store.get_history(FORK)] == [body]
-
-    asyncio.run(main())
+    async with _process(store, tmp_path, script=script, tools=[pay]) as process:
+        assert [one.key for one in await process.loop.resume()] == [KEY]
+        await process.delivery.recover_answers()
+        assert process.app.sent == ["It is paid."]
+        assert [one.to_dict() for one in process.store.get_history(FORK)] == [body]
     assert ran == [100]
 
 
 @every_store
-def test_open_calls_copied_by_a_fork_are_not_executed(store: str, tmp_path: Path) -> None:
+async def test_open_calls_copied_by_a_fork_are_not_executed(store: str, tmp_path: Path) -> None:
     ran: list[str] = []
 
     @tool(repeatable=True)
@@ -197,12 +169,9 @@ def test_open_calls_copied_by_a_fork_are_not_executed(store: str, tmp_path: Path
         opened.add_full_message(KEY, mark_model(call, model="m", seconds=0.1))
         opened.fork(KEY, FORK)
 
-    async def main() -> None:
-        async with _process(store, tmp_path, tools=[look]) as process:
-            await process.say(f"/resume {FORK}")
-            assert (await process.say("and now?")).key == FORK
-
-    asyncio.run(main())
+    async with _process(store, tmp_path, tools=[look]) as process:
+        await process.say(f"/resume {FORK}")
+        assert (await process.say("and now?")).key == FORK
     assert ran == []
 
 

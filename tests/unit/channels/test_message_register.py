@@ -77,24 +77,21 @@ async def test_redelivered_messages_are_recognized_without_a_claims_store(tmp_pa
     await claims.close()
 
 
-def test_messages_are_accepted_if_their_number_cannot_be_stored(
+async def test_messages_are_accepted_if_their_number_cannot_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        store = open_store(str(tmp_path), namespace="channels")
+    store = open_store(str(tmp_path), namespace="channels")
 
-        def full(*given: Any, **named: Any) -> int:
-            raise NotStored(f"the disk is full: {given} {named}")
+    def full(*given: Any, **named: Any) -> int:
+        raise NotStored(f"the disk is full: {given} {named}")
 
-        store.add_message = full  # type: ignore[method-assign]
-        claims = Claims(store)
-        async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
-            inbox = _inbox(loop, claims)
-            for text, id, outcome in (("hello", "1", "answered"), ("/help", "2", "command")):
-                answer = await inbox.accept(_said(text, id)).answer
-                assert answer is not None
-                assert answer.outcome == outcome
-        await claims.close()
-
-    asyncio.run(scenario())
+    store.add_message = full  # type: ignore[method-assign]
+    claims = Claims(store)
+    async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
+        inbox = _inbox(loop, claims)
+        for text, id, outcome in (("hello", "1", "answered"), ("/help", "2", "command")):
+            answer = await inbox.accept(_said(text, id)).answer
+            assert answer is not None
+            assert answer.outcome == outcome
+    await claims.close()
     assert "the disk is full" in caplog.text

@@ -1,28 +1,18 @@
 """Chats that go on during an outage of the store: nothing is sent twice after the merge."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stenolog.agent.turn_events import InboundMessage
-from stenolog.channels.channel import Destination
-from stenolog.channels.claims import Claims
-from stenolog.channels.delivery import Delivery
 from support.agents import agent_loop
-from support.bots import ALICE, KEY, bot, until
+from support.bots import ALICE, KEY, bot, recovered, until
 from support.merge_steps import broken
 from support.telegram_server import TelegramServer
 
 ORIGIN: Mapping[str, Any] = {"channel": "telegram", "chat": ALICE}
-
-
-@pytest.fixture
-def server() -> Iterator[TelegramServer]:
-    """Yield a fake Telegram server."""
-    with TelegramServer() as telegram:
-        yield telegram
 
 
 @pytest.fixture(params=["jsonl", "sqlite"])
@@ -30,33 +20,10 @@ def store(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-class _App:
-    """An app that records the texts that it gets."""
-
-    name, max_length, sends_replies = "telegram", 4000, True
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
-    async def send(self, origin: Destination, text: str) -> None:
-        assert origin == ORIGIN
-        self.sent.append(text)
-
-
 async def _answer(store: str, folder: Path, id: str) -> None:
     """Store an answer in a process that ends before sending it."""
     async with agent_loop(store, folder, [f"to {id}"]) as loop:
         await loop.handle(InboundMessage(key=KEY, content=id, id=id, origin=ORIGIN))
-
-
-async def _recover(store: str, folder: Path) -> list[str]:
-    """Return the texts that a new process sends during recovery."""
-    app: Any = _App()
-    claims = Claims()
-    async with agent_loop(store, folder, []) as loop:
-        await Delivery(loop, app, claims).recover_answers()
-    await claims.close()
-    return list(app.sent)
 
 
 async def _chat(store: str, folder: Path, server: TelegramServer, *texts: str) -> None:
@@ -84,8 +51,8 @@ async def test_answers_of_an_outage_are_delivered_once(
         await _chat(store, tmp_path, server, "one", "two")
         await _answer(store, tmp_path, "new")
     due = ["to old", "to new"] if "unsent" in old else ["to new"]
-    assert await _recover(store, tmp_path) == due
-    assert await _recover(store, tmp_path) == []
+    assert await recovered(tmp_path, store=store) == due
+    assert await recovered(tmp_path, store=store) == []
 
 
 @pytest.mark.parametrize("is_known", [True, False])

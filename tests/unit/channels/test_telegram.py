@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,6 @@ from support.telegram_server import TOKEN, USERNAME, TelegramServer
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecationWarning")
-
-
-@pytest.fixture
-def server() -> Iterator[TelegramServer]:
-    """Yield a fake Telegram server."""
-    with TelegramServer() as telegram:
-        yield telegram
 
 
 def _echo(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
@@ -137,27 +130,24 @@ async def test_redelivered_update_is_answered_once(server: TelegramServer, tmp_p
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("change", ["hidden", "damaged"])
-def test_redelivered_update_does_not_get_the_answer_to_another_one(
+async def test_redelivered_update_does_not_get_the_answer_to_another_one(
     store: str, change: str, server: TelegramServer, tmp_path: Path
 ) -> None:
-    async def talk() -> None:
-        async with bot(tmp_path, server, ["to one", "to two"], store=store):
-            for number, text in ((50, "one"), (51, "two")):
-                server.say(text, message=number)
-                await until(server, lambda text=text: f"to {text}" in server.texts(ALICE))  # type: ignore[misc]
-
     async def redeliver(model: ScriptedModel) -> None:
         async with bot(tmp_path, server, model, store=store):
             await until(server, confirmed(server, server.say("one", message=50)))
 
-    asyncio.run(talk())
+    async with bot(tmp_path, server, ["to one", "to two"], store=store):
+        for number, text in ((50, "one"), (51, "two")):
+            server.say(text, message=number)
+            await until(server, lambda text=text: f"to {text}" in server.texts(ALICE))  # type: ignore[misc]
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
     with open_store(where) as opened:
         opened.truncate_history(KEY, 2)
     if change == "damaged":
         damage_message(where, KEY, 2)
     model = ScriptedModel(["again"])
-    asyncio.run(redeliver(model))
+    await redeliver(model)
     assert model.asked == []
     problem = [
         "I could not answer: the earlier answer to this message is damaged, so please write it "
@@ -178,27 +168,23 @@ async def test_long_answer_is_sent_in_pieces(server: TelegramServer, tmp_path: P
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
-def test_new_session_of_a_chat_survives_a_restart(server: TelegramServer, tmp_path: Path) -> None:
-    async def before() -> None:
-        async with bot(tmp_path, server, ScriptedModel(_echo)):
-            server.say("one")
-            server.say("/new")
-            server.say("two")
-            await until(server, lambda: "You said: two" in server.texts(ALICE))
-            server.say("/start")
-            await until(server, lambda: "`/new`" in server.texts(ALICE)[-1])
-
-    async def after() -> None:
-        model = ScriptedModel(_echo)
-        async with bot(tmp_path, server, model) as loop:
-            server.say("three")
-            await until(server, lambda: "You said: three" in server.texts(ALICE))
-            asked = [body["content"] for body in model.asked[0].messages[1:]]
-            assert asked == ["two", "You said: two", "three"]
-            assert [body["content"] for body in bodies(loop, KEY)] == ["one", "You said: one"]
-
-    asyncio.run(before())
-    asyncio.run(after())
+async def test_new_session_of_a_chat_survives_a_restart(
+    server: TelegramServer, tmp_path: Path
+) -> None:
+    async with bot(tmp_path, server, ScriptedModel(_echo)):
+        server.say("one")
+        server.say("/new")
+        server.say("two")
+        await until(server, lambda: "You said: two" in server.texts(ALICE))
+        server.say("/start")
+        await until(server, lambda: "`/new`" in server.texts(ALICE)[-1])
+    model = ScriptedModel(_echo)
+    async with bot(tmp_path, server, model) as loop:
+        server.say("three")
+        await until(server, lambda: "You said: three" in server.texts(ALICE))
+        asked = [body["content"] for body in model.asked[0].messages[1:]]
+        assert asked == ["two", "You said: two", "three"]
+        assert [body["content"] for body in bodies(loop, KEY)] == ["one", "You said: one"]
 
 
 async def test_chat_whose_move_cannot_be_stored_stays_in_its_session(
@@ -553,38 +539,32 @@ async def test_polling_continues_after_conflicts_and_connection_errors(
 
 
 @pytest.mark.parametrize("method", ["getMe", "getUpdates"])
-def test_rejected_token_stops_the_channel_and_is_not_logged(
+async def test_rejected_token_stops_the_channel_and_is_not_logged(
     method: str, server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        server.play(method, "unauthorized")
-        async with bot(tmp_path, server, ["Hello."]):
-            await until(server, lambda: server.played(method))
-            async with asyncio.timeout(20):
-                while not caplog.records:  # noqa: ASYNC110 - polls a condition
-                    await asyncio.sleep(0.01)
-
     caplog.set_level(logging.WARNING)
-    asyncio.run(scenario())
+    server.play(method, "unauthorized")
+    async with bot(tmp_path, server, ["Hello."]):
+        await until(server, lambda: server.played(method))
+        async with asyncio.timeout(20):
+            while not caplog.records:  # noqa: ASYNC110 - polls a condition
+                await asyncio.sleep(0.01)
     [record] = caplog.records
     assert record.levelname == "ERROR"
     assert "token" in record.getMessage()
     assert TOKEN not in caplog.text
 
 
-def test_log_does_not_contain_the_token(
+async def test_log_does_not_contain_the_token(
     server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def scenario() -> None:
-        server.play("getUpdates", "lost before", "broken")
-        server.play("sendMessage", "lost after")
-        async with bot(tmp_path, server, ["Hello."]):
-            server.say("hello")
-            await until(server, lambda: len(server.texts(ALICE)) == 2)
-
-    asyncio.run(scenario())
+    server.play("getUpdates", "lost before", "broken")
+    server.play("sendMessage", "lost after")
+    async with bot(tmp_path, server, ["Hello."]):
+        server.say("hello")
+        await until(server, lambda: len(server.texts(ALICE)) == 2)
     assert caplog.records
     assert TOKEN not in caplog.text
     assert "AAH-a-token" not in caplog.text

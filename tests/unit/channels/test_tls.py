@@ -1,6 +1,5 @@
 """Tests that certificates are verified for every spelling of a URL's scheme."""
 
-import asyncio
 import socket
 import ssl
 import subprocess
@@ -71,37 +70,33 @@ def server(tmp_path: Path) -> Iterator[_Server]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_webhook_sends_nothing_to_an_unverified_server(server: _Server, scheme: str) -> None:
+async def test_webhook_sends_nothing_to_an_unverified_server(server: _Server, scheme: str) -> None:
     settings = WebhookSettings(
         secret=SECRET, allow=("alice",), reply_url=f"{scheme}://127.0.0.1:{server.port}/"
     )
 
-    async def send() -> None:
-        webhook = Webhook("ci", settings, SECRET)
-        try:
-            with pytest.raises(NotSent, match=r"(?i)certificate"):
-                await webhook.send({"channel": "webhook-ci", "sender": "alice"}, "a private answer")
-        finally:
-            await webhook.close()
-
-    asyncio.run(send())
+    webhook = Webhook("ci", settings, SECRET)
+    try:
+        with pytest.raises(NotSent, match=r"(?i)certificate"):
+            await webhook.send({"channel": "webhook-ci", "sender": "alice"}, "a private answer")
+    finally:
+        await webhook.close()
     assert server.received == []
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_telegram_sends_no_token_to_an_unverified_server(server: _Server, scheme: str) -> None:
+async def test_telegram_sends_no_token_to_an_unverified_server(
+    server: _Server, scheme: str
+) -> None:
     base = f"{scheme}://127.0.0.1:{server.port}/bot"
 
-    async def ask() -> None:
-        request = _make_http_client(base, max_connections=1)
-        await request.initialize()
-        try:
-            with pytest.raises(NetworkError, match=r"(?i)certificate"):
-                await request.do_request(f"{base}1:token/getMe", "POST")
-        finally:
-            await request.shutdown()
-
-    asyncio.run(ask())
+    request = _make_http_client(base, max_connections=1)
+    await request.initialize()
+    try:
+        with pytest.raises(NetworkError, match=r"(?i)certificate"):
+            await request.do_request(f"{base}1:token/getMe", "POST")
+    finally:
+        await request.shutdown()
     assert server.received == []
 
 

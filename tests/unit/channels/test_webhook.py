@@ -176,24 +176,9 @@ async def test_redelivered_message_is_stored_and_answered_once(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_redelivered_message_is_recognized_after_the_chat_moved(store: str, tmp_path: Path) -> None:
-    async def before() -> None:
-        async with served(tmp_path, ["paid", "new", "newer"], store=store) as hook:
-            said = [
-                await hook.post(id="1", text="pay the bill"),
-                await hook.post(id="2", text="/new"),
-                await hook.post(id="3", text="and now?"),
-                await hook.post(id="4", text=f"/resume {KEY}"),
-                await hook.post(id="5", text="/new"),
-                await hook.post(id="6", text="and then?"),
-            ]
-            assert [one.json()["outcome"] for one in said] == ["answered", "command"] * 2 + [
-                "command",
-                "answered",
-            ]
-            places.extend(one.json()["session"] for one in said)
-            await check(hook)
-
+async def test_redelivered_message_is_recognized_after_the_chat_moved(
+    store: str, tmp_path: Path
+) -> None:
     async def check(hook: Hook) -> None:
         sessions = hook.loop.registry.agent().sessions
         there = {key: len(sessions.get_history(key)) for key in sessions.list_sessions()}
@@ -212,26 +197,28 @@ def test_redelivered_message_is_recognized_after_the_chat_moved(store: str, tmp_
         after = {key: len(sessions.get_history(key)) for key in sessions.list_sessions()}
         assert after == there
 
-    async def after_a_restart() -> None:
-        async with served(tmp_path, [], store=store) as hook:
-            await check(hook)
-
     places: list[str] = []
-    asyncio.run(before())
-    asyncio.run(after_a_restart())
+    async with served(tmp_path, ["paid", "new", "newer"], store=store) as hook:
+        said = [
+            await hook.post(id="1", text="pay the bill"),
+            await hook.post(id="2", text="/new"),
+            await hook.post(id="3", text="and now?"),
+            await hook.post(id="4", text=f"/resume {KEY}"),
+            await hook.post(id="5", text="/new"),
+            await hook.post(id="6", text="and then?"),
+        ]
+        assert [one.json()["outcome"] for one in said] == ["answered", "command"] * 2 + [
+            "command",
+            "answered",
+        ]
+        places.extend(one.json()["session"] for one in said)
+        await check(hook)
+    async with served(tmp_path, [], store=store) as hook:
+        await check(hook)
     assert len({places[0], places[2], places[5]}) == 3
 
 
-def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
-    async def before() -> None:
-        async with served(tmp_path, ["hello"]) as hook:
-            await hook.post(id="1")
-            for id, text in (("2", "/clear"), ("3", "/undo"), ("4", "/new"), ("5", "/new")):
-                first = await hook.post(id=id, text=text)
-                assert first.json()["outcome"] == "command"
-                keys.append(first.json()["session"])
-            await check(hook)
-
+async def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
     async def check(hook: Hook) -> None:
         for id, text in (("2", "/clear"), ("4", "/new"), ("5", "/new")):
             again = await hook.post(id=id, text=text)
@@ -244,14 +231,17 @@ def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
             assert (await hook.post(id=id, text="words")).status_code == 409
         assert len(bodies(hook.loop, KEY)) == 2
 
-    async def after_a_restart() -> None:
-        async with served(tmp_path, ["there"]) as hook:
-            await check(hook)
-            assert (await hook.post(id="6")).json()["session"] == keys[-1]
-
     keys: list[str] = []
-    asyncio.run(before())
-    asyncio.run(after_a_restart())
+    async with served(tmp_path, ["hello"]) as hook:
+        await hook.post(id="1")
+        for id, text in (("2", "/clear"), ("3", "/undo"), ("4", "/new"), ("5", "/new")):
+            first = await hook.post(id=id, text=text)
+            assert first.json()["outcome"] == "command"
+            keys.append(first.json()["session"])
+        await check(hook)
+    async with served(tmp_path, ["there"]) as hook:
+        await check(hook)
+        assert (await hook.post(id="6")).json()["session"] == keys[-1]
 
 
 async def test_failed_webhook_command_runs_if_it_is_delivered_again(
@@ -301,7 +291,7 @@ async def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
         assert (await hook.post(raw=raw)).status_code == 400
 
 
-def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
+async def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
     async def scenario() -> None:
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(3 * MAX_BODY_BYTES // 65_536):
@@ -320,7 +310,7 @@ def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: P
                 return  # the connection was cut before it could read the answer
             assert streamed.status_code == 413
 
-    asyncio.run(scenario())
+    await scenario()
 
 
 async def test_threads_and_chats_have_separate_sessions(tmp_path: Path) -> None:
@@ -409,7 +399,7 @@ async def test_answer_is_sent_signed_to_the_reply_url(
     assert receiver.got == [({"sender": "alice", "id": "9", "text": "Hello."}, True)]
 
 
-def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
+async def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
     receiver: _Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_PROXY", "no_proxy"):
@@ -417,13 +407,10 @@ def test_a_reply_url_on_this_machine_is_reached_without_a_proxy(
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # no server listens there
 
-    async def scenario() -> None:
-        url = f"http://localhost:{receiver.server_port}/answers"
-        hook = Webhook("ci", WebhookSettings(reply_url=url), SECRET)
-        await hook.send({"channel": "webhook-ci", "sender": "alice"}, "Hello.")
-        await hook.close()
-
-    asyncio.run(scenario())
+    url = f"http://localhost:{receiver.server_port}/answers"
+    hook = Webhook("ci", WebhookSettings(reply_url=url), SECRET)
+    await hook.send({"channel": "webhook-ci", "sender": "alice"}, "Hello.")
+    await hook.close()
     assert receiver.got == [({"sender": "alice", "text": "Hello."}, True)]
 
 
@@ -471,17 +458,16 @@ async def test_no_body_is_read_for_an_unknown_name_or_an_old_signature(
             assert b" 401 " in await asyncio.wait_for(reader.readline(), 30)
 
 
-def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with served(tmp_path, []) as hook:
-            port = int(hook.url.rpartition(":")[2])
-            async with _connections(port, 1, _slow_head()) as [(reader, _)]:
-                assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
-
+async def test_body_must_arrive_within_5_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert MAX_BODY_SECONDS == 5.0
     assert PendingBodies.__init__.__defaults__ == (MAX_PENDING_BODIES, MAX_BODY_SECONDS)
     monkeypatch.setattr(PendingBodies.__init__, "__defaults__", (MAX_PENDING_BODIES, 0.01))
-    asyncio.run(scenario())
+    async with served(tmp_path, []) as hook:
+        port = int(hook.url.rpartition(":")[2])
+        async with _connections(port, 1, _slow_head()) as [(reader, _)]:
+            assert b" 408 " in await asyncio.wait_for(reader.readline(), 30)
 
 
 async def test_timed_out_body_frees_its_slot_immediately() -> None:
