@@ -263,18 +263,6 @@ def test_result_of_a_running_tool_appears_in_its_call(
         expect(page.locator("#writing")).to_be_hidden()
 
 
-def test_new_session_can_be_started_in_the_browser(viewer: ViewerPage) -> None:
-    page = viewer.page
-    viewer.open("/")
-    page.locator("#begin").click()
-    page.locator("dialog textarea").fill("Is anybody there?")
-    page.locator("dialog button", has_text="Send").click()
-    page.wait_for_url("**/s/cli%3A*%3Adefault")
-    expect(page.locator("article")).to_have_count(2)
-    expect(page.locator("article strong")).to_have_text("Is anybody there?")
-    expect(page.locator("#state")).to_have_class("dot idle")
-
-
 def test_title_and_tags_can_be_edited(viewer: ViewerPage) -> None:
     viewer.open_session("api:anonymous:notes")
     page = viewer.page
@@ -378,25 +366,6 @@ def test_scroll_position_is_kept_when_another_process_summarizes(
         store.admin.hide("big", 990, 990)
         expect(page.locator("#m990")).to_have_count(0)
         expect(page.locator("#m1001")).to_be_in_viewport()
-
-
-def test_messages_hidden_by_another_process_leave_the_page(
-    tmp_path: Path, new_window: NewWindow
-) -> None:
-    _thousand(tmp_path)
-    with (
-        Served(tmp_path, ScriptedModel(["x"])) as served,
-        new_window(served) as viewer,
-        open_store(str(tmp_path)) as store,
-    ):
-        viewer.open_session("big")
-        page = viewer.page
-        page.evaluate("scrollTo(0, 0)")
-        expect(page.locator("article")).to_have_count(100)
-        store.pop("big")
-        expect(page.locator("#m1000")).to_have_count(0)
-        expect(page.locator("#message-count")).to_have_text("1,000 messages · model sees 999")
-        expect(page.locator(".divider")).to_contain_text("1 message hidden")
 
 
 @pytest.mark.slow
@@ -530,22 +499,3 @@ def test_restore_button_of_a_deleted_session_is_not_covered(
       return document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2) === one;
     }""")
     _expect_only_errors_of_the_deletion(viewer)
-
-
-def test_damaged_session_shows_a_notice_with_a_link_to_the_damage(
-    tmp_path: Path, new_window: NewWindow
-) -> None:
-    with open_store(str(tmp_path)) as store:
-        for number in range(1, 4):
-            store.add_message("s", "assistant", f"word{number}")
-    for path in (one for one in tmp_path.rglob("*") if one.is_file()):
-        path.write_bytes(path.read_bytes().replace(b"word2", b"#ord2"))
-    with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
-        viewer.open_session("s")
-        page = viewer.page
-        expect(page.locator("#damage")).to_contain_text("1 message is damaged and cannot be read")
-        expect(page.locator("#m1 + .lost")).to_have_text("Message 2 is damaged and cannot be read")
-        viewer.screenshot("damaged")
-        page.get_by_role("link", name="Go to the first damaged message").click()
-        page.wait_for_url("**at=2#lost2")
-        expect(page.locator("#lost2")).to_be_in_viewport()

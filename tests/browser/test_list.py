@@ -103,7 +103,10 @@ def test_enter_starts_a_new_session(viewer: ViewerPage) -> None:
     page.keyboard.type("and another")
     expect(page.locator("dialog[open] textarea")).to_have_value("One line\nand another")
     page.keyboard.press("Enter")
+    page.wait_for_url("**/s/cli%3A*%3Adefault")
     expect(page.locator("article.user")).to_contain_text("and another")
+    expect(page.locator("article")).to_have_count(2)
+    expect(page.locator("#state")).to_have_class("dot idle")
 
 
 def test_empty_workspace_offers_three_ways_to_start(tmp_path: Path, new_window: NewWindow) -> None:

@@ -263,13 +263,6 @@ def test_client_that_reads_gets_the_reason_of_the_rejection(roomy: int) -> None:
     assert _statuses(_exchange(roomy, waiting)) == [413]
 
 
-def test_body_of_the_allowed_size_is_accepted(roomy: int) -> None:
-    length = (f"Content-Length: {MOST}", "Connection: close")
-    head = _head("POST", "/v1/x", "Host: localhost", BEARER, *length)
-    answer = _exchange(roomy, head + MEGABYTE)
-    assert f"{SECRET}: {MOST} bytes".encode() in answer
-
-
 @pytest.mark.quick(5)
 @pytest.mark.parametrize(
     "flood",

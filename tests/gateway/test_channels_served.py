@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from stenolog.sessions.chat_marks import DELIVERY_FIELD
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from support import temporary_folders
+from support.gateway.clients import wait_until
 from support.gateway.gateway_process import Process
 from support.telegram_server import TOKEN, TelegramServer
 
@@ -107,14 +108,6 @@ def _said(where: str) -> list[Any]:
         return [message.content for message in store.get_history(KEY)]
 
 
-def _until(met: Callable[[], bool]) -> None:
-    """Poll until a condition holds that sends no event."""
-    end = time.monotonic() + 120
-    while not met():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.02)
-
-
 def _wait_for(telegram: BusyTelegram, *texts: str) -> None:
     """Wait until these were sent, and nothing else."""
     assert telegram.wait_until(lambda: len(telegram.texts(ALICE)) >= len(texts), timeout=60)
@@ -126,7 +119,7 @@ def test_restarted_bot_sends_every_answer_once(
 ) -> None:
     number = telegram.say("one")
     _wait_for(telegram, "You said: one")
-    _until(lambda: bool(_delivery(where)["mark"] == "sent"))
+    wait_until(lambda: bool(_delivery(where)["mark"] == "sent"))
     assert telegram.wait_until(lambda: number not in telegram.unconfirmed, timeout=60)
     gateway.kill()
     telegram.say("one", message=1)  # handed over once more

@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stenolog.settings.loading import load_effective_settings
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
+from support.gateway.clients import wait_until
 from support.gateway.gateway_process import TOKEN, Process
 
 
@@ -73,13 +73,6 @@ class _Asking(threading.Thread):
         self.answer = response.json()
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def _is_listening(url: str) -> bool:
     try:
         return httpx2.get(f"{url}/healthz").is_success
@@ -101,7 +94,7 @@ def test_first_signal_waits_for_running_answers(
     assert waiting[0].asked.wait(30)
     gateway.signal(signal.SIGTERM)
     # Nobody new is let in, while the answer is being made.
-    _until(lambda: not _is_listening(gateway.url))
+    wait_until(lambda: not _is_listening(gateway.url))
     waiting[0].go_on.set()
     asking.join(30)
     assert gateway.ended() == 0
@@ -117,7 +110,7 @@ def test_second_signal_ends_immediately_and_the_next_start_answers(
     asking.start()
     assert waiting[0].asked.wait(30)
     gateway.signal(signal.SIGTERM)
-    _until(lambda: "Stopping" in gateway.words.read_text())
+    wait_until(lambda: "Stopping" in gateway.words.read_text())
     gateway.signal(signal.SIGTERM)
     assert gateway.ended() == 0
     asking.join(30)
@@ -162,13 +155,13 @@ def test_interrupted_resumed_turn_is_answered_by_the_next_start(
     try:
         assert waiting[0].asked.wait(30)
         gateway.signal(signal.SIGTERM)
-        _until(lambda: "Stopping" in gateway.words.read_text())
+        wait_until(lambda: "Stopping" in gateway.words.read_text())
         gateway.signal(signal.SIGTERM)
         assert gateway.ended() == 0
         assert _log(tmp_path) == [("user", "Hello.")], "nothing stands there in its place"
         waiting[0].go_on.set()
         gateway.start()
-        _until(lambda: len(_log(tmp_path)) == 2)
+        wait_until(lambda: len(_log(tmp_path)) == 2)
         assert gateway.stop() == 0
     finally:
         gateway.close()

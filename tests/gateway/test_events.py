@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -13,6 +12,7 @@ import httpx2
 
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.clients import wait_until
 from support.gateway.served_gateway import Served
 
 
@@ -75,13 +75,6 @@ def _have(found: list[Any], count: int) -> bool:
     return len(found) >= count
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_stream_has_all_messages_of_a_recreated_session(
     tmp_path: Path,
 ) -> None:
@@ -99,7 +92,7 @@ def test_stream_has_all_messages_of_a_recreated_session(
 
             listening = threading.Thread(target=listen)
             listening.start()
-            _until(lambda: served.gateway.streams.in_use == 1)
+            wait_until(lambda: served.gateway.streams.in_use == 1)
             for number in range(5):
                 store.add_message("s", "assistant", f"new {number}")
             listening.join(60)
@@ -151,7 +144,7 @@ def test_session_changes_are_streamed_on_request(tmp_path: Path) -> None:
             ]
             for expected, change in enumerate(steps, start=5):
                 change()
-                _until(partial(_have, found, expected))
+                wait_until(partial(_have, found, expected))
             listening.join(30)
     assert [kind for _, kind, _ in found] == ["message"] * 4 + ["change"] * 5
     told = [data for _, kind, data in found if kind == "change"]
@@ -183,7 +176,7 @@ def test_shutdown_ends_streams_immediately(tmp_path: Path) -> None:
         assert heard.wait(30)
         served.ask_to_end()
         try:
-            _until(lambda: ended == [200])
+            wait_until(lambda: ended == [200])
         finally:
             served.hurry()
     listening.join(30)
@@ -197,7 +190,7 @@ def test_streams_above_the_limit_are_rejected_immediately(tmp_path: Path) -> Non
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
         # Once it is gone, the next one has its place.
-        _until(lambda: served.gateway.streams.in_use == 0)
+        wait_until(lambda: served.gateway.streams.in_use == 0)
         with client.stream("GET", "/v1/sessions/s/events") as next_one:
             assert next_one.status_code == 200
 
@@ -214,10 +207,10 @@ def test_all_listeners_of_a_session_get_all_messages(tmp_path: Path) -> None:
         threads = [threading.Thread(target=listen, args=(one,)) for one in found]
         for thread in threads:
             thread.start()
-        _until(lambda: served.gateway.streams.in_use == listeners)
+        wait_until(lambda: served.gateway.streams.in_use == listeners)
         for number in range(count):
             store.add_message("s", "assistant", f"m{number}")
-        _until(lambda: not any(thread.is_alive() for thread in threads))
+        wait_until(lambda: not any(thread.is_alive() for thread in threads))
     for heard in found:
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 

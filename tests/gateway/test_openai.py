@@ -5,8 +5,7 @@ import json
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from stenolog.errors import ModelUnavailable
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from stenolog.testing.scripted_model import ScriptedModel, offline_model, tool_call
+from stenolog.testing.scripted_model import ScriptedModel, tool_call
+from support.gateway.clients import wait_until
 from support.gateway.served_gateway import TOKEN, Served
 
 Messages = Sequence[Mapping[str, Any]]
@@ -212,13 +212,6 @@ def _heard(client: openai.OpenAI, messages: Any, *, stream: bool) -> tuple[str, 
     return text, calls, finish
 
 
-def test_scripted_model_calls_a_client_tool(tmp_path: Path) -> None:
-    with Served(tmp_path, offline_model(pause=0)) as served, _client(served) as client:
-        asked: Any = {"role": "user", "content": 'call lamp {"on": true}'}
-        _, calls, finish = _heard(client, [asked], stream=False)
-        assert (calls, finish) == ([{"name": "lamp", "arguments": '{"on": true}'}], "tool_calls")
-
-
 def test_new_message_instead_of_a_tool_result_gets_an_answer(tmp_path: Path) -> None:
     model = ScriptedModel(_with_lamp)
     with Served(tmp_path, model) as served, _client(served) as client:
@@ -323,34 +316,6 @@ def test_retry_of_a_rejected_request_is_a_new_message(tmp_path: Path) -> None:
         again = _ask(client, asked, headers=AGAIN)
         assert again.choices[0].message.content == "8: continue"
     assert len(_log(tmp_path, "s")) == 8
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_retry_after_a_restart_is_a_new_message_if_the_last_answer_was_received(
-    stream: bool, tmp_path: Path
-) -> None:
-    asked: Any = [{"role": "user", "content": "continue"}]
-    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
-        answer = _ask(client, asked, stream=stream)
-        if stream:
-            list(answer)
-    # The client says the same words again; its first attempt failed while no gateway ran.
-    with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
-        again = _ask(client, asked, headers=AGAIN)
-        assert again.choices[0].message.content == "4: continue"
-    assert _log(tmp_path, "s")[2] == ("user", "continue")
-
-
-def test_retry_on_another_gateway_gets_the_undelivered_answer(tmp_path: Path) -> None:
-    asked: Any = [{"role": "user", "content": "Hello."}]
-    model = Gated(_echo)
-    other = ScriptedModel(["never"])
-    with Served(tmp_path, model) as first, Served(tmp_path, other) as second:
-        _ask_and_go_away(first, model, asked)
-        with _client(second) as client:
-            again = _ask(client, asked, headers=AGAIN)
-        assert again.choices[0].message.content == "2: Hello."
-    assert len(_log(tmp_path, "s", full=True)) == 2
 
 
 def test_retry_is_a_new_message_if_the_same_words_came_in_another_way(tmp_path: Path) -> None:
@@ -574,9 +539,9 @@ def test_client_cannot_hide_a_message_that_arrived_meanwhile(tmp_path: Path) -> 
         ]
         patient = client.with_options(max_retries=10)
         whole = threads.submit(_ask, patient, edited)
-        _until(lambda: served.gateway.turns.in_use == 2)
+        wait_until(lambda: served.gateway.turns.in_use == 2)
         theirs = threads.submit(_ask, client, [{"role": "user", "content": "theirs"}])
-        _until(lambda: ("user", "theirs") in _log(tmp_path, "s"))
+        wait_until(lambda: ("user", "theirs") in _log(tmp_path, "s"))
         go_on.set()
         first.result(30)
         answers = [one.result(30).choices[0].message.content for one in (whole, theirs)]
@@ -584,10 +549,3 @@ def test_client_cannot_hide_a_message_that_arrived_meanwhile(tmp_path: Path) -> 
     assert "theirs" in answers[1]
     everything = [content for role, content in _log(tmp_path, "s", full=True) if role == "user"]
     assert everything.count("theirs") == 1
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

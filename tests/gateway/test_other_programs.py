@@ -1,7 +1,6 @@
 """A gateway on a workspace in which another program stores its conversations, as a real process."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
+from support.gateway.clients import wait_until
 from support.gateway.gateway_process import TOKEN, Process
 
 OWN = "cli:own:default"
@@ -34,13 +34,6 @@ def _gateway(place: Path) -> Process:
     return process
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def _ask(store: Store, key: str) -> None:
     """Leave a message as a killed stenolog agent leaves it."""
     store.add_full_message(key, mark_received({"role": "user", "content": "Are you there?"}))
@@ -61,7 +54,7 @@ def test_gateway_does_not_answer_a_message_while_its_own_program_is_answering_it
     try:
         workspace.add_message("support:42", "user", "Why was I charged twice in October?")
         _ask(workspace, OWN)
-        _until(lambda: _is_answered(workspace, OWN))  # later than it would answer the other one
+        wait_until(lambda: _is_answered(workspace, OWN))  # later than it would answer the other one
         workspace.add_message("support:42", "assistant", "A refund is on its way.")
         assert process.stop() == 0
     finally:
@@ -85,10 +78,10 @@ def test_gateway_neither_answers_nor_closes_the_sessions_of_another_program(
     _ask(workspace, OWN)
     process = _gateway(tmp_path).start()
     try:
-        _until(lambda: _is_answered(workspace, OWN))
+        wait_until(lambda: _is_answered(workspace, OWN))
         _ask(workspace, "cli:later:default")
-        _until(lambda: _is_answered(workspace, "cli:later:default"))
-        _until(lambda: "Closed" in process.words.read_text())
+        wait_until(lambda: _is_answered(workspace, "cli:later:default"))
+        wait_until(lambda: "Closed" in process.words.read_text())
         assert process.stop() == 0
     finally:
         process.close()

@@ -9,8 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.clients import wait_until
 from support.transcripts import SAMPLES
 from support.viewing import Viewing, state_of
 
@@ -57,13 +56,6 @@ def keys_in(client: httpx2.Client) -> list[str]:
         if page["after"] is None:
             return found
         after = {"after": page["after"]}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def message_counts(client: httpx2.Client) -> list[int]:
@@ -152,7 +144,7 @@ def test_looking_changes_no_byte_of_a_workspace(
     before = state_of(folder)
     with Viewing(tmp_path / "home", *arguments) as viewing, viewing.client() as client:
         expected = SESSIONS if "sqlite" not in where else 50
-        until(lambda: len(keys_in(client)) == expected)
+        wait_until(lambda: len(keys_in(client)) == expected)
         look_at_everything(client, keys_in(client))
         hits = client.get("/v1/search", params={"q": "question"}).json()
         assert hits["count"] == expected
@@ -196,7 +188,7 @@ def test_imported_conversations_are_counted_once(tmp_path: Path) -> None:
     with open_store(str(home / "workspace")) as store:
         store.add_message("cli:default", "user", "question of the workspace")
     with Viewing(home, "view", "--port", "0") as viewing, viewing.client() as client:
-        until(lambda: sum(message_counts(client)) >= 72)
+        wait_until(lambda: sum(message_counts(client)) >= 72)
         counts = message_counts(client)
         assert (len(counts), sum(counts)) == (7, 72)
         assert CLAUDE in keys_in(client)
@@ -244,7 +236,7 @@ def test_messages_of_a_running_program_appear_and_its_files_are_only_its_own(
             assert program.stdout.readline() == "stored\n"
             before = state_of(folder)
             assert words in client.get("/s/cli%3A0").text
-            until(partial(is_found, client, f'"{words}"'))
+            wait_until(partial(is_found, client, f'"{words}"'))
             assert state_of(folder) == before
         program.stdin.close()
 
@@ -256,13 +248,13 @@ def test_transcript_that_grows_is_followed_and_one_that_is_gone_vanishes(tmp_pat
     shutil.copy(next((SAMPLES / "claude-code" / "earlier").rglob("20c7a18b*.jsonl")), later)
     home = tmp_path / "home"
     with Viewing(home, "view", "--port", "0", str(place)) as viewing, viewing.client() as client:
-        until(lambda: CLAUDE in keys_in(client))
+        wait_until(lambda: CLAUDE in keys_in(client))
         address = f"/v1/sessions/{quote(CLAUDE, safe='')}"
         assert client.get(address).json()["count"] == 20
         shutil.copy(next((SAMPLES / "claude-code" / "projects").rglob("20c7a18b*.jsonl")), later)
-        until(lambda: client.get(address).json()["count"] == 28)
+        wait_until(lambda: client.get(address).json()["count"] == 28)
         later.unlink()
-        until(lambda: CLAUDE not in keys_in(client))
+        wait_until(lambda: CLAUDE not in keys_in(client))
         assert client.get(f"/s/{quote(CLAUDE, safe='')}").status_code == 404
         hits = client.get("/v1/search", params={"q": "harbour"}).json()["hits"]
         assert CLAUDE not in {hit["key"] for hit in hits}
@@ -286,7 +278,7 @@ def test_index_is_in_memory_if_the_cache_folder_cannot_be_used(
     (home / ".cache").write_text("a file in place of the folder")
     arguments = [*command, str(tmp_path / "place"), "--port", "0"]
     with Viewing(home, *arguments) as viewing, viewing.client() as client:
-        until(partial(is_found, client, "question"))
+        wait_until(partial(is_found, client, "question"))
     assert (home / ".cache").is_file()
 
 
@@ -298,7 +290,7 @@ def test_damaged_index_is_built_again(tmp_path: Path) -> None:
             Viewing(home, "view", "--port", "0", str(place)) as viewing,
             viewing.client() as client,
         ):
-            until(partial(is_found, client, "lighthouses"))
+            wait_until(partial(is_found, client, "lighthouses"))
             [index] = viewing.cache.glob("*.db")
         index.write_bytes(b"not a database" * 1_000)
 

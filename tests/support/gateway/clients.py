@@ -4,7 +4,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import httpx2
@@ -14,6 +14,14 @@ from support.gateway.gateway_process import TOKEN
 
 _HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 _SOON: Final = 0.05
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds for which there is no event."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Talker(threading.Thread):

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -166,15 +166,6 @@ async def test_unsigned_requests_are_rejected_and_do_not_reveal_webhooks(
     assert model.asked == []
 
 
-async def test_redelivered_message_is_stored_and_answered_once(tmp_path: Path) -> None:
-    async with served(tmp_path, ["once"]) as hook:
-        first, again = await hook.post(id="7"), await hook.post(id="7")
-        assert first.json()["answer"] == again.json()["answer"] == "once"
-        assert again.json()["outcome"] == "again"
-        assert len(bodies(hook.loop, KEY)) == 2
-        assert (await hook.post(id="7", text="other words")).status_code == 409
-
-
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 async def test_redelivered_message_is_recognized_after_the_chat_moved(
     store: str, tmp_path: Path
@@ -292,25 +283,19 @@ async def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
 
 
 async def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async def endless() -> AsyncIterator[bytes]:
-            for _ in range(3 * MAX_BODY_BYTES // 65_536):
-                yield b"x" * 65_536
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(3 * MAX_BODY_BYTES // 65_536):
+            yield b"x" * 65_536
 
-        async with served(tmp_path, []) as hook:
-            told = await hook.post(raw=b"x" * (MAX_BODY_BYTES + 1))
-            assert told.status_code == 413
-            try:
-                headers = {
-                    SIGNATURE_HEADER: make_signature(SECRET, b"", signed_at=int(time.time()))
-                }
-                url = f"{hook.url}/webhooks/ci"
-                streamed = await hook.client.post(url, content=endless(), headers=headers)
-            except httpx2.WriteError:
-                return  # the connection was cut before it could read the answer
+    async with served(tmp_path, []) as hook:
+        told = await hook.post(raw=b"x" * (MAX_BODY_BYTES + 1))
+        assert told.status_code == 413
+        headers = {SIGNATURE_HEADER: make_signature(SECRET, b"", signed_at=int(time.time()))}
+        url = f"{hook.url}/webhooks/ci"
+        # The connection may be cut before the client reads the answer.
+        with suppress(httpx2.WriteError):
+            streamed = await hook.client.post(url, content=endless(), headers=headers)
             assert streamed.status_code == 413
-
-    await scenario()
 
 
 async def test_threads_and_chats_have_separate_sessions(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The gate: who is let through, as what, and what every answer carries."""
 
 import asyncio
-import json
 import time
 from typing import Any
 
@@ -167,10 +166,6 @@ def test_cookie_allows_changes_from_own_pages(page: dict[str, str]) -> None:
     assert _ask({**_cookie(), **page}, method="POST").text == "cookie"
 
 
-def test_token_allows_changes_without_an_origin() -> None:
-    assert _ask(BEARER, method="DELETE").text == "bearer"
-
-
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/login", "/login?code=1", "/webhooks/a"])
 def test_open_paths_need_no_token(path: str) -> None:
     assert _ask({}, path=path).text == "nobody"
@@ -226,14 +221,12 @@ def test_request_with_two_proofs_is_rejected() -> None:
 
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "user@localhost", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8787", "user@localhost", f"steno-{'0' * 16}.localhost"]
+)
 def test_foreign_host_is_rejected_on_every_path(path: str, host: str) -> None:
     refused = _ask({**BEARER, "Host": host}, path=path)
     assert (refused.status_code, _code(refused)) == (421, "wrong_host")
-
-
-def test_configured_host_is_accepted() -> None:
-    assert _ask({**BEARER, "Host": "steno.example.org"}).status_code == 200
 
 
 @pytest.mark.quick(5)
@@ -347,15 +340,6 @@ def test_a_websocket_is_closed() -> None:
     assert (passed, [message["type"] for message in sent]) == ([], ["websocket.close"])
 
 
-@pytest.mark.parametrize("target", [b"http://evil.example/healthz", b"*", b"healthz", b""])
-def test_target_that_is_not_a_path_is_rejected(target: bytes) -> None:
-    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + TOKEN.value)]
-    scope = {"type": "http", "method": "GET", "path": target.decode(), "raw_path": target}
-    passed, sent = _run({**scope, "headers": headers})
-    assert (passed, sent[0]["status"]) == ([], 400)
-    assert json.loads(sent[1]["body"])["error"]["code"] == "wrong_target"
-
-
 @pytest.mark.parametrize("where", ["target", "header"])
 def test_request_head_is_limited_to_16_kb(where: str) -> None:
     def ask(size: int) -> int:
@@ -378,8 +362,3 @@ def test_cookie_is_rejected_at_addresses_shared_with_other_programs(host: str) -
 @pytest.mark.parametrize("host", [f"{OWN}:8787", OWN.upper(), "steno.example.org"])
 def test_cookie_is_accepted_at_the_own_and_configured_host_names(host: str) -> None:
     assert _ask({**_cookie(), "Host": host}).text == "cookie"
-
-
-def test_other_name_below_localhost_is_rejected() -> None:
-    refused = _ask({**BEARER, "Host": f"steno-{'0' * 16}.localhost"})
-    assert (refused.status_code, _code(refused)) == (421, "wrong_host")

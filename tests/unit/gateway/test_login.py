@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import httpx2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
@@ -77,7 +75,7 @@ def _new_link(ask: Ask) -> str:
 def test_login_link_sets_a_cookie_and_redirects_home(ask: Ask, clock: Clock) -> None:
     given = ask("POST", "/v1/login-links", caller="bearer")
     assert given.status_code == 200
-    assert given.json()["expires_in"] == 60
+    assert (given.json()["expires_in"], given.json()["host"]) == (60, OWN)
     assert re.fullmatch(r"/login\?code=[\w-]{43}", given.json()["url"])
     taken = ask("GET", given.json()["url"])
     assert (taken.status_code, taken.headers["location"]) == (303, "/")
@@ -200,13 +198,6 @@ def test_other_methods_do_not_use_up_a_login_link(ask: Ask, method: str) -> None
     assert ask("GET", link).status_code == 303
 
 
-def test_login_code_is_valid_only_at_the_server_that_made_it(clock: Clock) -> None:
-    made_here = LoginLinks(clock)
-    code = made_here.make_code()
-    assert not LoginLinks(clock).use_code(code)
-    assert made_here.use_code(code)
-
-
 def test_cookie_expires_after_7_days(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     value = cookies.make_value()
@@ -229,16 +220,9 @@ def test_expiry_of_a_cookie_cannot_be_changed(clock: Clock) -> None:
     assert not cookies.is_valid(f"0{until}.{signature}")
     assert not cookies.is_valid(f"{until}.{signature.upper()}")
     assert not cookies.is_valid(f"{until}.")
+    assert not cookies.is_valid(f"{until}.{signature[::-1]}")
+    assert not cookies.is_valid("")
     assert not cookies.is_valid(f"{until}.{signature}\n")
-
-
-@given(st.text(max_size=90), st.integers(0, 75))
-def test_changed_cookie_is_rejected(other: str, cut: int) -> None:
-    cookies = Cookies(TOKEN, Clock())
-    value = cookies.make_value()
-    assert not cookies.is_valid(other)
-    changed = value[:cut] + other + value[cut + 1 :]
-    assert cookies.is_valid(changed) == (changed == value)
 
 
 def test_own_host_name_is_derived_from_the_token() -> None:
@@ -259,10 +243,6 @@ def test_no_cookie_is_set_at_addresses_shared_with_other_programs(ask: Ask, host
     assert taken.status_code == 303
     # Bound to this host alone.
     assert "domain" not in taken.headers["set-cookie"].lower()
-
-
-def test_login_link_response_has_the_own_host_name(ask: Ask) -> None:
-    assert ask("POST", "/v1/login-links", caller="bearer").json()["host"] == OWN
 
 
 def test_logout_removes_the_cookie_from_the_browser(ask: Ask) -> None:

@@ -84,12 +84,6 @@ def test_gap_is_at_the_position_of_the_summarized_messages() -> None:
         assert _told(newest_part(store, info, _ALL)) == [1, 2, 3, 4, (1, 4), 5, 6, 7, 8, 9, 10]
 
 
-def test_cleared_session_shows_a_gap() -> None:
-    with _filled(4) as store:
-        store.clear(_KEY)
-        assert _told(newest_part(store, store.info(_KEY), _VISIBLE)) == [(1, 4)]
-
-
 def test_hidden_message_is_shown_on_request() -> None:
     with _filled(10) as store:
         store.checkpoint(_KEY, summary="so", upto=6)

@@ -290,19 +290,6 @@ def test_page_does_not_wait_for_a_catalog_that_is_being_built(
             made.set()
 
 
-def test_page_has_its_title_if_many_keys_start_with_its_key(tmp_path: Path) -> None:
-    with open_store(str(tmp_path)) as store:
-        store.add_message("telegram:1", "user", "Where is the owl?")
-        for number in range(60):
-            store.add_message(f"telegram:1{number:03}", "user", "Hello.")
-    with Served(tmp_path, ScriptedModel(["x"])) as served, served.client() as client:
-        client.get("/")  # which waits for the index
-        text = client.get("/s/telegram%3A1").text
-    assert '<h1 id="title">Where is the owl?</h1>' in text
-    assert 'id="state"' in text
-    assert 'id="tokens"' in text
-
-
 @pytest.mark.parametrize(
     ("program", "fork", "source", "last_copied"),
     [
@@ -373,6 +360,8 @@ def test_page_of_a_damaged_session_shows_a_notice(tmp_path: Path, where: str) ->
     told = f"1 message is damaged and cannot be read. For details, run {command}"
     assert 'id="damage" class="damage" role="alert" hidden>' in whole
     assert f'id="damage" class="damage" role="alert">{told}</p>' in hurt
+    assert 'at=2#lost2"' in hurt
+    assert 'id="lost2"' in hurt
     for text in (hurt, more):
         marker = text.index("Message 2 is damaged and cannot be read")
         assert text.index('id="m1"') < marker < text.index('id="m3"')
