@@ -1,7 +1,7 @@
 """Routes of the viewer, its notes page, its context page, and exports."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from threading import Timer
 from typing import Annotated, Any, Final
@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from msgspec import Meta
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from stenolog.agent.instance import AgentInstance
@@ -44,7 +44,6 @@ from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Note
 from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.messages import has_text, role_of, text_parts_of
-from stenolog.records import Message, SessionInfo
 from stenolog.redaction.patterns import SECRET_PATTERNS
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.sessions.fork_source import fork_source
@@ -243,10 +242,6 @@ EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
 """Format and media type of an export by the suffix of its file name."""
 
 
-_CHUNK_BYTES: Final = 256 * 1024
-"""Minimum size in bytes of a chunk of an export. Each chunk is made by one call in a thread."""
-
-
 class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
@@ -266,32 +261,24 @@ async def export(request: Request) -> Response:
         raise HTTPException(404)
     export_format, media_type = EXPORT_FORMATS[suffix]
 
-    def read() -> tuple[SessionInfo, Sequence[Message]]:
+    def make_export() -> bytes:
         store = call.agent.store
         session_key = call.agent.resolve_key(call.key)
         info, full = store.info(session_key), call.query.full
         if full is None and exports_hidden_messages(export_format, info):
-            return info, read_shared_messages(store, info)
-        return info, store.get_history(session_key, full=bool(full))
+            history = read_shared_messages(store, info)
+        else:
+            history = store.get_history(session_key, full=bool(full))
+        redactor = SharingRedactor(enabled=export_format in DOCUMENT_FORMATS)
+        return b"".join(export_pieces(export_format, info, history, redactor))
 
-    info, history = await call.gateway.loop.run(read)
+    content = await call.gateway.loop.run(make_export)
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
-    redactor = SharingRedactor(enabled=export_format in DOCUMENT_FORMATS)
-    return StreamingResponse(
-        _merge_into_chunks(export_pieces(export_format, info, history, redactor)),
+    return Response(
+        content,
         media_type=media_type,
         headers={"Content-Disposition": f'attachment; filename="{name}.{suffix}"'},
     )
-
-
-def _merge_into_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    chunk = bytearray()
-    for piece in pieces:
-        chunk += piece
-        if len(chunk) >= _CHUNK_BYTES:
-            yield bytes(chunk)
-            chunk.clear()
-    yield bytes(chunk)
 
 
 # --- warming --------------------------------------------------------------------------------------
