@@ -8,7 +8,7 @@ the next process. If only one process can exist, an in-memory store is enough.
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -32,7 +32,6 @@ class Claims:
         """
         self.ttl: Final = ttl
         self._store = InMemoryStore() if store is None else store
-        self._closed = False
         self._threads = Threads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -45,24 +44,20 @@ class Claims:
         Raises StoreBusy if the claim is taken and `wait` is false. `on_lost` is called if another
         process takes over the claim. Raises errors of the store.
         """
-        self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked() and not wait:
             raise StoreBusy(f"this process already holds the claim {name}")
         async with lock:
-            self._check_open()
             lease = await self._acquire_claim(name, wait=wait)
             async with renew_lease(self._threads, lease, ttl=self.ttl, on_lost=on_lost):
                 yield
 
     async def save(self, name: str, **fields: Any) -> None:
         """Store data for the next holder of the claim. Raises errors of the store."""
-        self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
     async def read_saved(self, name: str) -> Mapping[str, Any]:
         """Return the data that `save` stored. Raises errors of the store."""
-        self._check_open()
         info = await self._threads.run(find_info, self._store, name)
         return {} if info is None else info.meta
 
@@ -72,20 +67,13 @@ class Claims:
         A new key gets the next number. Raises OnceConflict if the key was used for other content,
         and errors of the store.
         """
-        self._check_open()
         return await self._threads.run(self._store.add_message, name, "user", content, once=once)
 
     async def close(self) -> None:
         """Close the store and its threads. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._threads.run(self._store.close)
+        with suppress(StoreClosed):
+            await self._threads.run(self._store.close)
         self._threads.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosed("the channels are closed")
 
     async def _acquire_claim(self, name: str, *, wait: bool) -> Lease:
         while True:
