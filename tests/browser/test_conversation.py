@@ -369,25 +369,10 @@ def test_scroll_position_is_kept_when_another_process_summarizes(
 
 
 @pytest.mark.slow
-def test_older_messages_load_while_scrolling_and_turns_are_paged(
-    tmp_path: Path, new_window: NewWindow
-) -> None:
-    with open_store(str(tmp_path)) as store:
-        store.add_messages(
-            "big",
-            [
-                {"role": "user" if number % 2 else "assistant", "content": f"Message {number}."}
-                for number in range(1, 1_001)
-            ],
-        )
+def test_page_opens_at_a_message_and_turns_are_paged(tmp_path: Path, new_window: NewWindow) -> None:
+    _thousand(tmp_path)
     with Served(tmp_path, ScriptedModel(["x"])) as served, new_window(served) as viewer:
-        viewer.open_session("big")
         page = viewer.page
-        expect(page.locator("article")).to_have_count(50)
-        expect(page.locator("#m1000")).to_be_in_viewport()
-        page.evaluate("scrollTo(0, 0)")
-        expect(page.locator("article")).to_have_count(100)
-        assert page.locator("article").first.get_attribute("id") == "m901"
         viewer.open_session("big", "?at=300#m300")
         expect(page.locator("#m300")).to_be_in_viewport()
         for seq in (375, 400):

@@ -1,5 +1,7 @@
 """A plain chat turn makes few store calls and thread hops, on every engine."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -59,21 +61,29 @@ def changed_history_turn(
         return list(recorder.calls), list(recorder.hops)
 
 
-@pytest.mark.parametrize("memory", MAX_CALLS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_plain_turn_makes_few_store_calls_and_thread_hops(
-    engine: str,
-    memory: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder = record(monkeypatch, *ENGINES[engine])
+Start = Callable[..., AbstractContextManager[tuple[Recorder, Served]]]
+
+
+@pytest.fixture(params=ENGINES)
+def start(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Return a function that starts a gateway on each engine, with a recorder of its calls."""
+    recorder = record(monkeypatch, *ENGINES[request.param])
     model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
-    with (
-        new_place(engine, tmp_path, request) as where,
-        Served(where, model, spec=spec(memory=memory == "memory on"), ttl=HOURS) as served,
-    ):
+
+    @contextmanager
+    def start(*, memory: bool) -> Iterator[tuple[Recorder, Served]]:
+        with (
+            new_place(request.param, tmp_path, request) as where,
+            Served(where, model, spec=spec(memory=memory), ttl=HOURS) as served,
+        ):
+            yield recorder, served
+
+    return start
+
+
+@pytest.mark.parametrize("memory", MAX_CALLS)
+def test_a_plain_turn_makes_few_store_calls_and_thread_hops(start: Start, memory: str) -> None:
+    with start(memory=memory == "memory on") as (recorder, served):
         calls, hops = plain_turn(recorder, served)
     assert len(calls) <= MAX_CALLS[memory], hops
     assert len(hops) <= MAX_HOPS, hops
@@ -83,20 +93,10 @@ def test_a_plain_turn_makes_few_store_calls_and_thread_hops(
 
 
 @pytest.mark.parametrize("change", MAX_CALLS_OF_A_CHANGED_HISTORY)
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_turn_that_changes_the_history_makes_few_store_calls_and_thread_hops(
-    engine: str,
-    change: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, change: str
 ) -> None:
-    recorder = record(monkeypatch, *ENGINES[engine])
-    model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
-    with (
-        new_place(engine, tmp_path, request) as where,
-        Served(where, model, spec=spec(memory=False), ttl=HOURS) as served,
-    ):
+    with start(memory=False) as (recorder, served):
         calls, hops = changed_history_turn(recorder, served, change)
     assert len(calls) <= MAX_CALLS_OF_A_CHANGED_HISTORY[change], hops
     assert len(hops) <= MAX_HOPS_OF_A_CHANGED_HISTORY, hops
