@@ -101,22 +101,25 @@ def test_application_cannot_override_the_rejection() -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_disconnect_of_the_client_is_not_an_application_error() -> None:
-    async def main() -> list[Message]:
-        sent: list[Message] = []
+async def _sent(limit: BodyLimit, receive: Receive) -> list[Message]:
+    """What is answered to a request whose body comes like this."""
+    sent: list[Message] = []
 
-        async def receive() -> Message:
-            return {"type": "http.disconnect"}
+    async def send(message: Message) -> None:
+        sent.append(message)
 
-        async def send(message: Message) -> None:
-            sent.append(message)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    await limit(scope, receive, send)
+    return sent
 
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(ECHO, max_bytes=10, max_seconds=FOR_EVER)(scope, receive, send)
-        return sent
 
+async def test_disconnect_of_the_client_is_not_an_application_error() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    sent = await _sent(BodyLimit(ECHO, max_bytes=10, max_seconds=FOR_EVER), receive)
     # What is sent then goes nowhere.
-    assert [message.get("status") for message in asyncio.run(main())][:1] in ([], [500])
+    assert [message.get("status") for message in sent][:1] in ([], [500])
 
 
 def test_application_errors_are_raised_unchanged() -> None:
@@ -140,75 +143,44 @@ def test_started_response_is_not_started_again() -> None:
     assert (answer.status_code, answer.text) == (200, "half")
 
 
-def test_slow_body_is_rejected_after_the_timeout() -> None:
-    # Each piece comes sooner than the time that all of them have together.
-    answer = asyncio.run(_slow([b"x"] * 100, pause=0.01))
+async def test_slow_body_is_rejected_after_the_timeout() -> None:
+    async def receive() -> Message:
+        # Each piece comes sooner than the time that all of them have together.
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    answer = await _sent(BodyLimit(ECHO, max_bytes=10_000, max_seconds=0.1), receive)
     assert answer[0]["status"] == 408
     assert b"body_too_slow" in answer[1]["body"]
 
 
-async def _slow(pieces: list[bytes], *, pause: float) -> list[Message]:
-    """What is answered to these pieces of a body, with so many seconds between."""
-    sent: list[Message] = []
-    left = list(pieces)
+async def test_timeout_counts_only_waiting_for_the_client() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async def thinking(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.05)
+        await ECHO(scope, receive, send)
+
+    sent = await _sent(BodyLimit(thinking, max_bytes=10, max_seconds=0.01), receive)
+    assert sent[0]["status"] == 200
+
+
+async def test_no_timeout_applies_after_the_body() -> None:
+    body: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
-        await asyncio.sleep(pause)
-        body = left.pop() if left else b""
-        return {"type": "http.request", "body": body, "more_body": bool(left)}
+        if body:
+            return body.pop()
+        await asyncio.sleep(0.05)
+        return {"type": "http.disconnect"}
 
-    async def send(message: Message) -> None:
-        sent.append(message)
+    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, send
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    await BodyLimit(ECHO, max_bytes=10_000, max_seconds=0.1)(scope, receive, send)
-    return sent
-
-
-def test_timeout_counts_only_waiting_for_the_client() -> None:
-    async def main() -> list[Message]:
-        sent: list[Message] = []
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"x", "more_body": False}
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        async def thinking(scope: Scope, receive: Receive, send: Send) -> None:
-            await asyncio.sleep(0.05)
-            await ECHO(scope, receive, send)
-
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await BodyLimit(thinking, max_bytes=10, max_seconds=0.01)(scope, receive, send)
-        return sent
-
-    assert asyncio.run(main())[0]["status"] == 200
-
-
-def test_no_timeout_applies_after_the_body() -> None:
-    async def main() -> bool:
-        async def receive() -> Message:
-            if not begun:
-                begun.append(1)
-                return {"type": "http.request", "body": b"", "more_body": False}
-            await asyncio.sleep(0.05)
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            raise AssertionError(message)
-
-        async def listening(scope: Scope, receive: Receive, send: Send) -> None:
-            del scope, send
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        begun: list[int] = []
-        scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-        await BodyLimit(listening, max_bytes=10, max_seconds=0.01)(scope, receive, send)
-        return True
-
-    assert asyncio.run(main())
+    assert await _sent(BodyLimit(listening, max_bytes=10, max_seconds=0.01), receive) == []
 
 
 turn_limit = partial(ConcurrencyLimit, status=429, noun="requests")
@@ -284,19 +256,16 @@ def test_stream_holds_its_slot_until_it_ends(fails: bool) -> None:
     assert (seen, admission.in_use) == ([1], 0)
 
 
-def test_stream_that_never_starts_releases_its_slot() -> None:
+async def test_stream_that_never_starts_releases_its_slot() -> None:
     admission = stream_limit(1)
 
-    async def main() -> None:
-        async def gone(message: Message) -> None:
-            raise OSError(str(message))
+    async def gone(message: Message) -> None:
+        raise OSError(str(message))
 
-        async def receive() -> Message:
-            return {"type": "http.disconnect"}
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
 
-        held = SlotResponse(PlainTextResponse("x"), admission.admit())
-        with pytest.raises(OSError, match="start"):
-            await held({"type": "http"}, receive, gone)
-
-    asyncio.run(main())
+    held = SlotResponse(PlainTextResponse("x"), admission.admit())
+    with pytest.raises(OSError, match="start"):
+        await held({"type": "http"}, receive, gone)
     assert admission.in_use == 0
