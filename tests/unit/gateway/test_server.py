@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -74,27 +74,19 @@ async def _served(*, connections: int = 100, idle: int = 60) -> AsyncIterator[Se
     server = Server(
         server_config(_app, max_connections=connections, idle_seconds=idle, stop_seconds=0.0)
     )
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
-    await _until(lambda: server.started)
-    try:
-        yield Served(server, bound.getsockname()[1])
-    finally:
-        server.should_exit = True
-        await serving
+    # A client that is waited for all the same ends the test.
+    async with asyncio.timeout(15):
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        await _until(lambda: server.started)
+        try:
+            yield Served(server, bound.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await serving
 
 
 def _get(path: str = "/", *more: str) -> bytes:
     return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
-
-
-def _run(main: Coroutine[object, None, None]) -> None:
-    """Run a test; a client that is waited for all the same ends it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(15):
-            await main
-
-    asyncio.run(bounded())
 
 
 async def _ended(reader: asyncio.StreamReader) -> bytes:
@@ -106,68 +98,53 @@ async def _ended(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-def test_server_uses_a_bound_socket_and_installs_no_signal_handler() -> None:
-    async def main() -> None:
-        before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-        async with _served() as served, served.client(_get("/", "Connection: close")) as (read, _):
-            assert {kind: signal.getsignal(kind) for kind in before} == before
-            answer = await _ended(read)
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert answer.endswith(b"\r\n\r\nok")
-        assert b"server:" not in answer.lower()
-        assert served.server.started
-
-    _run(main())
+async def test_server_uses_a_bound_socket_and_installs_no_signal_handler() -> None:
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    async with _served() as served, served.client(_get("/", "Connection: close")) as (read, _):
+        assert {kind: signal.getsignal(kind) for kind in before} == before
+        answer = await _ended(read)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\nok")
+    assert b"server:" not in answer.lower()
+    assert served.server.started
 
 
-def test_addresses_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        sent = _get("/?code=hush", "Connection: close", "Authorization: Bearer hush")
+async def test_addresses_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    sent = _get("/?code=hush", "Connection: close", "Authorization: Bearer hush")
+    with caplog.at_level(1):
         async with _served() as served, served.client(sent) as (read, _):
             assert await _ended(read)
-
-    with caplog.at_level(1):
-        _run(main())
         assert logging.getLogger("uvicorn.error").getEffectiveLevel() == logging.WARNING
     assert "hush" not in caplog.text
 
 
-def test_an_idle_connection_is_closed() -> None:
-    async def main() -> None:
-        async with _served(idle=0) as served, served.client(_get()) as (read, _):
-            assert (await _ended(read)).endswith(b"ok")
-
-    _run(main())
+async def test_an_idle_connection_is_closed() -> None:
+    async with _served(idle=0) as served, served.client(_get()) as (read, _):
+        assert (await _ended(read)).endswith(b"ok")
 
 
-def test_requests_above_the_connection_limit_get_503() -> None:
-    async def main() -> None:
-        async with _served(connections=2) as served, contextlib.AsyncExitStack() as opened:
-            read, write = await opened.enter_async_context(served.client(_get()))
-            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            await opened.enter_async_context(served.client())
-            await _until(lambda: len(served.server.server_state.connections) == 2)
-            write.write(_get())
-            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-            async with served.client(_get("/", "Connection: close")) as (rejected, _):
-                assert (await _ended(rejected)).startswith(b"HTTP/1.1 503")
-            await _until(lambda: len(served.server.server_state.connections) == 2)
-            write.write(_get())
-            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-
-    _run(main())
+async def test_requests_above_the_connection_limit_get_503() -> None:
+    async with _served(connections=2) as served, contextlib.AsyncExitStack() as opened:
+        read, write = await opened.enter_async_context(served.client(_get()))
+        assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        await opened.enter_async_context(served.client())
+        await _until(lambda: len(served.server.server_state.connections) == 2)
+        write.write(_get())
+        assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        async with served.client(_get("/", "Connection: close")) as (rejected, _):
+            assert (await _ended(rejected)).startswith(b"HTTP/1.1 503")
+        await _until(lambda: len(served.server.server_state.connections) == 2)
+        write.write(_get())
+        assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])
-def test_server_stops_with_any_open_connection(begun: bytes) -> None:
-    async def main() -> None:
-        async with _served() as served:
-            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
-            writer.write(begun)
-            await writer.drain()
-        await _until(lambda: not served.server.server_state.tasks)
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    _run(main())
+async def test_server_stops_with_any_open_connection(begun: bytes) -> None:
+    async with _served() as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(begun)
+        await writer.drain()
+    await _until(lambda: not served.server.server_state.tasks)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
