@@ -296,8 +296,10 @@ def read_outline(store: Store, info: SessionInfo) -> Outline:
             outline = cached.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         if outline.last_seq < info.last_seq:
             for message in iterate_messages(store, info, outline.last_seq):
+                if message.seq > info.last_seq:
+                    break  # It has arrived since, and the next call reads it.
                 outline.add(message)
-            outline.last_seq = max(outline.last_seq, info.last_seq)
+            outline.last_seq = info.last_seq
         cached.count = info.count
         return outline
 
