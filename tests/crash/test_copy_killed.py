@@ -19,8 +19,7 @@ from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark
-from stenolog.transfer.copy import copy_snapshots
-from stenolog.transfer.copy_all import copy_place
+from stenolog.transfer.copy import copy_place, copy_snapshots
 from support.copied_stores import digests, everything, fill
 from support.crash.migration_worker import TESTS, Runner
 from support.crash.recorder import Recorder

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +24,7 @@ from stenolog.cli.workspace import (
     workspace_option,
 )
 from stenolog.stores.open_store import parse_address
-from stenolog.transfer.copy import CopiedSession, CopyStep
-from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
+from stenolog.transfer.copy import CopyReport, CopyStep, OnProgress, copy_place
 
 _json_option: Final = json_option("the report as a JSON object")
 _PHASE_LABELS: Final = {"copying": "Copying", "comparing": "Comparing"}
@@ -100,8 +98,7 @@ def _report_fields(report: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         **attributes_of(report, "sessions", "deleted", "written", "messages"),
-        "seconds": round(report.seconds, 3),
-        "lost": sum(session.lost for session in _copied_sessions(report)),
+        "lost": sum(session.lost for session in report.copied_sessions()),
         "namespaces": {
             name: {
                 "sessions": len(result.copied),
@@ -109,7 +106,6 @@ def _report_fields(report: CopyReport) -> dict[str, Any]:
                 "problems": [
                     attributes_of(problem, "key", "uid", "reason") for problem in result.problems
                 ],
-                "only_there": result.only_in_target,
             }
             for name, result in report.namespaces.items()
         },
@@ -137,20 +133,13 @@ def _report_lines(report: CopyReport) -> Iterator[str]:
     trash_text = f" ({report.deleted:,} in the trash)" if report.deleted else ""
     yield f"Copied {written_text}."
     yield f"Verified {sessions}{trash_text}: identical on both sides."
-    for session in _copied_sessions(report):
+    for session in report.copied_sessions():
         if session.lost:
             yield (
                 f"{one_line(session.key)} is damaged in the source: "
                 f"{plural(session.lost, 'message')} could not be read. "
                 "Run `steno doctor` on the source for details."
             )
-    other_count = sum(len(result.only_in_target) for result in report.namespaces.values())
-    if other_count:
-        yield f"The destination has {plural(other_count, 'other session')}, not changed."
-
-
-def _copied_sessions(report: CopyReport) -> Iterator[CopiedSession]:
-    return chain.from_iterable(result.copied for result in report.namespaces.values())
 
 
 # --- backup ---------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ from stenolog.sessions.folders import (
 from stenolog.sessions.keys import owner_in_key
 from stenolog.settings.conversion import rules_of
 from stenolog.stores.base import Store
-from stenolog.transfer.copy_all import list_namespaces
+from stenolog.transfer.copy import list_namespaces
 from stenolog.transfer.fallback import list_fallback_sessions
 
 # --- delete ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from stenolog import StoreBusy, UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import copy as transfer
-from stenolog.transfer.copy_all import copy_place
+from stenolog.transfer.copy import copy_place
 from support.crash.migration_worker import serve
 
 MOST = 1_500

@@ -417,14 +417,14 @@ def test_damaged_copy_is_reported(place: Path, engine: str) -> None:
             assert "is damaged" in problem.reason
 
 
-def test_session_only_in_destination_is_reported_and_kept(stores: Open) -> None:
+def test_session_only_in_destination_is_kept(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     source.add_message("a", "user", "one")
     source.add_message("b", "user", "one")
     target.add_message("c", "user", "one")
     _copied(source, target)
     source.admin.purge("b")
-    assert set(_copied(source, target).only_in_target) == {"b", "c"}
+    _copied(source, target)
     assert target.list_sessions() == ["a", "b", "c"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from stenolog import JSONLStore
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.copy_all import copy_place, list_namespaces
+from stenolog.transfer.copy import copy_place, list_namespaces
 from support import temporary_folders
 from support.copied_stores import digests, everything, fill
 from support.postgres_server import Databases

@@ -7,7 +7,7 @@ import pytest
 
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.copy_all import check_different_places, copy_place
+from stenolog.transfer.copy import check_different_places, copy_place
 from support.pgbouncer import Bouncer
 from support.postgres_server import Databases, Server
 
