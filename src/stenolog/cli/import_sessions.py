@@ -250,7 +250,6 @@ def _print_report(
     )
     problems = list(_problem_lines(report))
     print_notice(*problems)
-    print_notice(*_conversion_lines(report))
     print_notice(*_alias_lines(report, dry_run=dry_run))
     print_notice(*_report_lines(report, source, program, recursive=recursive, dry_run=dry_run))
     if not report.imported and not report.migrated:
@@ -371,7 +370,7 @@ def _parse_pair(text: str) -> tuple[re.Pattern[str], str]:
 def _session_fields(imported: ImportedSession) -> dict[str, Any]:
     return {
         **attributes_of(imported, "key", "added", "messages", "dropped", "layout", "file"),
-        **attributes_of(imported, "problems", "notes", "aliases"),
+        **attributes_of(imported, "problems", "aliases"),
         "aliases_left": imported.unaccepted_aliases,
     }
 
@@ -475,18 +474,6 @@ def _problem_lines(report: ImportReport) -> Iterator[str]:
             yield f"{one_line(session.file)}: {sentence(problem)}"
     for skipped in report.skipped:
         yield f"{one_line(skipped.file)} was skipped: {sentence(skipped.reason)}"
-
-
-def _conversion_lines(report: ImportReport) -> Iterator[str]:
-    """Yield a line for each kind of conversion, with the number of converted messages."""
-    message_counts: Counter[str] = Counter()
-    for session in report.imported:
-        if not session.already_imported:
-            for note in session.notes:
-                text, _, count = note.rpartition(" in ")
-                message_counts[text] += int(count.split()[0].replace(",", ""))
-    for text, message_count in message_counts.most_common():
-        yield f"Note: {one_line(text)} in {plural(message_count, 'message')}."
 
 
 def _report_lines(

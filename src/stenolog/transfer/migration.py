@@ -51,7 +51,7 @@ from stenolog.transfer.importers.legacy_session import (
     Source,
     SourceContent,
     without_control_fields,
-    without_oversized_parts,
+    without_oversized_summary,
     without_reserved_field,
 )
 from stenolog.transfer.merge import ExistingSession, MergePlan
@@ -88,8 +88,6 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     """Other keys that open the session from now on."""
     unaccepted_aliases: tuple[str, ...] = ()
     """Other keys that the file gives the session, but that the user has not accepted."""
-    notes: tuple[str, ...] = ()
-    """A sentence for each kind of conversion to the chat format."""
 
 
 class SkippedFile(Struct, frozen=True):
@@ -162,7 +160,7 @@ def import_folder(
     dry_run: bool = False,
     layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
     map_key: Callable[[str], str] | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> ImportReport:
     """Import the old sessions of a folder, or of the single file `only` in it.
 
@@ -178,7 +176,7 @@ def import_folder(
     - `dry_run`: write nothing.
     - `layouts`: layouts to import.
     - `map_key`: function that returns the new key for the old key of a session.
-    - `progress`: function that is called with the number of bytes that were just imported.
+    - `progress`: function that is called with the size of each imported file, in bytes.
 
     Raises the errors of the store.
     """
@@ -250,7 +248,7 @@ class _ImportOptions(Struct, frozen=True, kw_only=True):
     accept_aliases: bool
     dry_run: bool = False
     map_key: Callable[[str], str] | None = None
-    progress: Callable[[float], None] | None = None
+    progress: Callable[[int], None] | None = None
 
 
 class _ImportJob(Struct):
@@ -351,7 +349,7 @@ class _ImportRun:
                 "the file belongs to the fallback of another store, which merges it; "
                 "`steno import` copies it"
             )
-        session = without_oversized_parts(content.session)
+        session = without_oversized_summary(content.session)
         if not (self._options.is_own and session.layout == "stenolog-json"):
             session = without_control_fields(session)  # guard: import-drops-marks
         job.key = self._map_key(session.key)
@@ -359,6 +357,7 @@ class _ImportRun:
         content = replace(content, session=replace(session, key=job.key))
         job.imported = self._merge_session(job, content)
         job.content = content
+        self._progress(job.source.bytes)
 
     # --- one session -------------------------------------------------------------------------
 
@@ -374,7 +373,6 @@ class _ImportRun:
             already_imported=True,
             dropped=old.dropped,
             problems=old.problems,
-            notes=old.notes,
         )
         if not old.messages and not old.summary:
             return result  # the session was cleared: there is nothing to import
@@ -445,24 +443,15 @@ class _ImportRun:
         self, job: _ImportJob, session_import: SessionImport, aliases: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
         """Import a session. Return the number of added messages, and the problems of the import."""
-        size, messages = job.source.bytes, session_import.old.messages
         if self._options.dry_run:
-            self._progress(size)
-            return len(messages) - len(session_import.plan.seqs), list(
-                session_import.describe_skipped_state()
-            )
+            added_count = len(session_import.old.messages) - len(session_import.plan.seqs)
+            return added_count, list(session_import.describe_skipped_state())
         session_import.write_import_mark(aliases)
-        last_seq = session_import.existing.seqs[-1] if session_import.existing.seqs else 0
-        new_seqs: set[int] = set()
-        bytes_left = float(size)
-        for seqs in session_import.add_messages():
-            new_seqs.update(seq for seq in seqs if seq > last_seq)
-            batch_bytes = size * len(seqs) / max(1, len(messages))
-            bytes_left -= batch_bytes
-            self._progress(batch_bytes)
+        session_import.add_messages()
         session_import.apply_visibility()
         session_import.write_receipt(job.source.name)
-        self._progress(bytes_left)
+        last_seq = session_import.existing.seqs[-1] if session_import.existing.seqs else 0
+        new_seqs = {seq for seq in session_import.seqs if seq > last_seq}
         return len(new_seqs), session_import.problems
 
     def _resolve_key(self, key: str) -> str:

@@ -66,10 +66,6 @@ class SessionImport(Struct):
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
             if value is not None and name not in meta:
                 fields[name] = value
-        # A file with fewer messages than the stored session has an older state.
-        has_newest_state = len(self.existing.payloads) <= len(self.old.messages)
-        if self.old.state and (has_newest_state or self.old.layout not in meta):
-            fields[self.old.layout] = self.old.state
         if aliases:
             prepare_alias_mark(self.store)
         try:
@@ -91,8 +87,8 @@ class SessionImport(Struct):
         fields = self.old.meta.items()
         return {name: value for name, value in fields if overwrites or name not in existing.meta}
 
-    def add_messages(self) -> Iterator[list[int]]:
-        """Add the missing messages in batches and yield the seqs of each batch."""
+    def add_messages(self) -> None:
+        """Add the missing messages in batches."""
         answer_seqs = self._read_answer_seqs()
         for start, batch in _split_into_batches(self.old.messages, len(self.seqs)):
             token = batch[0].once
@@ -110,7 +106,6 @@ class SessionImport(Struct):
                 seqs = self._append_batch(batch, payloads, f"import:{self.digest}:{start}")
             answer_seqs.add(range(start + 1, start + 1 + len(batch)), seqs)
             self.seqs += seqs
-            yield seqs
 
     def _read_answer_seqs(self) -> AnswerSeqs:
         """Return which of the old messages are stored so far."""

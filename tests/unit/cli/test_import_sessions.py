@@ -83,8 +83,6 @@ def test_complete_model_request_is_imported_as_a_session(steno: Steno, tmp_path:
     whole = {"model": "gpt", "temperature": 0.5, "messages": chat}
     (tmp_path / "request.json").write_text(json.dumps(whole, indent=2))
     assert row(steno("import", "request.json"))[:4] == ["request", "1", "1", "plain"]
-    with open_store("workspace") as store:
-        assert store.info("request").meta["plain"] == {"model": "gpt", "temperature": 0.5}
     (tmp_path / "old.json").write_text(json.dumps({"summary": "s", "messages": chat}))
     assert row(steno("import", "old.json"))[3] == "picoclaw-legacy"
 

@@ -12,7 +12,7 @@ from stenolog.sessions import keys
 from stenolog.sessions.keys import KeyParts, Scope
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.transfer.importers.claw_logs import key_of_scope
+from stenolog.transfer.importers.layouts import key_of_scope
 from stenolog.transfer.migration import migrate_from_json
 
 _IN_A_GROUP = "slack:group%3AC1:u7"

@@ -1,6 +1,5 @@
 """Taken in twice it adds nothing, grown it goes on, killed it is continued."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
-from support.import_sources import SHAPES, picture, plain, role, words
+from support.import_sources import SHAPES, picture, role, words
 
 STEPS: Final = ("set_meta", "add_messages", "checkpoint", "hide", "set_summary")
 
@@ -173,19 +172,6 @@ def _with_hidden(place: Path, count: int) -> Path:
     visible = manager.get_history("k")
     manager.set_history("k", [*visible[:1], *visible[3:]])
     return place
-
-
-def test_state_of_the_newest_import_is_kept(store: Store, place: Path) -> None:
-    file = place / "k.json"
-
-    def write(count: int, state: int) -> None:
-        messages = json.loads(plain(place, count).read_text())
-        file.write_text(json.dumps({"n": state, "messages": messages}))
-
-    for count, state, kept in ((2, 2, 2), (4, 4, 4), (2, 9, 4)):
-        write(count, state)
-        copied(file, store)
-        assert store.info("k").meta["plain"] == {"n": kept}
 
 
 def test_imported_messages_keep_their_times(place: Path) -> None:

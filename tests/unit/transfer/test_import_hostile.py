@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.transfer.importers.chat_format import ImportProblems
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
@@ -163,17 +162,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@pytest.mark.parametrize("state", ['"' + "x" * 20_000 + '"', "1e999"])
-def test_oversized_state_is_skipped_and_session_imported(place: Path, state: str) -> None:
-    messages = json.dumps([{"role": "user", "content": "a"}])
-    (place / "k.json").write_text(f'{{"model": {state}, "messages": {messages}}}')
-    with InMemoryStore() as store:
-        [taken] = copied(place / "k.json", store).imported
-        assert contents(store, "k") == ["a"]
-        assert "the state of plain was skipped" in taken.problems[0]
-        assert "plain" not in store.info("k").meta
-
-
 def test_links_in_a_folder_are_not_followed(place: Path) -> None:
     (place / "old").mkdir()
     (place / "secret.json").write_text('[{"role": "user", "content": "secret"}]')
@@ -196,25 +184,10 @@ def test_invalid_times_are_replaced_by_file_time(place: Path) -> None:
         assert {one.at.timestamp() for one in store.get_history("k")} == {1_800_000_000}
 
 
-# --- the report ------------------------------------------------------------------------------
-
-
-def test_only_first_problems_are_listed_and_rest_counted() -> None:
-    report = ImportProblems()
-    for number in range(1_000):
-        report.report_dropped(f"message {number} is not a JSON object")
-    assert report.dropped == 1_000
-    assert len(report.problems()) == 21
-    assert report.problems()[-1] == "and 980 more like these"
-
-
-def test_reported_problems_are_shortened() -> None:
-    report = ImportProblems()
-    report.report_dropped("x" * 10_000)
-    assert sum(map(len, report.problems())) < 1_000
-
-
-def test_message_that_cannot_be_stored_is_reported() -> None:
-    report = ImportProblems()
-    assert report.encode(json.loads('{"role": "user", "n": NaN}'), None, "message 3") == []
-    assert report.problems() == ("message 3: n: nan has no place in JSON",)
+def test_only_first_problems_are_listed_and_rest_counted(place: Path) -> None:
+    found: list[Any] = [{"role": "user", "content": "a"}, *range(1_000)]
+    (place / "k.json").write_text(json.dumps(found))
+    with InMemoryStore() as store:
+        [taken] = copied(place / "k.json", store).imported
+    assert (taken.dropped, len(taken.problems)) == (1_000, 21)
+    assert taken.problems[-1] == "and 980 more like these"

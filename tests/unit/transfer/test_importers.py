@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from stenolog.cli import main
 from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.importers.claw_logs import (
+from stenolog.transfer.importers.layouts import (
     is_picoclaw_log,
     is_zeroclaw_log,
     read_lines,

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
@@ -21,13 +21,21 @@ from typing import Any, Final, Self
 from msgspec.structs import replace
 
 from stenolog.codec import parse_line
-from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl.scan import may_be_torn_log
-from stenolog.transfer.importers import claw_logs
-from stenolog.transfer.importers.chat_format import CHAT_FIELDS, has_message, read_plain
-from stenolog.transfer.importers.claw_logs import Line, read_lines
+from stenolog.transfer.importers.layouts import (
+    are_plain_messages,
+    is_picoclaw_log,
+    is_zeroclaw_log,
+    messages_in,
+    read_array,
+    read_lines,
+    read_meta,
+    read_picoclaw,
+    read_plain,
+    read_zeroclaw,
+)
 from stenolog.transfer.importers.legacy_session import (
     IMPORTED_NAME_END,
     LOG_SUFFIX,
@@ -178,7 +186,7 @@ class Folder:
         """Return the aliases that a session claims, reading only its meta file."""
         with suppress(OSError):
             if source.meta is not None:
-                return tuple(claw_logs.read_meta(self._read_file(source.meta))["aliases"])
+                return tuple(read_meta(self._read_file(source.meta))["aliases"])
         return ()
 
     def is_unchanged(self, source: Source, content: SourceContent) -> bool:
@@ -217,21 +225,19 @@ class Folder:
         if not name.endswith(json_file.SUFFIX) and not begins_array:
             return self._read_log(name, text, meta, mtime)
         if may_be_plain:
-            messages, other_fields = _find_message_array(text)
-            if messages is not None and has_message(messages):
-                return read_plain(messages, other_fields, name=name, mtime=mtime)
-            if any(line.fields is not None for line in read_lines(text)):
-                # The file has one JSON value per line, although its suffix is `.json`.
-                return read_plain(text, {}, name=name, mtime=mtime)
-            if messages == []:
+            items = _find_message_array(text)
+            lines = list(read_array(items or ()))
+            if not messages_in(lines):
+                # The file may have one JSON value per line, although its suffix is `.json`.
+                lines = list(read_lines(text))
+            if messages_in(lines):
+                return read_plain(lines, name=name, mtime=mtime)
+            if items == []:
                 raise NotASession("the file is an empty list, without messages")
-        if self._layouts.isdisjoint(("picoclaw-legacy", "stenolog-json")):
-            try:
-                loads(text.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                raise NotASession(f"it is not JSON: {error}") from error
+        session = _read_json_session(text, name=name, mtime=mtime)
+        if session.layout not in self._layouts:
             raise NotASession(self._layout_error())
-        return _read_json_session(text, name=name, mtime=mtime)
+        return session
 
     def _read_log(
         self, name: str, text: bytes, meta: bytes | None, mtime: datetime
@@ -239,14 +245,14 @@ class Folder:
         """Return the session in a file of JSON lines. Raises NotASession."""
         layouts = self._layouts
         lines = list(read_lines(text))
-        is_plain = "plain" in layouts and meta is None and _are_plain_messages(lines, name)
-        if not is_plain:
-            if "picoclaw" in layouts and (meta is not None or claw_logs.is_picoclaw_log(lines)):
-                return claw_logs.read_picoclaw(lines, meta, name=name, mtime=mtime)
-            if "zeroclaw" in layouts and claw_logs.is_zeroclaw_log(lines):
-                return claw_logs.read_zeroclaw(lines, name=name, mtime=mtime)
-        if "plain" in layouts and claw_logs.messages_in(lines):
-            return read_plain(text, {}, name=name, mtime=mtime)
+        may_be_plain = "plain" in layouts
+        if not (may_be_plain and meta is None and are_plain_messages(lines, name)):
+            if "picoclaw" in layouts and (meta is not None or is_picoclaw_log(lines)):
+                return read_picoclaw(lines, meta, name=name, mtime=mtime)
+            if "zeroclaw" in layouts and is_zeroclaw_log(lines):
+                return read_zeroclaw(lines, name=name, mtime=mtime)
+        if may_be_plain and messages_in(lines):
+            return read_plain(lines, name=name, mtime=mtime)
         if not lines:
             raise NotASession("it is empty")
         if layouts < REFERENCE_LAYOUTS:
@@ -330,26 +336,15 @@ class Folder:
             os.unlink(name, dir_fd=folder)
 
 
-def _find_message_array(text: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
-    """Return the message array of a file, and a dict of the file's other fields."""
+def _find_message_array(text: bytes) -> list[Any] | None:
+    """Return the message array of a file: the whole file, or the field of a request to a model."""
     try:
         value = loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        return None, {}
+        return None
     if isinstance(value, dict) and value.keys().isdisjoint(_SESSION_FIELDS):
-        # The file is a complete request to a model.
-        messages = value.pop("messages", None)
-        return (messages, value) if isinstance(messages, list) else (None, {})
-    return (value, {}) if isinstance(value, list) else (None, {})
-
-
-def _are_plain_messages(lines: Sequence[Line], name: str) -> bool:
-    """Return whether these messages have no field that identifies a particular program."""
-    messages = claw_logs.messages_in(lines)
-    if not claw_logs.is_zeroclaw_log(lines):
-        return all(fields.keys() <= CHAT_FIELDS for fields in messages)
-    is_packed = any(claw_logs.unpack_content(fields) != fields for fields in messages)
-    return not is_packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
+        value = value.get("messages")
+    return value if isinstance(value, list) else None
 
 
 def _read_json_session(text: bytes, *, name: str, mtime: datetime) -> LegacySession:

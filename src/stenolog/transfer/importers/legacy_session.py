@@ -25,11 +25,6 @@ REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(_ReferenceLayou
 ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
 LOG_SUFFIX: Final = ".jsonl"
 MIGRATED_SUFFIX: Final = ".migrated"
-MAX_STATE_BYTES: Final = 16 * 1024
-"""Maximum size in bytes of the state that another program stored with a session.
-
-A larger state is not imported.
-"""
 IMPORTED_NAME_END: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED_SUFFIX)}(?:-\d+)?$")
 """Pattern for the end of the name of an imported file."""
 
@@ -53,8 +48,6 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     """Other names that the program or its users gave the session."""
     agent: str | None = None
     channel: str | None = None
-    state: dict[str, Any] = {}
-    """Other data of the program, kept in the meta under the name of the layout."""
     meta: dict[str, Any] = {}
     """Meta fields, which only sessions of stenolog have."""
     created: datetime
@@ -63,8 +56,6 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     """Number of lines or messages that could not be read or stored."""
     problems: tuple[str, ...] = ()
     """One sentence for each part that could not be imported, with the reason."""
-    notes: tuple[str, ...] = ()
-    """A sentence for each kind of conversion."""
 
 
 def make_session(
@@ -108,24 +99,14 @@ def without_reserved_field(payload: bytes) -> bytes:
     return encode_object(without_marks(fields))
 
 
-def without_oversized_parts(session: LegacySession) -> LegacySession:
-    """Return the session without a summary or program state that is too large to be stored."""
-    problems = list(session.problems)
+def without_oversized_summary(session: LegacySession) -> LegacySession:
+    """Return the session, without its summary if the summary is too large to be stored."""
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        problems.append(f"the summary was skipped: {error.reason}")
-        session = replace(session, summary="")
-    try:
-        size = len(encode_object(session.state))
-        size_text = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
-        reason = size_text if size > MAX_STATE_BYTES else ""
-    except RefusedMessage as error:
-        reason = str(error)
-    if reason:
-        problems.append(f"the state of {session.layout} was skipped: {reason}")
-        session = replace(session, state={})
-    return replace(session, problems=tuple(problems))
+        problem = f"the summary was skipped: {error.reason}"
+        return replace(session, summary="", problems=(*session.problems, problem))
+    return session
 
 
 def time_of_nanoseconds(nanoseconds: int) -> datetime:
