@@ -6,9 +6,9 @@ version is appended and the old version is hidden, so that nothing is lost and n
 twice. The session's meta records which messages an import hid, so that a later import shows them
 again when they are back on the current branch. Messages that the user hid stay hidden.
 
-A session may be in several files, for example after its project was copied. The meta records the
-version of each file. The file that was changed last decides what is visible, and the summary, the
-title and the facts; the other files only add messages.
+A session may be in several files, for example after its project was copied. The file that was
+changed last decides what is visible, and the summary, the title and the facts. Its version is
+recorded in the meta. An older file only adds messages.
 """
 
 import os
@@ -38,10 +38,10 @@ from stenolog.transfer.transcripts.transcript import (
     TranscriptMessage,
     TranscriptReader,
     as_dict,
-    as_text,
     digest_of_json,
     list_or_empty,
     non_empty,
+    printable_path,
 )
 
 META_FIELD: Final = "transcript"
@@ -50,10 +50,6 @@ _HIDDEN_FACT: Final = "hidden"
 """Fact: spans of the messages that imports hid."""
 _SUMMARY_FACT: Final = "summary_digest"
 """Fact: digest of the summary that the last import stored."""
-_OTHER_FILES_FACT: Final = "other_files"
-"""Fact: size and time of each other file with the same session, by path."""
-MAX_OTHER_FILES: Final = 8
-"""Maximum number of other files that are recorded."""
 MAX_RECORDED_SPANS: Final = 1_000
 """Maximum number of spans of hidden messages that are recorded."""
 LEASE_SECONDS: Final = 60.0
@@ -201,7 +197,7 @@ def _update_session(
     report.added = max(0, stored_count - len(changed_ids))
     if dry_run:
         return
-    if stored_count or info is not None:
+    if stored_count or (info is not None and is_newest):
         if not is_newest:
             new_ids = {message.identity for message in new_messages}
             transcript.messages = [m for m in transcript.messages if m.identity in new_ids]
@@ -213,39 +209,19 @@ def _update_session(
 
 
 def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
-    versions = _file_versions(as_dict(meta.get(META_FIELD)))
-    return versions.get(str(file.paths[-1])) == (file.size, file.modified)
-
-
-def _file_versions(facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return size and time of the files from which a session was imported, by path."""
-    recorded = dict(as_dict(facts.get(_OTHER_FILES_FACT)))
-    recorded[as_text(facts.get("path"))] = [facts.get("size"), facts.get("modified")]
-    versions: dict[str, tuple[int, int]] = {}
-    for path, version in recorded.items():
-        match version:
-            case [int(size), int(modified)]:
-                versions[path] = size, modified
-    return versions
-
-
-def _other_files(file: TranscriptFile, facts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the recorded files of a session that still exist, without `file`."""
-    # `Path.exists` raises for a file in a private folder.
-    versions = _file_versions(facts)
-    versions.pop(str(file.paths[-1]), None)
-    return {path: version for path, version in versions.items() if os.path.exists(path)}  # noqa: PTH110
-
-
-def _rank(file: TranscriptFile) -> tuple[int, int, str]:
-    """Return a value by which the files of a session are ordered; the greatest file decides."""
-    return file.modified, file.size, str(file.paths[-1])
+    facts = as_dict(meta.get(META_FIELD))
+    recorded = [facts.get(name) for name in ("path", "size", "modified")]
+    return recorded == [printable_path(file.paths[-1]), file.size, file.modified]
 
 
 def _is_newest(file: TranscriptFile, facts: Mapping[str, Any]) -> bool:
-    """Return whether `file` decides what is visible, among the recorded files of a session."""
-    others = _other_files(file, facts).items()
-    return all((modified, size, path) < _rank(file) for path, (size, modified) in others)
+    """Return whether `file` decides what is visible, and not the recorded file of the session."""
+    match [facts.get(name) for name in ("modified", "size", "path")]:
+        # `Path.exists` raises for a file in a private folder.
+        case [int(modified), int(size), str(path)] if os.path.exists(path):  # noqa: PTH110
+            own_path = printable_path(file.paths[-1])
+            return path == own_path or (modified, size, path) < (file.modified, file.size, own_path)
+    return True
 
 
 def make_snapshot(
@@ -508,12 +484,6 @@ def _digest_of_summary(summary: str) -> str:
     return digest_of_json(summary)[:16] if summary else ""
 
 
-def _newest(versions: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Return the versions of the files that were changed last."""
-    by_time = sorted(versions, key=lambda path: versions[path][::-1])
-    return {path: versions[path] for path in by_time[-MAX_OTHER_FILES:]}
-
-
 def _make_meta(
     transcript: Transcript,
     file: TranscriptFile,
@@ -523,17 +493,13 @@ def _make_meta(
     is_newest: bool,
 ) -> dict[str, Any]:
     """Return the meta fields of the session. A title that the user gave in stenolog stays."""
-    others = _other_files(file, old_facts)
     if not is_newest:
-        others = {path: v for path, v in others.items() if path != old_facts.get("path")}
-        others[str(file.paths[-1])] = file.size, file.modified
-        return {META_FIELD: non_empty({**old_facts, _OTHER_FILES_FACT: _newest(others)})}
+        return {META_FIELD: non_empty(old_facts)}
     facts = {**transcript.facts, "size": file.size, "modified": file.modified}
     facts |= non_empty(
         {
             _HIDDEN_FACT: old_facts.get(_HIDDEN_FACT),
             _SUMMARY_FACT: _digest_of_summary(transcript.summary),
-            _OTHER_FILES_FACT: _newest(others),
         }
     )
     fields: dict[str, Any] = {}
