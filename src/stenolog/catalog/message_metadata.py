@@ -6,7 +6,7 @@ answered by it. Answers of other programs have no `seen`: they count as having s
 before them. `answers` lists the seqs of the messages that an answer answers: messages of users, and
 results of tools that a client has run. So a message that is sent again gets exactly its answer
 (`agent/stored_answers.py`). These seqs may be above `seen` in a session that got the messages of
-another session (`transfer/answer_seqs.py`). `interrupted` is the reason why an answer is
+another session (`transfer/merge.py`). `interrupted` is the reason why an answer is
 incomplete.
 
 In a message with tool calls, `of_client` lists the calls that the client runs, not the agent.

@@ -71,13 +71,13 @@ from stenolog.stores.jsonl.admin import JSONLAdmin
 from stenolog.stores.jsonl.directory import log_files
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, token_of
 from stenolog.transfer import merge
-from stenolog.transfer.answer_seqs import (
+from stenolog.transfer.importers.legacy_session import UNMERGED_FIELDS
+from stenolog.transfer.merge import (
     AnswerSeqs,
     find_equal_messages,
     message_of,
     without_answer_seqs,
 )
-from stenolog.transfer.importers.legacy_session import UNMERGED_FIELDS
 from stenolog.transfer.migration import import_folder, log_report
 
 LOCK_TIMEOUT: Final = 60.0

@@ -41,7 +41,6 @@ from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import merge as merging
-from stenolog.transfer.answer_seqs import without_answer_seqs
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     LOG_SUFFIX,
@@ -54,7 +53,7 @@ from stenolog.transfer.importers.legacy_session import (
     without_oversized_summary,
     without_reserved_field,
 )
-from stenolog.transfer.merge import ExistingSession, MergePlan
+from stenolog.transfer.merge import ExistingSession, MergePlan, without_answer_seqs
 from stenolog.transfer.session_import import SessionImport, add_aliases
 
 LOCK_TIMEOUT: Final = 60.0

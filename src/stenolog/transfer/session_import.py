@@ -18,14 +18,15 @@ from stenolog.stores import spans
 from stenolog.stores.base import Store, find_view
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
-from stenolog.transfer.answer_seqs import (
+from stenolog.transfer.importers.legacy_session import LegacySession
+from stenolog.transfer.merge import (
     AnswerSeqs,
+    ExistingSession,
+    MergePlan,
     find_equal_messages,
     message_of,
     names_seqs,
 )
-from stenolog.transfer.importers.legacy_session import LegacySession
-from stenolog.transfer.merge import ExistingSession, MergePlan
 
 BATCH_MESSAGES: Final = 500
 """Maximum number of messages per batch."""

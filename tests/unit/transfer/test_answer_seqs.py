@@ -6,7 +6,7 @@ import pytest
 
 from stenolog.codec import MAX_MESSAGE_BYTES, encode_object
 from stenolog.records import decode_object
-from stenolog.transfer.answer_seqs import AnswerSeqs, names_seqs, without_answer_seqs
+from stenolog.transfer.merge import AnswerSeqs, names_seqs, without_answer_seqs
 
 
 def _answer(**metadata: Any) -> bytes:
