@@ -15,8 +15,7 @@ from typing import Any, Final
 import pytest
 
 import stenolog
-from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreUnavailable
-from stenolog.records import SessionInfo
+from stenolog.errors import NoSuchSession, StoreUnavailable
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
@@ -96,22 +95,6 @@ def test_legacy_histories_are_visible_and_their_files_stay(
     with fallback() as again:
         assert contents(again) == [*LEGACY, "new"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_undo_and_the_other_calls_of_a_store_work_in_the_fallback(
-    workspace: Path, fallback: Fallback
-) -> None:
-    legacy(workspace)
-    with fallback() as sessions:
-        store = sessions.store
-        store.clear(KEY)
-        assert contents(sessions) == []
-        store.undo(KEY)
-        assert contents(sessions) == LEGACY
-        store.fork(KEY, "copy")
-        with store.lease(KEY, ttl=10) as lease:
-            lease.store.add_message(KEY, "user", "leased")
-        assert contents(store, after=5) == ["leased"]
 
 
 def test_p4_the_fallback_refuses_to_delete_and_to_purge(where: str, fallback: Fallback) -> None:
@@ -919,35 +902,4 @@ def test_p3_a_folder_with_a_log_that_cannot_be_read_keeps_its_name(
     assert f"{damaged_log} was not merged completely, so the folder is kept" in caplog.text
     damaged_log.unlink()
     open_sessions(where).close()
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("error", [DamagedStore, StoreUnavailable])
-def test_fallback_with_an_unreadable_session_is_kept(
-    where: str,
-    fallback: Fallback,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: type[StenologError],
-) -> None:
-    with fallback() as sessions:
-        sessions.add_message("good", "user", "hello")
-        sessions.add_message("bad", "user", "hello")
-        folder = sessions.store.folder  # type: ignore[attr-defined]
-    info = JSONLStore.info
-
-    def fails(store: JSONLStore, key: str) -> SessionInfo:
-        if key == "bad" and store.folder == folder:
-            raise error("a newer version wrote it")
-        return info(store, key)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(JSONLStore, "info", fails)
-        with open_sessions(where) as good:
-            assert good.list_sessions() == ["good"]
-    assert "bad.jsonl was not merged completely" in caplog.text
-    assert "a newer version wrote it" in caplog.text
-    with open_sessions(where) as good:
-        assert good.list_sessions() == ["bad", "good"]
-        assert contents(good, "good") == ["hello"]
     assert not folder.exists()

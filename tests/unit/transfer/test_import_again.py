@@ -3,21 +3,15 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
-from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
 from support.import_sources import SHAPES, picture, role, words
-
-STEPS: Final = ("set_meta", "add_messages", "checkpoint", "hide", "set_summary")
 
 
 @pytest.fixture
@@ -97,81 +91,6 @@ def test_session_with_new_messages_here_is_not_changed_by_reimport(
     [other] = apart
     assert other.startswith("k (legacy ")
     assert [message.content for message in store.get_history(other)] == words(6)
-
-
-class Dying(InMemoryStore):
-    """Is killed before, or right after, one of its writes."""
-
-    steps = 0
-    at = -1
-    after = False
-
-    @property
-    def admin(self) -> InMemoryAdmin:
-        return DyingAdmin(self)
-
-
-class DyingAdmin(InMemoryAdmin):
-    """The administration of this store."""
-
-
-def _dying(plain: Any) -> Any:
-    def step(self: Any, *arguments: Any, **more: Any) -> Any:
-        store: Any = self._store if isinstance(self, DyingAdmin) else self
-        store.steps += 1
-        if store.steps == store.at and not store.after:
-            raise KeyboardInterrupt
-        answer = plain(self, *arguments, **more)
-        if store.steps == store.at:
-            raise KeyboardInterrupt
-        return answer
-
-    return step
-
-
-for _name in STEPS:
-    _kind: Any = DyingAdmin if _name == "hide" else Dying
-    setattr(_kind, _name, _dying(getattr(_kind, _name)))
-
-
-@pytest.mark.parametrize("shape", [*SHAPES, "hidden"])
-def test_p2_import_killed_between_any_two_steps_is_continued(
-    place: Path, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_import, "BATCH_MESSAGES", 2)
-    source = SHAPES.get(shape, _with_hidden)(place / "old", 5)
-    with InMemoryStore() as whole:
-        copied(source, whole)
-        expected = picture(whole)
-    steps = 0
-    for after in (False, True):
-        at = 0
-        while True:
-            at += 1
-            with Dying() as store:
-                store.at, store.after = at, after
-                try:
-                    copied(source, store)
-                except KeyboardInterrupt:
-                    store.at = -1
-                    copied(source, store)
-                else:
-                    break
-                assert picture(store) == expected
-                steps += 1
-    # A mark, three batches, a receipt; each before and after.
-    assert steps >= 10
-
-
-def _with_hidden(place: Path, count: int) -> Path:
-    """Summary, a hidden start, and two hidden in the middle."""
-    manager = SessionManager(place)
-    for number, word in enumerate(words(count)):
-        manager.add_message("k", role(number), word)
-    manager.checkpoint("k", summary="so far", upto=1)
-    visible = manager.get_history("k")
-    manager.set_history("k", [*visible[:1], *visible[3:]])
-    return place
 
 
 def test_imported_messages_keep_their_times(place: Path) -> None:
