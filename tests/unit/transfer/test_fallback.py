@@ -16,6 +16,7 @@ import pytest
 
 import stenolog
 from stenolog.errors import NoSuchSession, StoreUnavailable
+from stenolog.records import SessionInfo
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
@@ -902,4 +903,29 @@ def test_p3_a_folder_with_a_log_that_cannot_be_read_keeps_its_name(
     assert f"{damaged_log} was not merged completely, so the folder is kept" in caplog.text
     damaged_log.unlink()
     open_sessions(where).close()
+    assert not folder.exists()
+
+
+def test_fallback_with_an_unreadable_session_is_kept(
+    where: str,
+    fallback: Fallback,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outage(fallback, "hello", key="good")
+    folder = outage(fallback, "hello", key="bad")
+    info = JSONLStore.info
+
+    def fails(store: JSONLStore, key: str) -> SessionInfo:
+        if key == "bad" and store.folder == folder:
+            raise StoreUnavailable("the disk fails")
+        return info(store, key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JSONLStore, "info", fails)
+        with open_sessions(where) as good:
+            assert good.list_sessions() == ["good"]
+    assert "bad.jsonl was not merged completely, so the folder is kept: the disk" in caplog.text
+    with open_sessions(where) as good:
+        assert good.list_sessions() == ["bad", "good"]
     assert not folder.exists()

@@ -22,6 +22,7 @@ from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.disk import READ_ONLY_DISK
+from stenolog.stores.file_names import escape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.admin import JSONLAdmin
@@ -96,6 +97,35 @@ def test_in_memory_store_imports_nothing(tmp_path: Path) -> None:
     assert isinstance(sessions.store, InMemoryStore)
     assert sessions.list_sessions() == []
     sessions.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "agent", "fallback", "json_files"),
+    [
+        ("w", None, "w/sessions.fallback", "w/sessions"),
+        ("w/", "ada", "w/agents/ada/sessions.fallback", "w/agents/ada/sessions"),
+        ("sqlite:w/steno.db", None, "w/steno.db.fallback", "w/steno.db.sessions"),
+        (
+            "sqlite:w/sessions/steno.db?cache_kb=9",
+            None,
+            "w/sessions/steno.db.fallback",
+            "w/sessions/steno.db.sessions",
+        ),
+        (
+            "sqlite:w/steno.db",
+            "a" * 500,
+            f"w/steno.db.fallback/agents/{escape_key('a' * 500)}",
+            f"w/steno.db.agents/{escape_key('a' * 500)}",
+        ),
+        ("memory:", None, "None", "None"),
+        ("postgresql://host/x", None, "None", "None"),
+    ],
+)
+def test_p6_each_store_has_a_separate_fallback_folder(
+    where: str, agent: str | None, fallback: str, json_files: str
+) -> None:
+    found = locate_sessions(where, agent)
+    assert (str(found.fallback), str(found.json_fallback)) == (fallback, json_files)
 
 
 @pytest.mark.parametrize(
