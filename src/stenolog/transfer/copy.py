@@ -455,6 +455,7 @@ class MessagesDigest:
         Raises UnknownDamage at the end if messages are missing without a known reason.
         """
         expected_seq, gaps, add = 1, list[Span](), self.add
+        missing = spans.union(snapshot.lost, snapshot.void, snapshot.purged)
         for message in messages:
             if message.seq != expected_seq:
                 gaps.append((expected_seq, message.seq - 1))
@@ -463,13 +464,8 @@ class MessagesDigest:
             yield message
         if expected_seq <= snapshot.last_seq:
             gaps.append((expected_seq, snapshot.last_seq))
-        if gaps and (new_gaps := spans.minus(gaps, _missing_seqs(snapshot))):
+        if gaps and (new_gaps := spans.minus(gaps, missing)):
             raise UnknownDamage(new_gaps)
-
-
-def _missing_seqs(snapshot: Snapshot) -> list[Span]:
-    """Return the seqs of a snapshot that are known to have no message."""
-    return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
 
 
 def digest_of(reading: SnapshotReading) -> str:

@@ -38,8 +38,6 @@ SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
 """Field of an import receipt: time of the import. Retention periods do not start earlier."""
-REMEMBERED_TOKENS: Final = 1_000
-"""Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -101,11 +99,6 @@ def plan_merge(
     if has_diverged:  # guard: import-keeps-conversations-apart
         return None
     known_seqs = existing.seqs[: min(common_count, compared_count)]
-    if compared_count < len(payloads):
-        # An interrupted merge may have added the last existing messages. Those whose tokens are
-        # forgotten are recognized by content.
-        overlap = _overlapping_seqs(payloads, existing)
-        known_seqs = max(known_seqs, overlap[: max(0, len(overlap) - REMEMBERED_TOKENS)], key=len)
     if merged_count > len(known_seqs):
         known_seqs = (
             *existing.seqs[: min(common_count, merged_count)],
@@ -193,16 +186,6 @@ def _differs_only_in_time(old_payload: bytes, stored_payload: bytes) -> bool:
     fields = decode_object(stored_payload)
     fields.pop("created_at", None)
     return fields == decode_object(old_payload)
-
-
-def _overlapping_seqs(old_payloads: Sequence[bytes], existing: ExistingSession) -> Sequence[int]:
-    """Return the seqs of the last existing messages that equal the first old messages."""
-    payloads = existing.payloads
-    for length in range(min(len(old_payloads), len(payloads)), 0, -1):
-        is_same_start = payloads[-length] == old_payloads[0]
-        if is_same_start and list(payloads[-length:]) == list(old_payloads[:length]):
-            return existing.seqs[-length:]
-    return ()
 
 
 def _has_imported_summary(existing: ExistingSession) -> bool:
