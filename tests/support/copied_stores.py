@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from stenolog import StenologError
-from stenolog.records import timestamp
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -123,8 +122,3 @@ def undone(store: Store) -> dict[str, list[object]]:
             seqs = [(m.seq, m.hidden) for m in store.get_history(key, full=True)]
             found[key].append((step, store.get_summary(key), seqs))
     return found
-
-
-def now_of(store: Store, key: str) -> str:
-    """Return the time of a session's last change, as stored."""
-    return timestamp(store.info(key).updated)

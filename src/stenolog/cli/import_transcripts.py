@@ -141,7 +141,6 @@ class TranscriptsCommand:
             "program": self._program,
             **attributes_of(report, "added", "changed", "messages"),
             "unchanged": report.is_unchanged,
-            "left_out_bytes": report.left_out,
             "problems": report.problems,
         }
 
@@ -156,9 +155,6 @@ class TranscriptsCommand:
             parts.append(f"{plural(replaced_count, 'changed message')} replaced an older version")
         if unchanged_count := len({report.key for report in self._reports}) - session_count:
             parts.append(f"{plural(unchanged_count, 'session')} without new messages")
-        if left_out_bytes := sum(sum(report.left_out.values()) for report in self._reports):
-            left_out_text = "of system prompts, tool schemas and other records left out"
-            parts.append(f"{(left_out_bytes + 999) // 1000:,} kB {left_out_text}")
         return "; ".join(parts) + "."
 
 

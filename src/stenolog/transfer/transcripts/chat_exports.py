@@ -213,8 +213,6 @@ class ChatGPT(ExportReader):
                 if draft is not None:
                     at, is_hidden = node["message"].get("create_time"), node_id not in current_ids
                     transcript.add_record(node_id, [draft], node, at=at, hidden=is_hidden)
-                elif isinstance(node.get("message"), dict):
-                    transcript.count_left_out("empty message", 0)
         transcript.finish(
             as_text(conversation.get("title")) or None,
             archived=conversation.get("is_archived"),

@@ -339,6 +339,7 @@ class _SessionBuilder:
         self._transcript = transcript
         self._tree = tree
         self._seen_records: set[str] = set()
+        self._has_usage_records = False
         self._user_title = ""
         self._program_title = ""
         self._facts: dict[str, dict[str, None]] = {"cwd": {}, "gitBranch": {}, "version": {}}
@@ -358,7 +359,7 @@ class _SessionBuilder:
         gets_usage = bool(uuid) and self._tree.usage_owners.get(message_id) == uuid
         drafts = messages_of(record, record_type, gets_usage=gets_usage)
         if not drafts:
-            self._transcript.count_left_out(record_type, len(line))
+            self._has_usage_records = self._has_usage_records or record_type == _USAGE
             return
         uuid = uuid or digest_identity(record)
         if uuid in self._seen_records:
@@ -372,7 +373,7 @@ class _SessionBuilder:
 
     def finish(self, path: Path) -> None:
         """Set title and facts of the session."""
-        if not self._transcript.messages and _USAGE in self._transcript.left_out:
+        if not self._transcript.messages and self._has_usage_records:
             self._transcript.problems.append("it has only token counts, and no messages")
         title = _read_json_object(path, path.stem, "custom-title.json").get("customTitle")
         subagent_fields = _read_json_object(path, f"{path.stem}.meta.json")

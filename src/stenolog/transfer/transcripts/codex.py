@@ -256,11 +256,11 @@ class _ThreadBuilder:
                 self._model = as_text(payload.get("model")) or self._model
                 self._add_folder(payload)
             case "response_item" if not self._in_parent_copy:
-                self._add_item(record, payload, line)
+                self._add_item(record, payload)
             case "compacted":
                 self._hide_compacted(payload)
             case "event_msg":
-                self._add_event(payload, line)
+                self._add_event(payload)
             case "token_usage_record":
                 self._has_usage_records = True
                 self._add_usage(as_dict(payload.get("usage")), as_text(payload.get("response_id")))
@@ -268,10 +268,7 @@ class _ThreadBuilder:
                 self._add_meta(record)
             case "message" | "reasoning" | "function_call" | "function_call_output":
                 # In the oldest files, the record itself is the item.
-                self._add_item({"type": "response_item", "payload": record}, record, line)
-            case kind:
-                name = kind or record.get("record_type")
-                self._transcript.count_left_out(as_text(name) or "unknown", len(line))
+                self._add_item({"type": "response_item", "payload": record}, record)
 
     def _add_meta(self, payload: dict[str, Any]) -> None:
         if self._has_own_meta:
@@ -297,10 +294,9 @@ class _ThreadBuilder:
         if isinstance(folder := payload.get("cwd"), str) and folder:
             self._folders[folder] = None
 
-    def _add_item(self, record: dict[str, Any], payload: dict[str, Any], line: bytes) -> None:
+    def _add_item(self, record: dict[str, Any], payload: dict[str, Any]) -> None:
         body = message_of(payload)
         if body is None:
-            self._transcript.count_left_out(as_text(payload.get("type")), len(line))
             return
         identity = identity_of_item(payload, record.get("timestamp"))
         if identity in self._content_identities:
@@ -318,7 +314,7 @@ class _ThreadBuilder:
             self._results[call_id] = message
             _annotate_result(message.body, self._finished_items.get(call_id, {}))
 
-    def _add_event(self, payload: dict[str, Any], line: bytes) -> None:
+    def _add_event(self, payload: dict[str, Any]) -> None:
         match payload.get("type"):
             case "item_completed":
                 item = as_dict(payload.get("item"))
@@ -332,7 +328,6 @@ class _ThreadBuilder:
                 self._add_usage(as_dict(info.get("last_token_usage")), digest_of_json(total_usage))
             case "thread_rolled_back":
                 self._roll_back(payload.get("num_turns"))
-        self._transcript.count_left_out(f"event_msg:{as_text(payload.get('type'))}", len(line))
 
     def _add_usage(self, usage: dict[str, Any], response: str) -> None:
         """Add the usage of a response to its last item, and the id of the response to all items."""

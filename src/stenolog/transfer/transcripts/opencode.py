@@ -63,7 +63,7 @@ class OpenCode(DatabaseReader):
         for row in fetch_dicts(connection, _MESSAGES_SQL, conversation_id):
             parts = fetch_dicts(connection, _PARTS_SQL, row["id"])
             is_hidden = bool(reverted_from) and row["id"] >= reverted_from
-            for identity, body, notes, at in self._convert_message(row, parts, transcript):
+            for identity, body, notes, at in self._convert_message(row, parts):
                 transcript.add(identity, body, at=at, hidden=is_hidden, **notes)
         title = as_text(session.get("title"))
         parent = as_text(session.get("parent_id"))
@@ -77,7 +77,7 @@ class OpenCode(DatabaseReader):
         )
 
     def _convert_message(
-        self, row: dict[str, Any], parts: list[dict[str, Any]], transcript: Transcript
+        self, row: dict[str, Any], parts: list[dict[str, Any]]
     ) -> list[_PartDraft]:
         """Return the drafts of all parts of a message. A part without content has no draft."""
         message = _parse_object(row["data"])
@@ -89,7 +89,6 @@ class OpenCode(DatabaseReader):
             notes = dict(answer_notes) if role == "assistant" else {}
             part_drafts = list(_convert_part(part_row, role, part, notes))
             if not part_drafts:
-                transcript.count_left_out(as_text(part.get("type")), len(as_text(part_row["data"])))
                 continue
             # The first part also keeps the record of the message to which all parts belong.
             record = {"part": part} if drafts else {"part": part, "message": message}

@@ -89,8 +89,6 @@ class Transcript(Struct, kw_only=True):
     """Facts about the session: working directory, branch, models, versions, parent, cost."""
     summary: str = ""
     messages: list[TranscriptMessage] = field(default_factory=list)
-    left_out: dict[str, int] = field(default_factory=dict)
-    """Number of bytes of each kind of record that is not imported."""
     problems: list[str] = field(default_factory=list)
     unreadable_count: int = 0
     """Number of lines that are no JSON objects."""
@@ -171,10 +169,6 @@ class Transcript(Struct, kw_only=True):
         bodies = [message.body for message in self.messages]
         commands = [body for body in bodies if kind_of(body) == "command"]
         return next(filter(None, map(program_line, (*commands, *bodies))), "")
-
-    def count_left_out(self, kind: str, size: int) -> None:
-        """Add the size of a record that is not imported to the bytes of its kind."""
-        self.left_out[kind] = self.left_out.get(kind, 0) + size
 
     def add_unreadable_line(self, line: bytes) -> None:
         """Count a line that is no JSON object. All of them are one problem."""

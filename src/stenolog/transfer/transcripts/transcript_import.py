@@ -82,7 +82,6 @@ class TranscriptReport(Struct, kw_only=True):
     """Number of messages whose content the program changed since they were imported."""
     is_unchanged: bool = False
     """Whether the file is unchanged since the last import. An unchanged file is not read."""
-    left_out: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -131,7 +130,6 @@ class TranscriptImport:
         report = TranscriptReport(
             key=file.key,
             messages=len(transcript.messages),
-            left_out=transcript.left_out,
             problems=transcript.problems,
         )
         if self._dry_run:
