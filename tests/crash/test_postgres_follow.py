@@ -4,24 +4,22 @@ Also tests that many processes can open an empty database at once.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
-import pytest
 
 import stenolog
 from stenolog.stores.base import Store
-from stenolog.stores.postgres import PostgresStore, notifications, schema
+from stenolog.stores.postgres import schema
 from support.crash.postgres_processes import Writer, until
 from support.pgbouncer import Bouncer
-from support.postgres_proxy import Exchange, Proxy, writes
-from support.postgres_server import Installation, Server, attempts, execute
+from support.postgres_server import Installation, attempts, execute
 
-_LISTENERS = (
-    "select pid from pg_stat_activity where datname = current_database() "
-    "and query ilike 'listen%' and state = 'idle'"
+_END_READERS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where datname = current_database() and application_name = 'reads'"
 )
 _WAITING = (
     "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
@@ -76,27 +74,15 @@ def _say(store: Store, first: int, last: int) -> list[tuple[int, Any]]:
     ]
 
 
-def _listener(url: str) -> int:
-    """Return the pid of the server process of the listening connection."""
-    for _ in attempts():
-        found = execute(url, _LISTENERS)
-        if found:
-            [(pid,)] = found
-            return int(pid)
-    raise AssertionError("nobody listens")
-
-
-def test_p7_follow_loses_nothing_if_the_listening_connection_ends(postgres_url: str) -> None:
-    with _following(postgres_url, postgres_url) as (store, follower):
+def test_p7_follow_loses_nothing_if_its_connection_ends(postgres_url: str) -> None:
+    with _following(f"{postgres_url}?application_name=reads", postgres_url) as (store, follower):
         said = _say(store, 1, 3)
         assert follower.until(3) == said
         for turn in range(3):
-            pid = _listener(postgres_url)
             said += _say(store, 10 * turn + 10, 10 * turn + 12)
-            execute(postgres_url, f"select pg_terminate_backend({pid})")
+            assert execute(postgres_url, _END_READERS)
             said += _say(store, 10 * turn + 13, 10 * turn + 15)
             assert follower.until(len(said)) == said
-        assert _listener(postgres_url)
 
 
 def test_p7_follow_loses_nothing_across_a_server_restart(
@@ -116,96 +102,14 @@ def test_p7_follow_loses_nothing_across_a_server_restart(
     server.stop("immediate")
 
 
-@pytest.fixture
-def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make polling so slow that only notifications arrive during a test."""
-    monkeypatch.setattr(notifications, "SLOW_POLL_SECONDS", 1000.0)
-    monkeypatch.setattr(notifications.Notifications, "max_poll_interval", 1000.0)
-
-
-@pytest.mark.usefixtures("never_looks")
-@pytest.mark.parametrize("tokens", [True, False], ids=["with tokens", "without"])
-def test_p7_follower_is_notified_of_each_message(postgres_url: str, tokens: bool) -> None:
-    with _following(postgres_url, postgres_url) as (store, follower):
-        said: list[tuple[int, Any]] = []
-        for number in range(1, 11):
-            text = f"{number}"
-            said.append((store.add_message("a", "user", text, once=text if tokens else None), text))
-            assert follower.until(number) == said
-            # From now on, notifications are the only source.
-            assert _listener(postgres_url)
-
-
-def test_p7_notification_is_sent_after_the_message_is_visible(postgres_url: str) -> None:
-    with (
-        PostgresStore(postgres_url) as store,
-        psycopg.connect(postgres_url, autocommit=True) as listening,
-        psycopg.connect(postgres_url) as locking,
-    ):
-        store.add_message("a", "user", "1")
-        listening.execute(f'listen "{store.database.notifications.channel}"'.encode())
-        list(listening.notifies(timeout=1))
-        locking.execute("select from stenolog.session for update")
-        writing = threading.Thread(target=store.add_message, args=("a", "user", "2"))
-        writing.start()
-        assert any(execute(postgres_url, _WAITING) for _ in attempts())
-        # Nothing is stored yet, so no notification is sent.
-        assert list(listening.notifies(timeout=0.3)) == []
-        locking.rollback()
-        writing.join()
-        assert list(listening.notifies(timeout=10, stop_after=1)) != []
-
-
-def test_p7_notifications_are_sent_outside_the_storing_transaction(
-    postgres: Server, own_url: str
-) -> None:
-    """Commits with notifications wait for each other in the whole database."""
-    with Proxy(postgres.port) as proxy:
-        through = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
-        with stenolog.open_store(through) as store:
-            for number in range(3):
-                store.add_message("a", "user", f"{number}")
-                store.add_messages("a", [{"role": "user"}, {"role": "user"}], once=f"{number}")
-                store.set_summary("a", f"{number}")
-                store.truncate_history("a", 1)
-                assert proxy.wait_until(_told(number + 1))
-        before: dict[int, str] = {}
-        for exchange in proxy.seen:
-            if "pg_notify" in exchange.text:
-                assert before.get(exchange.line, "I") == "I", "in a transaction"
-                assert exchange.status == "I"
-                assert not writes(exchange)
-            before[exchange.line] = exchange.status
-
-
-def _told(times: int) -> Callable[[list[Exchange]], bool]:
-    def holds(seen: list[Exchange]) -> bool:
-        return sum("pg_notify" in exchange.text for exchange in seen) >= times
-
-    return holds
-
-
-def test_p7_one_connection_of_a_process_listens_for_all_followers(postgres_url: str) -> None:
-    with (
-        stenolog.open_store(postgres_url) as one,
-        stenolog.open_store(postgres_url) as two,
-    ):
-        followers = [_Follower(store, "a") for store in (one, two, one)]
-        said = _say(two, 1, 2)
-        for follower in followers:
-            assert follower.until(2) == said
-        assert _listener(postgres_url)
-
-
 # --- through PgBouncer --------------------------------------------------------------------------
 
 
-def test_p7_follow_through_pgbouncer_polls(bouncer: Bouncer, own_url: str) -> None:
+def test_p7_follow_works_through_pgbouncer(bouncer: Bouncer, own_url: str) -> None:
     through = bouncer.url(own_url)
     with _following(through, own_url) as (store, follower):
         said = _say(store, 1, 5)
         assert follower.until(5) == said
-        assert execute(own_url, _LISTENERS) == []
         said += _say(store, 6, 8)
         assert follower.until(8) == said
 

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -148,8 +148,6 @@ class ConnectionPool:
         """One entry for each waiting caller; interrupted callers may leave their entries."""
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
-        self.server = ServerProperties(has_pooler=False, asynchronous_commit=False)
-        """Properties of the server, as the newest connection reports them."""
 
     def acquire(self, deadline: float) -> Transaction:
         """Return a connection that no other caller uses.
@@ -220,38 +218,34 @@ class ConnectionPool:
 
     def _connect_in_slot(self, slot: PoolSlot, deadline: float) -> Transaction:
         try:
-            transaction = self.connect(deadline)
+            return self._connect_until(slot, deadline)
         except BaseException:
             # Free the slot now, because the exception may keep this frame and its slot alive.
             slot.is_free = True
             self._wake_waiting_caller()
             raise
-        transaction.slot = slot
-        return transaction
 
     def _close_connection(self, transaction: Transaction) -> None:
         close(transaction.connection)
-        if transaction.slot is not None:
-            transaction.slot.is_free = True
+        transaction.slot.is_free = True
         self._wake_waiting_caller()
 
-    def connect(self, deadline: float) -> Transaction:
-        """Open a new connection, which stays outside the pool unless `acquire` gives it a slot.
+    def _connect_until(self, slot: PoolSlot, deadline: float) -> Transaction:
+        """Open a new connection; retry until the deadline if the server does not answer yet.
 
-        Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
-        StoreClosed, UsageError.
+        Raises psycopg.Error, StoreClosed, UsageError.
         """
         while True:
             if self._closed:
                 raise StoreClosed("the store is closed")
             try:
-                return self._connect()
+                return self._connect(slot)
             except psycopg.OperationalError as error:
                 if not is_temporary(error) or time.monotonic() + _RETRY_SECONDS > deadline:
                     raise
             time.sleep(_RETRY_SECONDS)
 
-    def _connect(self) -> Transaction:
+    def _connect(self, slot: PoolSlot) -> Transaction:
         # Of several hosts, each unreachable host delays the call by at most `connect_timeout`.
         connection = Connection.connect(
             self._settings.conninfo,
@@ -266,11 +260,11 @@ class ConnectionPool:
         # The server may wait for locks, up to busy_timeout, before it answers a statement.
         connection.answer_timeout = self._settings.busy_timeout + self._settings.answer_timeout
         try:
-            self.server = server = self._configure(connection)
+            server = self._configure(connection)
         except BaseException:
             close(connection)
             raise
-        return Transaction(connection, self._sql, server)
+        return Transaction(connection, self._sql, server, slot)
 
     def _configure(self, connection: Connection) -> ServerProperties:
         [(server_pid, synchronous_commit, encoding, version)] = connection.execute(_SERVER_QUERY)
@@ -306,9 +300,9 @@ class ConnectionPool:
             while True:
                 self._close_connection(self._idle.pop())
 
-    def abandon_in_child(self, transactions: Iterable[Transaction]) -> None:
+    def abandon_in_child(self) -> None:
         """In a forked child: keep the parent's connections open, because the parent uses them."""
-        _PARENT_CONNECTIONS.extend([*self._idle, *transactions])
+        _PARENT_CONNECTIONS.extend(self._idle)
 
 
 _PARENT_CONNECTIONS: Final[list[Transaction]] = []

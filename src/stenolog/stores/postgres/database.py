@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import psycopg
@@ -20,7 +21,6 @@ from stenolog.stores.admin import Finding, Report
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
-from stenolog.stores.postgres.notifications import Notifications
 from stenolog.stores.postgres.postgres_errors import (
     FailedBeforeCommit,
     commit_failure,
@@ -68,8 +68,9 @@ class Database:
     def _create_pool(self) -> None:
         self.closed = False
         self._connections = ConnectionPool(self.settings, self.sql)
-        self.notifications = Notifications(self._connections, self.settings)
-        """Notifications about changed sessions."""
+        # Ctrl-C in the `set` of a `threading.Event` could leave the event locked.
+        self.followers: list[tuple[str, str, SimpleQueue[None]]] = []
+        """Namespace, key and wake-up queue of each follower of this process."""
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -317,15 +318,14 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and wake all waiting followers."""
+        """Close all connections."""
         self.closed = True
-        self.notifications.close()
         self._connections.close()
 
     def after_fork(self) -> None:
         """In a forked child: use new connections instead of the parent's connections."""
         was_closed = self.closed
-        self._connections.abandon_in_child(self.notifications.abandon_in_child())
+        self._connections.abandon_in_child()
         self._create_pool()
         if was_closed:
             self.close()

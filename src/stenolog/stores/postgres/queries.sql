@@ -280,9 +280,6 @@ SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 
 -- This never runs in a transaction that stores messages: commits with a notification wait for each
 -- other, in the whole database.
--- name: notify
-SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
-
 -- --- snapshots ---------------------------------------------------------------------------------
 
 -- name: list_snapshots

@@ -3,12 +3,12 @@
 The driver, psycopg, is imported when a store is opened, so `import stenolog` works without psycopg.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stenolog.errors import (
@@ -44,7 +44,8 @@ MAX_CONNECTIONS: Final = 16
 ANSWER_TIMEOUT_SECONDS: Final = 30.0
 DEFAULT_SCHEMA: Final = "stenolog"
 _SCHEMA_NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_LEASE_POLL_SECONDS: Final = 0.05
+FOLLOW_POLL_SECONDS: Final = 0.1
+"""Interval at which a follower polls for commits of other processes, in seconds."""
 _MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
 _MAX_ATTEMPTS: Final = 4
@@ -70,6 +71,8 @@ class PostgresStore(SQLStore):
     Purged rows are deleted and vacuumed. For some time, the server's write-ahead log, unused parts
     of its files, standbys and backups may still contain purged rows.
     """
+
+    _lease_poll_seconds = 0.05
 
     def __init__(
         self,
@@ -180,27 +183,27 @@ class PostgresStore(SQLStore):
     # --- notification ------------------------------------------------------------------------
 
     def _notify(self, key: str) -> None:
-        self.database.notifications.notify(_notification_name(self._namespace, key))
+        for namespace, followed_key, signal in list(self.database.followers):
+            if (namespace, followed_key) == (self._namespace, key) and signal.empty():
+                signal.put(None)
 
     @contextmanager
     def _listen_for_changes(self, key: str) -> Iterator[tuple[Callable[[float], object], float]]:
-        notifications = self.database.notifications
-        name = _notification_name(self._namespace, key)
-        signal = notifications.subscribe(name)
+        """Listen for changes by this process."""
+        followers, signal = self.database.followers, SimpleQueue[None]()
+
+        def wait(seconds: float) -> None:
+            with suppress(Empty):
+                signal.get(timeout=seconds)
+
+        follower = (self._namespace, key, signal)
+        followers.append(follower)
         try:
-            yield (
-                lambda seconds: signal.wait(min(seconds, notifications.poll_interval)),
-                notifications.max_poll_interval,
-            )
+            yield wait, FOLLOW_POLL_SECONDS
         finally:
-            notifications.unsubscribe(name, signal)
+            followers.remove(follower)
 
     # --- leases ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _waiting_for_lease(self, key: str) -> Iterator[Callable[[float], object]]:
-        with self._listen_for_changes(key) as (wait, _):
-            yield lambda seconds: wait(min(_LEASE_POLL_SECONDS, seconds))
 
     def _is_lease_held(self, row: Row) -> bool:
         return bool(row[0])
@@ -259,12 +262,6 @@ class PostgresStore(SQLStore):
 
 class _SessionMissing(Exception):
     """The session does not exist, or its row has another version than this code writes."""
-
-
-def _notification_name(namespace: str, key: str) -> str:
-    """Return a short name of a session for notifications."""
-    text = f"{namespace}\0{key}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:

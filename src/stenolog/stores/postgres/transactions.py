@@ -64,7 +64,11 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: "Connection", sql: Mapping[str, bytes], server: ServerProperties
+        self,
+        connection: "Connection",
+        sql: Mapping[str, bytes],
+        server: ServerProperties,
+        slot: PoolSlot,
     ) -> None:
         self.connection = connection
         """The driver's connection, for driver-specific operations."""
@@ -76,8 +80,8 @@ class Transaction:
         """Time at which the connection was last returned to the pool."""
         self.in_use = False
         """Whether a call uses the connection, or was interrupted (Ctrl-C) while using it."""
-        self.slot: PoolSlot | None = None
-        """Slot of the connection in the pool; None for a connection outside the pool."""
+        self.slot = slot
+        """Slot of the connection in the pool."""
         self._cursor = connection.cursor(binary=True)
         self._prepared: set[str] = set()
 

@@ -173,7 +173,6 @@ class SQLLease(Generic[S]):
         try:
             with suppress(StoreClosed):
                 self.store._release_leases([self.epoch])
-                self.store._notify(self.key)
             # Forget the lease last, so that a concurrent `close` still releases the lease.
             self._leases.forget_lease(self.key, self.epoch)
         except BaseException:

@@ -54,6 +54,8 @@ class SQLStore(SessionOperations):
 
     database: Database
     """The open database."""
+    _lease_poll_seconds: float
+    """Interval at which a caller that waits for a lease polls, in seconds."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -142,19 +144,18 @@ class SQLStore(SessionOperations):
         deadline = time.monotonic() + (
             self.database.settings.busy_timeout if wait is None else wait
         )
-        with self._waiting_for_lease(key) as wait_for_change:
-            while True:
-                # Read first, so that waiting callers do not write all the time.
-                holder = self._run_read(self._describe_holder, key)
-                if holder is None:
-                    epoch = self._acquire_lease(key, ttl=ttl)
-                    if epoch:
-                        return SQLLease(self, self._leases, key, epoch, ttl)
-                    continue
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise StoreBusy(f"{key!r} is leased by {holder}")
-                wait_for_change(remaining)
+        while True:
+            # Read first, so that waiting callers do not write all the time.
+            holder = self._run_read(self._describe_holder, key)
+            if holder is None:
+                epoch = self._acquire_lease(key, ttl=ttl)
+                if epoch:
+                    return SQLLease(self, self._leases, key, epoch, ttl)
+                continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise StoreBusy(f"{key!r} is leased by {holder}")
+            time.sleep(min(self._lease_poll_seconds, remaining))
 
     def _describe_holder(self, transaction: Transaction, namespace: str, key: str) -> str | None:
         """Return a description of the lease's holder; None if the lease is free.
@@ -380,10 +381,6 @@ class SQLStore(SessionOperations):
 
         Yields a function that waits for a change, and the maximum seconds to pass to it.
         """
-
-    @abstractmethod
-    def _waiting_for_lease(self, key: str, /) -> AbstractContextManager[Callable[[float], object]]:
-        """Yield a function that waits until the lease may be free, at most the given seconds."""
 
     @abstractmethod
     def _is_lease_held(self, row: Row) -> bool:

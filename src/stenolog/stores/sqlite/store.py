@@ -42,7 +42,6 @@ MAX_CACHE_KB: Final = 2**31 - 1
 """Largest cache size in KiB that SQLite accepts."""
 FOLLOW_POLL_SECONDS: Final = 0.03
 """Interval at which a follower polls for commits of other processes, in seconds."""
-_LEASE_POLL_SECONDS: Final = 0.005
 _ALLOCATE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
 
 
@@ -54,6 +53,8 @@ class SQLiteStore(SQLStore):
     most nine connections, in KiB. `read_only`: change no data. SQLite may still need to create its
     log files next to the database. `leave_no_files`: with `read_only`, SQLite creates no files.
     """
+
+    _lease_poll_seconds = 0.005
 
     def __init__(
         self,
@@ -149,10 +150,6 @@ class SQLiteStore(SQLStore):
             events.remove(signal)
 
     # --- leases ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _waiting_for_lease(self, _key: str, /) -> Iterator[Callable[[float], object]]:
-        yield lambda seconds: time.sleep(min(_LEASE_POLL_SECONDS, seconds))
 
     def _is_lease_held(self, row: Row) -> bool:
         return is_held(*row)

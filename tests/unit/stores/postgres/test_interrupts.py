@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from stenolog import PostgresStore
-from stenolog.stores.postgres import connections, database, notifications, transactions
+from stenolog.stores.postgres import connections, database, transactions
 from stenolog.stores.postgres import store as postgres_store
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql import leases
@@ -23,7 +23,6 @@ PATIENCE: Final = 60.0
 _MODULES: Final = (
     connections,
     database,
-    notifications,
     postgres_store,
     transactions,
     leases,
