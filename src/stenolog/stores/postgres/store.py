@@ -220,7 +220,7 @@ class PostgresStore(SQLStore):
             lambda transaction: transaction.run("take_lease", *values), safe=True
         ):
             try:
-                self._leases.add_lease(key, epoch)
+                self._leases.add_lease(epoch)
             except StoreClosed:
                 self._release_leases([epoch])
                 raise
@@ -232,7 +232,7 @@ class PostgresStore(SQLStore):
         seconds = min(float(ttl), _MAX_LEASE_SECONDS)
         if not self.database.run_statement(
             lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
-        ) or not self._leases.confirm_renewal(key, epoch):
+        ):
             raise LeaseLost(key, epoch)
 
     def _release_leases(self, epochs: Sequence[int]) -> None:

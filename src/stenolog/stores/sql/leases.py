@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from stenolog.errors import LeaseLost, NoSuchSession, StoreClosed
-from stenolog.stores.locks import ThreadLock
 from stenolog.stores.sql.dialect import Transaction
 
 if TYPE_CHECKING:
@@ -19,69 +18,41 @@ S = TypeVar("S", bound="SQLStore")
 
 
 class StoreLeases:
-    """The unreleased leases of one store, at most one for each key."""
+    """The unreleased leases of one store."""
 
     def __init__(self) -> None:
         self.name = os.urandom(8).hex()
         """Name that identifies this store among the stores of the process."""
-        self._mutex = ThreadLock()
-        self._epochs: dict[str, tuple[int, int]] = {}
-        self._abandoned: set[int] = set()
-        """Epochs of leases whose release failed."""
+        self._processes: dict[int, int] = {}
+        """Process that acquired each lease, by epoch: a forked child must not release a lease."""
         self.is_closed = False
         """Whether the store is closed and accepts no new leases."""
         self.has_released_database = False
         LEASES_BY_STORE[self.name] = self
 
-    def add_lease(self, key: str, epoch: int) -> None:
+    def add_lease(self, epoch: int) -> None:
         """Record a lease before the lease is committed, so that `close` can release it.
 
         Raises StoreClosed.
         """
-        with self._mutex:
-            if self.is_closed:
-                raise StoreClosed("the store is closed")
-            self._abandoned.discard(self._epochs.get(key, (0, 0))[0])
-            # Store the process id, too: a forked child must not release the lease.
-            self._epochs[key] = epoch, os.getpid()
-
-    def confirm_renewal(self, key: str, epoch: int) -> bool:
-        """Record a renewed lease; return False if an earlier release failed. Raises StoreClosed."""
-        with self._mutex:
-            if epoch in self._abandoned:
-                return False
-            # Record the epoch again: a thread that tried to take over may have replaced it.
-            self.add_lease(key, epoch)
-            return True
+        # `close` does these two steps in reverse order, so that one of both calls sees the other.
+        self._processes[epoch] = os.getpid()
+        if self.is_closed:
+            raise StoreClosed("the store is closed")
 
     def is_active(self, epoch: int) -> bool:
         """Return whether this store still uses the lease."""
-        with self._mutex:
-            is_known = any(epoch == active_epoch for active_epoch, _ in self._epochs.values())
-            return is_known and epoch not in self._abandoned
+        return epoch in self._processes
 
-    def abandon_lease(self, epoch: int) -> None:
-        """Stop using a lease whose release failed."""
-        with self._mutex:
-            self._abandoned.add(epoch)
-
-    def forget_lease(self, key: str, epoch: int) -> None:
-        """Forget a lease that was released or never committed.
-
-        A later lease of the same key is kept.
-        """
-        with self._mutex:
-            if self._epochs.get(key, (None, 0))[0] == epoch:
-                del self._epochs[key]
-            self._abandoned.discard(epoch)
+    def forget_lease(self, epoch: int) -> None:
+        """Forget a lease that was released or never committed, or whose release failed."""
+        self._processes.pop(epoch, None)
 
     def close(self) -> list[int]:
         """Stop accepting leases, and return the epochs of this process's unreleased leases."""
-        with self._mutex:
-            self.is_closed = True
-            epochs = [epoch for epoch, pid in self._epochs.values() if pid == os.getpid()]
-            self._epochs.clear()
-        return epochs
+        self.is_closed = True
+        processes, self._processes = self._processes.copy(), {}
+        return [epoch for epoch, pid in processes.items() if pid == os.getpid()]
 
 
 LEASES_BY_STORE: Final = WeakValueDictionary[str, StoreLeases]()
@@ -114,7 +85,7 @@ class SQLLease(Generic[S]):
     @property
     def lost(self) -> bool:
         """Whether the lease was released, expired or taken over, or the store was closed."""
-        if self._leases.is_closed or self._is_in_forked_child():
+        if self._released or self._leases.is_closed or self._is_in_forked_child():
             return True
         try:
             rows = self.store._run_read(lambda tx, _: tx.run("lease_in_force", self.epoch))
@@ -173,11 +144,9 @@ class SQLLease(Generic[S]):
         try:
             with suppress(StoreClosed):
                 self.store._release_leases([self.epoch])
+        finally:
             # Forget the lease last, so that a concurrent `close` still releases the lease.
-            self._leases.forget_lease(self.key, self.epoch)
-        except BaseException:
-            self._leases.abandon_lease(self.epoch)
-            raise
+            self._leases.forget_lease(self.epoch)
 
     def _is_in_forked_child(self) -> bool:
         return self._process != os.getpid()

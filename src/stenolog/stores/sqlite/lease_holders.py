@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder, encode
 
 from stenolog.stores.sql.leases import LEASES_BY_STORE
 
@@ -28,7 +28,7 @@ _CLOCK_TOLERANCE_SECONDS: Final = 2.0
 # --- processes -------------------------------------------------------------------------------
 
 
-class Process(Struct, frozen=True):
+class Process(Struct, frozen=True, array_like=True):
     """One process of this machine, identified by its PID and start time.
 
     PIDs are reused, so the PID alone is not enough. A PID depends on the Linux namespace of the
@@ -42,13 +42,6 @@ class Process(Struct, frozen=True):
     pid: int
     start_time: int
     """Start time in clock ticks since the boot."""
-
-    def __str__(self) -> str:
-        return " ".join(map(str, astuple(self)))
-
-    def can_check(self, other: "Process") -> bool:
-        """Return whether this process can find out whether `other` has ended."""
-        return (self.boot, self.pid_namespace) == (other.boot, other.pid_namespace)
 
 
 def current_process() -> Process | None:
@@ -78,17 +71,8 @@ def _read_current_process() -> Process:
 os.register_at_fork(after_in_child=_read_current_process.cache_clear)
 
 
-def parse_process(text: str) -> Process | None:
-    """Parse the result of `str(process)`; return None if the text is invalid."""
-    try:
-        boot, pid_namespace, pid, start_time = text.split(" ")
-        return Process(boot, pid_namespace, int(pid), int(start_time))
-    except ValueError:
-        return None
-
-
 def has_ended(process: Process) -> bool:
-    """Return whether the process has certainly ended; `can_check` must be true for the process."""
+    """Return whether a process of the same boot and PID namespace has certainly ended."""
     try:
         os.kill(process.pid, 0)
     except ProcessLookupError:
@@ -119,6 +103,27 @@ def _read_stat(pid: int) -> tuple[int, bool]:
 # --- holders ---------------------------------------------------------------------------------
 
 
+class _Holder(Struct, frozen=True, array_like=True):
+    """The holder of a lease, stored in its row as JSON."""
+
+    process: Process
+    store_name: str
+    """Name of the store in the holder's process (`StoreLeases.name`)."""
+    monotonic_expiry: float
+    """Expiry by the monotonic clock of the machine."""
+
+
+_decode_holder: Final = Decoder(_Holder).decode
+
+
+def format_holder(store_name: str, ttl: float) -> str:
+    """Return the holder text of a lease taken or renewed now; empty if the process is unknown."""
+    current = current_process()
+    if current is None:
+        return ""
+    return encode(_Holder(current, store_name, time.monotonic() + ttl)).decode()
+
+
 def is_held(epoch: int, since: bytes, expires: float, holder_text: bytes) -> bool:
     """Return whether the lease of a row is held.
 
@@ -126,66 +131,33 @@ def is_held(epoch: int, since: bytes, expires: float, holder_text: bytes) -> boo
     before a reboot, expires by the wall clock. A lease is also free if its process has ended, or if
     a store of this process has released it.
     """
-    holder = _parse_holder(holder_text)
-    return _is_unexpired(since, expires, holder) and not _is_abandoned(epoch, holder)
-
-
-class _LeaseHolder(Struct, frozen=True):
-    """The holder of a lease as stored in its row: `PROCESS STORE_NAME@EXPIRY`."""
-
-    process: Process
-    store_name: str
-    """Name of the store in the holder's process (`StoreLeases.name`)."""
-    monotonic_expiry: float | None
-    """Expiry by the monotonic clock of the machine; None if the row is damaged."""
-
-
-def _parse_holder(holder_text: bytes) -> _LeaseHolder | None:
-    process_text, _, store_text = holder_text.decode(errors="replace").rpartition(" ")
-    holder_process = parse_process(process_text)
-    if holder_process is None:
-        return None
-    store_name, _, expiry_text = store_text.partition("@")
-    try:
-        return _LeaseHolder(holder_process, store_name, float(expiry_text))
-    except ValueError:
-        return _LeaseHolder(holder_process, store_name, None)
-
-
-def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
-    """Return whether the holder of an unexpired lease certainly no longer uses the lease."""
-    current = current_process()
-    if holder is None or current is None or not current.can_check(holder.process):
+    if not isinstance(expires, float) or expires <= 0:
+        return False  # the lease was released, or the row is damaged
+    holder, current = _parse_holder(holder_text), current_process()
+    # guard: sqlite-lease-clock
+    if holder is None or current is None or holder.process.boot != current.boot:
+        return _is_unexpired(since, expires)
+    if time.monotonic() >= holder.monotonic_expiry:
         return False
     if holder.process == current:
         leases = LEASES_BY_STORE.get(holder.store_name)
-        return leases is None or not leases.is_active(epoch)
-    return has_ended(holder.process)
+        return leases is not None and leases.is_active(epoch)
+    return holder.process.pid_namespace != current.pid_namespace or not has_ended(holder.process)
 
 
-def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
-    """Return whether a lease that was acquired or renewed at `since` has not expired.
+def _parse_holder(holder_text: bytes) -> _Holder | None:
+    try:
+        return _decode_holder(holder_text)
+    except (DecodeError, UnicodeDecodeError):
+        return None  # the process is unknown, or the row is damaged
 
-    If the lease was acquired on this machine since its last boot, the monotonic clock decides:
-    setting the wall clock has no effect. Otherwise the wall clock decides.
-    """
-    if isinstance(expires, float) and expires <= 0:
-        return False  # the lease was released
-    current = current_process()
-    is_local = holder is not None and current is not None and current.boot == holder.process.boot
-    monotonic_expiry = holder.monotonic_expiry if holder is not None and is_local else None
-    if monotonic_expiry is not None:  # guard: sqlite-lease-clock
-        return time.monotonic() < monotonic_expiry
+
+def _is_unexpired(since: bytes, expires: float) -> bool:
+    """Return whether a lease that was acquired or renewed at `since` has not expired."""
     wall_time = time.time()
     try:
         # If `since` is in the future, the clock was ahead: treat the lease as expired.
         acquired_at = datetime.fromisoformat(since.decode()).timestamp()
         return acquired_at - _CLOCK_TOLERANCE_SECONDS < wall_time < expires
-    except (ValueError, TypeError):  # the row is damaged
+    except ValueError:  # the row is damaged
         return False
-
-
-def format_holder(store_name: str, ttl: float) -> str:
-    """Return the holder text of a lease taken or renewed now; empty if the process is unknown."""
-    current = current_process()
-    return "" if current is None else f"{current} {store_name}@{time.monotonic() + ttl:.6f}"

@@ -171,10 +171,10 @@ class SQLiteStore(SQLStore):
                     time.time() + ttl,
                     format_holder(leases.name, ttl),
                 )
-                leases.add_lease(key, epoch)
+                leases.add_lease(epoch)
         except BaseException:
             # Forget the lease, which no caller uses: if uncommitted, another may get its epoch.
-            leases.forget_lease(key, epoch)
+            leases.forget_lease(epoch)
             raise
         return int(epoch)
 
@@ -182,7 +182,7 @@ class SQLiteStore(SQLStore):
         with self.database.write_transaction() as transaction:
             expires_at, holder = time.time() + ttl, format_holder(self._leases.name, ttl)
             renewed_rows = transaction.run("renew_lease", epoch, now(), expires_at, holder)
-            if not renewed_rows or not self._leases.confirm_renewal(key, epoch):
+            if not renewed_rows:
                 raise LeaseLost(key, epoch)
 
     def _release_leases(self, epochs: Sequence[int]) -> None:

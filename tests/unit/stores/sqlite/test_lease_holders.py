@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,15 +18,14 @@ from stenolog.stores.sqlite.lease_holders import (
     Process,
     current_process,
     has_ended,
-    parse_process,
 )
 from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 
 _WHO = (
-    "from stenolog.stores.sqlite import lease_holders as h; "
-    "print(h.current_process(), flush=True); "
+    "import msgspec; from stenolog.stores.sqlite import lease_holders as h; "
+    "print(msgspec.json.encode(h.current_process()).decode(), flush=True); "
 )
 _WAITS = _WHO + "input()"
 # The first thread ends, and another one continues.
@@ -53,9 +53,7 @@ def _child(program: str, *before: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def _parsed(words: str) -> Process:
-    found = parse_process(words)
-    assert found is not None
-    return found
+    return msgspec.json.decode(words, type=Process)
 
 
 def _here() -> Process:
@@ -82,9 +80,8 @@ def test_process_is_identified_by_number_and_start_time() -> None:
         other = _parsed(words)
         assert other.pid == child.pid
         assert _here().pid == os.getpid()
-        assert _here().can_check(other)
+        assert other == replace(_here(), pid=other.pid, start_time=other.start_time)
         assert other.start_time >= _here().start_time
-        assert _parsed(str(other)) == other
 
 
 def test_running_process_has_not_ended() -> None:
@@ -136,7 +133,7 @@ def test_forked_child_is_another_process() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, str(current_process()).encode())
+        os.write(writing, msgspec.json.encode(current_process()))
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as said:
@@ -145,32 +142,17 @@ def test_forked_child_is_another_process() -> None:
     assert (other.pid, here.pid) == (child, os.getpid())
 
 
-@pytest.mark.parametrize("field", ["boot", "pid_namespace"])
-def test_process_of_another_boot_or_namespace_cannot_be_checked(field: str) -> None:
-    here = _here()
-    assert here.can_check(replace(here, pid=1))
-    assert not here.can_check(replace(here, **{field: "another"}))
-
-
 def test_hidden_process_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     here = _here()
     monkeypatch.setattr(lease_holders, "_PROC_FOLDER", lease_holders._PROC_FOLDER / "nowhere")
     assert not has_ended(replace(here, start_time=0))
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["", "None", "a b c", "a b c d", "a b 1 2 3", "a b 1 ", "a b 1.5 2"],
-)
-def test_invalid_text_is_not_a_process(words: str) -> None:
-    assert parse_process(words) is None
-
-
-@pytest.mark.parametrize("number", [0, -1, 10**30])
+@pytest.mark.parametrize("number", [0, 10**30])
 def test_impossible_process_number_does_not_count_as_ended(number: int) -> None:
     assert not has_ended(replace(_here(), pid=number))
 
 
 def test_no_process_is_identified_if_proc_belongs_to_another_namespace() -> None:
     with _child(_WAITS, *in_namespace()) as (_, words):
-        assert words == "None"
+        assert words == "null"

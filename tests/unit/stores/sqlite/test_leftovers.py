@@ -101,7 +101,7 @@ def test_p9_released_lease_uses_no_memory(store: SQLiteStore) -> None:
         key = f"k{number}"
         store.add_message(key, "user", "x")
         store.lease(key, ttl=60).release()
-    assert store._leases._epochs == {}
+    assert store._leases._processes == {}
 
 
 def test_p7_threads_that_fork_at_once_leave_the_store_usable(file: Path) -> None:
