@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 from msgspec.structs import replace
 
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.maintenance.log_damage import (
     ASIDE_FOLDER,
     Kind,
@@ -36,7 +35,9 @@ from stenolog.stores.disk import (
 )
 from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.open_store import open_store, parse_address
+from stenolog.stores.open_store import Address, open_store, parse_address
+from stenolog.stores.sql.store import SQLStore
+from stenolog.stores.sql.verification import examine_database, opening_error_finding
 
 _STENOLOG_FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
 BUSY_TIMEOUT_SECONDS: Final = 5.0
@@ -50,13 +51,8 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     workspace, and StoreUnavailable or DamagedStore if it cannot be read.
     """
     address = parse_address(workspace)
-    if address.engine == "sqlite":
-        checks, file = load_sqlite_checks(), Path(address.path)
-        if not file.exists():
-            raise UsageError(f"there is no database at {file}; check the path")
-        return _with_location(checks.examine(file), str(file), path=file.name)
-    if address.engine == "postgresql":
-        return _examine_postgres(workspace)
+    if address.engine in ("sqlite", "postgresql"):
+        return _examine_database(workspace, address)
     if address.engine != "jsonl":
         raise UsageError(f"{workspace}: only a folder or a database can be examined")
     workspace_path = Path(address.path)
@@ -75,34 +71,21 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     )
 
 
-def load_sqlite_checks() -> ModuleType:
-    """Return the module that examines SQLite files.
-
-    Raises UsageError if the driver is not installed.
-    """
-    # The driver is optional and slow to import.
-    from stenolog.stores.sqlite.store import missing_driver_error
-
+def _examine_database(where: str | os.PathLike[str], address: Address) -> Report:
+    file = Path(address.path)
+    is_file = address.engine == "sqlite"
     try:
-        from stenolog.stores.sqlite import file_check
-    except ImportError as error:
-        raise missing_driver_error(error) from error
-    return file_check
-
-
-def _examine_postgres(where: str | os.PathLike[str]) -> Report:
-    with open_store(where, read_only=True) as store:
-        # The driver is optional. If a store of this engine was opened, the driver is installed.
-        from stenolog.stores.postgres import PostgresStore, database
-
-        assert isinstance(store, PostgresStore), "the address names a PostgreSQL database"
-        report = database.examine(store.database)
-        return _with_location(report, store.database.address, path=store.database.address)
-
-
-def _with_location(report: Report, workspace: str, *, path: str) -> Report:
-    findings = tuple(replace(finding, path=path) for finding in report.findings)
-    return replace(report, workspace=workspace, findings=findings)
+        with open_store(where, read_only=True) as store:
+            assert isinstance(store, SQLStore), "the address names a database"
+            place = store.database.address
+            sessions, findings = examine_database(store.database)
+    except DamagedStore as error:
+        if not is_file:
+            raise
+        place, sessions, findings = str(file), 0, [opening_error_finding(error)]
+    path = file.name if is_file else place
+    located_findings = tuple(replace(finding, path=path) for finding in findings)
+    return Report(workspace=place, sessions=sessions, findings=located_findings)
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ def test_p3_missing_rows_are_reported_and_the_database_is_unchanged(tmp_path: Pa
 def test_missing_database_is_not_created(tmp_path: Path) -> None:
     ended = doctor(f"sqlite:{tmp_path / 'nothing.db'}")
     assert ended.exit_code == 3
-    assert "There is no database at" in ended.stderr
+    assert "there is no such file" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 import psycopg
 
-from stenolog.errors import DamagedStore, NewerFormat, ReadOnly, StenologError, StoreClosed
-from stenolog.stores.admin import Finding, Report
+from stenolog.errors import ReadOnly, StenologError, StoreClosed
+from stenolog.stores.admin import Finding
 from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
@@ -33,7 +33,7 @@ from stenolog.stores.postgres.postgres_errors import (
 from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql.dialect import to_not_stored
-from stenolog.stores.sql.verification import examine_sessions
+from stenolog.stores.sql.verification import stray_row_finding
 
 T = TypeVar("T")
 
@@ -307,6 +307,13 @@ class Database:
             warnings = [warning]
         return errors, warnings
 
+    def find_damage(self, transaction: Transaction) -> Iterator[Finding]:
+        """Yield the damage that `steno doctor` finds outside the sessions."""
+        for table, count in transaction.run("stray_rows"):
+            if count:
+                meaning = f"{count:,} rows belong to sessions that do not exist."
+                yield stray_row_finding(table, meaning)
+
     def release(self) -> None:
         """Release the database for one store; the last store closes the database."""
         with _sharing_lock:
@@ -366,36 +373,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-# --- doctor ----------------------------------------------------------------------------------
-
-
-_RESTORE_ADVICE: Final = (
-    "Restore the database from a backup, or save the readable messages with `steno export`."
-)
-
-
-def examine(database: Database) -> Report:
-    """Examine the tables. Raises StoreUnavailable if they cannot be read."""
-    try:
-        with database.read_transaction() as transaction:
-            sessions, findings = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-            findings = [*findings, *_stray_row_findings(transaction)]
-    except DamagedStore as error:
-        kind, advice = "damaged database", _RESTORE_ADVICE
-        if isinstance(error, NewerFormat):
-            kind, advice = "newer format", "Upgrade stenolog."
-        sessions, findings = 0, [Finding(kind=kind, meaning=str(error), advice=advice)]
-    return Report(sessions=sessions, findings=tuple(findings))
-
-
-def _stray_row_findings(transaction: Transaction) -> Iterator[Finding]:
-    for table, count in transaction.run("stray_rows"):
-        if count:
-            yield Finding(
-                kind="stray row",
-                where=table,
-                meaning=f"{count:,} rows belong to sessions that do not exist.",
-                advice=_RESTORE_ADVICE,
-            )

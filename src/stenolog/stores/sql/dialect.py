@@ -13,6 +13,7 @@ from zlib import crc32
 
 from stenolog.errors import DamagedStore, NotStored, StenologError, StoreUnavailable
 from stenolog.records import Message, Span, State
+from stenolog.stores.admin import Finding
 from stenolog.stores.log_reports import DamageReports
 
 Row = tuple[Any, ...]
@@ -113,6 +114,13 @@ class Database(Protocol):
     @property
     def settings(self) -> Settings:
         """Options with which the database was opened."""
+
+    @property
+    def address(self) -> str:
+        """Path of the file, or address of the server without the password."""
+
+    def find_damage(self, transaction: Any) -> Iterable[Finding]:
+        """Return the damage that `steno doctor` finds outside the sessions."""
 
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.admin import Finding
-from stenolog.stores.sql.dialect import Transaction
+from stenolog.stores.sql.dialect import Database, Transaction
 from stenolog.stores.sql.rows import check_state, parse_time
 from stenolog.stores.sql.session_rows import (
     decode_text,
@@ -22,21 +23,46 @@ _TIME_COLUMNS: Final = ("created", "updated", "deleted")
 """Columns with a time, which the statement `every_session` returns after `_TEXT_COLUMNS`."""
 
 
-def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
-    """Return the number of sessions and the findings. `advice`: how to recover damaged data."""
-    findings: list[Finding] = []
-    sessions = transaction.run("every_session")
-    for session_id, last_seq, encoded_state, *columns in sessions:
-        texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
-        key, place = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
-        findings += _examine_texts(key, place, texts, advice)
-        row = session_id, key, last_seq, encoded_state
-        findings += examine_session(transaction, *row, place=place, advice=advice)
+_RESTORE_ADVICE: Final = (
+    "Restore the database from a backup, or save the readable messages with `steno export`."
+)
+
+
+def damaged_database_finding(meaning: str) -> Finding:
+    """Return the finding for damage outside the sessions."""
+    return Finding(kind="damaged database", meaning=meaning, advice=_RESTORE_ADVICE)
+
+
+def stray_row_finding(place: str, meaning: str) -> Finding:
+    """Return the finding for rows that belong to no session."""
+    return Finding(kind="stray row", where=place, meaning=meaning, advice=_RESTORE_ADVICE)
+
+
+def opening_error_finding(error: DamagedStore) -> Finding:
+    """Return the finding for a database that cannot be opened."""
+    if isinstance(error, ForeignLog):
+        return Finding(kind="foreign file", meaning=str(error), advice="Name another file.")
+    if isinstance(error, NewerFormat):
+        return Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
+    return damaged_database_finding(str(error))
+
+
+def examine_database(database: Database) -> tuple[int, list[Finding]]:
+    """Return the number of sessions and the findings. Raises DamagedStore, StoreUnavailable."""
+    with database.read_transaction() as transaction:
+        findings = list(database.find_damage(transaction))
+        sessions = transaction.run("every_session")
+        for session_id, last_seq, encoded_state, *columns in sessions:
+            texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
+            key, place = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
+            findings += _examine_texts(key, place, texts)
+            row = session_id, key, last_seq, encoded_state
+            findings += examine_session(transaction, *row, place=place)
     return len(sessions), findings
 
 
 def _examine_texts(
-    key: str, place: str, texts: Mapping[str, str | bytes | None], advice: str
+    key: str, place: str, texts: Mapping[str, str | bytes | None]
 ) -> Iterator[Finding]:
     for column, value in texts.items():
         try:
@@ -50,7 +76,7 @@ def _examine_texts(
                 key=key,
                 where=place,
                 meaning=f"Its {column} cannot be read: {printable_text(value)!r}.",
-                advice=advice,
+                advice=_RESTORE_ADVICE,
             )
 
 
@@ -62,7 +88,6 @@ def examine_session(
     encoded_state: str | bytes | None,
     *,
     place: str = "",
-    advice: str = "",
 ) -> Iterator[Finding]:
     """Yield the findings in the state, changes and messages of a session."""
     state_bytes = None if encoded_state is None else to_bytes(encoded_state)
@@ -109,7 +134,7 @@ def examine_session(
     ):
         if lost:
             meaning = f"{spans.size(lost):,} messages cannot be read."
-            yield finding(kind=kind, meaning=meaning, advice=advice, lost=tuple(lost))
+            yield finding(kind=kind, meaning=meaning, advice=_RESTORE_ADVICE, lost=tuple(lost))
     if stray_count := spans.size(stored_seqs) - spans.size(assigned_seqs):
         meaning = f"{stray_count:,} messages have a seq above the last seq, {last_seq:,}."
-        yield finding(kind="stray row", meaning=meaning, advice=advice)
+        yield finding(kind="stray row", meaning=meaning, advice=_RESTORE_ADVICE)

@@ -26,8 +26,10 @@ from stenolog.errors import (
     copy_error,
 )
 from stenolog.stores import log_reports
+from stenolog.stores.admin import Finding
 from stenolog.stores.disk import create_private_folder, describe_space
 from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.verification import damaged_database_finding, stray_row_finding
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
@@ -35,6 +37,7 @@ from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
 
 _FORK_WAIT_SECONDS: Final = 1.0
+_MAX_INTEGRITY_PROBLEMS: Final = 20
 _DRIVER_ERRORS: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
 
 T = TypeVar("T")
@@ -46,6 +49,7 @@ class Database:
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
         self.file = database_file.resolve_path(file)
         self._path = database_file.DatabasePath(self.file)
+        self.address = str(self.file)
         self.settings = settings
         self.damage = DamageReports()
         """Damage that this process has found in the database."""
@@ -318,6 +322,23 @@ class Database:
         """Run `work`, which only reads, on a consistent snapshot."""
         with self.read_transaction() as transaction:
             return work(transaction)
+
+    def find_damage(self, transaction: Transaction) -> Iterator[Finding]:
+        """Yield the damage that `steno doctor` finds outside the sessions."""
+        for meaning in database_file.find_wide_modes(self.file):
+            yield Finding(kind="wide permissions", meaning=meaning, advice="Change its mode.")
+        for (problem,) in transaction.execute(f"PRAGMA integrity_check({_MAX_INTEGRITY_PROBLEMS})"):
+            if problem != "ok":
+                yield damaged_database_finding(f"SQLite reports: {problem}")
+        for table, row, parent, _ in transaction.execute("PRAGMA foreign_key_check"):
+            meaning = f"It refers to a row of {parent} that does not exist."
+            yield stray_row_finding(f"{table}, row {row}", meaning)
+        if transaction.unfinished_purges():
+            yield Finding(
+                kind="unfinished purge",
+                meaning="A purge was interrupted; purged bytes may still be in the file.",
+                advice="Purge again, even a session that is already gone: that finishes the purge.",
+            )
 
     # --- close and fork ----------------------------------------------------------------------
 

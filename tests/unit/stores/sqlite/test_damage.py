@@ -7,7 +7,8 @@ import pytest
 
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
-from stenolog.stores.sqlite import connections, file_check
+from stenolog.maintenance.workspace_check import examine
+from stenolog.stores.sqlite import connections
 from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 
@@ -68,7 +69,7 @@ def test_p3_doctor_examines_all_sessions_if_a_seq_is_no_number(
         store.add_message("b", "user", "of another session")
     # The index entry of seq 2: header size, types of session, seq and rowid, then seq and rowid.
     _change_letter(file, b"\x04\x09\x01\x01\x02\x02", b"\x04\x09" + serial_type + b"\x01\x02\x02")
-    report = file_check.examine(file)
+    report = examine(f"sqlite:{file}")
     assert report.sessions == 2
     assert {finding.kind for finding in report.findings} == {"damaged database", "missing message"}
 
@@ -135,7 +136,7 @@ def test_p3_follow_yields_all_messages_except_the_damaged_one(spoilt: Path) -> N
 
 
 def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
-    [found] = file_check.examine(spoilt).findings
+    [found] = examine(f"sqlite:{spoilt}").findings
     assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((5, 5),))
 
 

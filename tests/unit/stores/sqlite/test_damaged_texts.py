@@ -7,7 +7,7 @@ import pytest
 
 from stenolog import DamagedStore, SQLiteStore
 from stenolog.catalog import open_catalog
-from stenolog.stores.sqlite import file_check
+from stenolog.maintenance.workspace_check import examine
 
 NO_TEXT = b"2026-\xff"
 TIMES = (NO_TEXT, b"2026-x1-15T19:48:55.775171Z", b"2026-11-15T19:48:55.7751711", b"", b"\0")
@@ -36,7 +36,7 @@ def _spoil_row(store: SQLiteStore, key: str, column: str, value: bytes) -> None:
 
 
 def _found(file: Path) -> list[tuple[str, str | None]]:
-    return [(one.kind, one.key) for one in file_check.examine(file).findings]
+    return [(one.kind, one.key) for one in examine(f"sqlite:{file}").findings]
 
 
 @pytest.mark.parametrize("time", TIMES)
@@ -54,7 +54,7 @@ def test_p3_message_with_damaged_time_hides_only_itself(
     with open_catalog(store) as catalog:
         assert {one.key: one.count for one in catalog.list().entries} == {"a": 4, "b": 1}
     assert store.add_message("a", "user", "more") == 6
-    [finding] = file_check.examine(file).findings
+    [finding] = examine(f"sqlite:{file}").findings
     assert (finding.kind, finding.key, finding.lost) == ("damaged message", "a", ((3, 3),))
 
 

@@ -361,13 +361,13 @@ def test_p8_unreadable_log_raises(file: Path) -> None:
 _AS_NOBODY = """
 import os, sys
 import stenolog
-from stenolog.stores.sqlite import file_check
+from stenolog.maintenance.workspace_check import examine
 
 # What is read from the package when it is first needed may not be for everybody either.
 with stenolog.SQLiteStore(sys.argv[2]) as store:
     store.add_message("a", "user", "x")
     store.get_history("a")
-    file_check.examine(sys.argv[2])
+    examine(f"sqlite:{sys.argv[2]}")
 
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
@@ -375,7 +375,7 @@ with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
         print(len(store.get_history("a")), store.admin.health().ok, flush=True)
         if not sys.stdin.readline():
             break
-print(file_check.examine(sys.argv[1]).sessions)
+print(examine(f"sqlite:{sys.argv[1]}").sessions)
 """
 
 

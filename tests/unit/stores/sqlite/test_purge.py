@@ -8,7 +8,7 @@ import pytest
 
 from stenolog import NoSuchSession, SQLiteStore
 from stenolog.errors import NothingToUndo
-from stenolog.stores.sqlite import file_check
+from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.sqlite.database import Database
 
 
@@ -174,4 +174,4 @@ def test_p8_purge_reports_rows_that_a_damaged_session_id_hides(
         assert "belong to no session" in told
         assert len(store.get_history("keep")) == 1
     assert b"confidential" in _bytes(file)
-    assert "stray row" in {finding.kind for finding in file_check.examine(file).findings}
+    assert "stray row" in {finding.kind for finding in examine(f"sqlite:{file}").findings}
