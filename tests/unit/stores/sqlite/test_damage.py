@@ -130,16 +130,6 @@ def test_p9_damaged_last_seq_does_not_slow_down_reads(emptied: Path) -> None:
         assert store.info("a").lost == 1_000_000_000_000 - 6
 
 
-def test_p3_follow_yields_all_messages_except_the_damaged_one(spoilt: Path) -> None:
-    with SQLiteStore(spoilt) as store:
-        assert [m.seq for m in store.follow("a", timeout=0)] == [1, 2, 3, 4, 6]
-
-
-def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
-    [found] = examine(f"sqlite:{spoilt}").findings
-    assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((5, 5),))
-
-
 def test_p3_restored_message_is_no_longer_counted_as_damaged(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store:
         assert len(_texts(store)) == 5

@@ -17,7 +17,7 @@ import pytest
 
 from stenolog import MaybeStored, NotStored, SQLiteStore, StoreBusy
 from stenolog.errors import StenologError, StoreClosed
-from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
+from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite
 
 
 def _wait_until(reached: Callable[[], bool]) -> None:
@@ -31,69 +31,6 @@ def _wait_until(reached: Callable[[], bool]) -> None:
 def _wait_for(store: SQLiteStore, writers: int) -> None:
     """Wait until this number of writers is in the queue."""
     _wait_until(lambda: len(store.database._queue.waiting) >= writers)
-
-
-class _HeldQueue:
-    """A queue whose lock is held while other callers arrive one by one."""
-
-    def __init__(self) -> None:
-        self.queue = WriteQueue()
-        self.groups: list[list[int]] = []
-        self.threads: list[threading.Thread] = []
-        self.queue.lock.acquire()
-
-    def arrive(self, number: int) -> None:
-        def lead(group: list[QueuedWrite]) -> None:
-            for caller in group:
-                caller.run_work(None)
-            self.groups.append([caller.result for caller in group])
-            for caller in group:
-                caller.finish()
-
-        def enter() -> None:
-            mine = QueuedWrite(lambda _: number)
-            self.queue.waiting.append(mine)
-            self.queue.wait_for_turn(mine, lead, time.monotonic() + 20)
-
-        self._start(enter)
-
-    def arrive_alone(self, number: int) -> None:
-        def enter() -> None:
-            with self.queue.exclusive_turn(time.monotonic() + 20):
-                self.groups.append([number])
-
-        self._start(enter)
-
-    def _start(self, enter: Callable[[], None]) -> None:
-        waiting = len(self.queue.waiting)
-        self.threads.append(threading.Thread(target=enter))
-        self.threads[-1].start()
-        _wait_until(lambda: len(self.queue.waiting) > waiting)
-
-    def release(self) -> list[list[int]]:
-        self.queue.lock.release()
-        self.queue.wake_next()
-        for thread in self.threads:
-            thread.join(20)
-        assert self.queue.waiting == []
-        return self.groups
-
-
-def test_p7_waiting_writes_join_the_first_group() -> None:
-    held = _HeldQueue()
-    for number in range(5):
-        held.arrive(number)
-    assert held.release() == [[0, 1, 2, 3, 4]]
-
-
-def test_p7_exclusive_turns_keep_the_order_of_arrival() -> None:
-    held = _HeldQueue()
-    held.arrive(0)
-    held.arrive(1)
-    held.arrive_alone(2)
-    held.arrive(3)
-    held.arrive_alone(4)
-    assert held.release() == [[0, 1], [2], [3], [4]]
 
 
 # --- groups in a store -----------------------------------------------------------------------
@@ -135,6 +72,30 @@ def test_p7_waiting_threads_share_one_transaction(store: SQLiteStore) -> None:
     assert sorted(found.values()) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     # The holder changed nothing, so there was one commit.
     assert after == before + 1
+
+
+def test_p7_exclusive_turns_keep_the_order_of_arrival(store: SQLiteStore) -> None:
+    order: list[int] = []
+
+    def share(number: int) -> None:
+        store.database.run_shared(lambda _: order.append(number))
+
+    def exclude(number: int) -> None:
+        with store.database.write_transaction():
+            order.append(number)
+
+    leave, holder = _hold_transaction(store)
+    threads = [
+        threading.Thread(target=write, args=[number])
+        for number, write in enumerate([share, share, exclude, share, exclude])
+    ]
+    for number, thread in enumerate(threads, start=1):
+        thread.start()
+        _wait_for(store, number)
+    leave.set()
+    for thread in [holder, *threads]:
+        thread.join(20)
+    assert order == [0, 1, 2, 3, 4]
 
 
 def _append_together(store: SQLiteStore, appends: Sequence[dict[str, Any]]) -> list[object]:

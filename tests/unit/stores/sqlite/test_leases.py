@@ -17,7 +17,6 @@ import pytest
 
 from stenolog import LeaseLost, SQLiteStore, StenologError, StoreBusy
 from stenolog.errors import StoreClosed
-from stenolog.stores.sql.leases import StoreLeases
 from stenolog.stores.sqlite import lease_holders
 from support.namespaces import in_namespace
 
@@ -109,28 +108,21 @@ def test_close_during_a_release_leaves_no_lease(file: Path) -> None:
     assert _is_free_elsewhere(file)
 
 
-class _Watching(StoreLeases):
-    """Counts the stored leases when a lease is registered."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self._file = file
-        self.counted: list[int] = []
-
-    def add_lease(self, epoch: int) -> None:
-        with SQLiteStore(self._file, read_only=True) as other:
-            with other.database.read_transaction() as transaction:
-                [(counted,)] = transaction.execute("SELECT count(*) FROM lease")
-            self.counted.append(counted)
-        super().add_lease(epoch)
-
-
-def test_lease_is_registered_before_it_is_committed(file: Path) -> None:
+def test_lease_is_registered_before_it_is_committed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SQLiteStore(file)
     store.add_message("a", "user", "x")
-    store._leases = watching = _Watching(file)
+    add_lease, stored = store._leases.add_lease, list[object]()
+
+    def look(epoch: int) -> None:
+        with store.database.read_transaction() as transaction:
+            stored.extend(transaction.run("lease_in_force", epoch))
+        add_lease(epoch)
+
+    monkeypatch.setattr(store._leases, "add_lease", look)
     lease = store.lease("a", ttl=600)
-    assert watching.counted == [0]
+    assert stored == []
     assert not lease.lost
     store.close()
     assert _is_free_elsewhere(file)

@@ -8,8 +8,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stenolog import JSONLBackend, SQLiteStore, StoreBusy
+from stenolog import JSONLBackend, SQLiteStore, StoreBusy, StoreUnavailable
 from support import needs
+from support.viewing import state_of
 
 
 def _left_behind(file: Path, *, key: str = "a") -> None:
@@ -42,6 +43,26 @@ def test_p1_p12_log_of_a_killed_writer_is_synced_before_reads(file: Path, tmp_pa
     assert ended.stdout == "answered 1"
     before, _, _ = log.read_text().partition("answered")
     assert any("sync(" in line and "-wal>" in line for line in before.splitlines())
+
+
+def test_reader_that_leaves_no_files_reads_the_log_of_a_killed_writer(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        store.add_message("a", "user", "in the file")
+    expected = ["in the file"]
+    for log in (None, "left behind"):
+        if log is not None:
+            _left_behind(file)
+            expected.append(log)
+        before = state_of(file.parent)
+        with SQLiteStore(file, read_only=True, leave_no_files=True) as store:
+            assert [message.content for message in store.get_history("a")] == expected
+            assert state_of(file.parent) == before
+        assert state_of(file.parent) == before
+    file.with_name(f"{file.name}-shm").unlink()
+    before = state_of(file.parent)
+    with pytest.raises(StoreUnavailable, match="write-ahead log"):
+        SQLiteStore(file, read_only=True, leave_no_files=True)
+    assert state_of(file.parent) == before
 
 
 def test_p3_log_of_a_removed_database_is_not_applied_to_a_new_one(

@@ -117,14 +117,6 @@ def test_error_without_apsw_names_the_extra(file: Path) -> None:
     assert not file.exists()
 
 
-def test_import_stenolog_loads_no_driver() -> None:
-    script = "import sys, stenolog; print({'apsw', 'sqlite3'} & sys.modules.keys() or 'none')"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "none\n"
-
-
 def test_namespaces_in_one_file_are_independent(file: Path) -> None:
     with SQLiteStore(file) as sessions, SQLiteStore(file, namespace="notes") as notes:
         sessions.add_message("a", "user", "said")

@@ -1,5 +1,6 @@
 """Tests P8, P11 and P13: unsuitable files raise typed errors and are left unchanged."""
 
+import fcntl
 import gc
 import os
 import shutil
@@ -512,23 +513,13 @@ def test_p8_long_write_of_another_program_raises_store_busy(file: Path) -> None:
 
 
 def test_p8_gate_held_too_long_raises_store_busy(file: Path) -> None:
-    script = (
-        "import fcntl, sys; gate = open(sys.argv[1], 'r+b'); fcntl.flock(gate, fcntl.LOCK_EX);"
-        "print('held', flush=True); sys.stdin.read()"
-    )
     with SQLiteStore(file, busy_timeout=0.1) as store:
         store.add_message(KEY, "user", "hello")
-        with subprocess.Popen(
-            [sys.executable, "-c", script, f"{file}-gate"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
+        with file.with_name(f"{file.name}-gate").open("r+b") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
             with pytest.raises(StoreBusy):
                 store.add_message(KEY, "user", "x")
             assert len(store.get_history(KEY)) == 1
-            holder.communicate()
         assert store.add_message(KEY, "user", "x") == 2
 
 

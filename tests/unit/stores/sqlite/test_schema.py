@@ -41,17 +41,6 @@ def test_no_statement_needs_a_full_scan(name: str) -> None:
     assert name in whole or set(scans) <= {"SCAN CONSTANT ROW", "SCAN step"}, plan
 
 
-def test_messages_and_sessions_are_found_by_index_alone(store: SQLiteStore) -> None:
-    with store.database.read_transaction() as transaction:
-        plan = [
-            detail
-            for *_, detail in transaction.execute(
-                f"EXPLAIN QUERY PLAN {SQL['find_session']}", ("sessions", "a")
-            )
-        ]
-    assert any("USING INDEX session_live" in step for step in plan)
-
-
 def test_file_header_matches_the_design(store: SQLiteStore) -> None:
     with store.database.write_transaction() as transaction:
         found = {
@@ -73,13 +62,3 @@ def test_file_header_matches_the_design(store: SQLiteStore) -> None:
         "user_version": fingerprint(),
         "auto_vacuum": 2,  # in small steps, and only when they are asked for
     }
-
-
-def test_removing_a_session_removes_all_its_rows(store: SQLiteStore) -> None:
-    store.add_message("a", "user", "x", once="t")
-    store.set_summary("a", "text")
-    with store.database.write_transaction() as transaction:
-        transaction.execute("DELETE FROM session")
-    with store.database.read_transaction() as transaction:
-        for table in ("state", "message", "token", "change"):
-            assert list(transaction.execute(f"SELECT count(*) FROM {table}")) == [(0,)]  # noqa: S608

@@ -63,11 +63,6 @@ def test_p8_own_errors_are_returned_unchanged() -> None:
     assert write_failure(error, "y") is error
 
 
-def test_p8_damage_error_names_the_doctor() -> None:
-    for code in (apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB, apsw.SQLITE_ERROR):
-        assert "steno doctor" in str(read_failure(_error(code), "x"))
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_p8_commit_rejected_for_lack_of_space_is_not_stored(number: int) -> None:
     refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", system_errno=number)
