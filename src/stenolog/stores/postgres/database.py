@@ -342,32 +342,22 @@ class Database:
 
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _shared_databases: dict[Settings, Database] = {}
-_opening_locks: dict[Settings, threading.Lock] = {}
 _sharing_lock = threading.Lock()
 
 
 def open_database(settings: Settings) -> Database:
     """Return the database for these settings, which all stores of this process share."""
     with _sharing_lock:
-        opening_lock = _opening_locks.setdefault(settings, threading.Lock())
-    # While a database is opened, only callers with the same settings wait.
-    with opening_lock:
-        with _sharing_lock:
-            shared_database = _shared_databases.get(settings)
-            if shared_database is not None and not shared_database.closed:
-                shared_database.store_count += 1
-                return shared_database
-        database = Database(settings)
-        database.store_count = 1
-        with _sharing_lock:
-            _shared_databases[settings] = database
+        database = _shared_databases.get(settings)
+        if database is None or database.closed:
+            database = _shared_databases[settings] = Database(settings)
+        database.store_count += 1
         return database
 
 
 def _after_fork() -> None:
     global _sharing_lock
     _sharing_lock = threading.Lock()
-    _opening_locks.clear()
     for database in list(_databases):
         database.after_fork()
 

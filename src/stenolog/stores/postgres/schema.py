@@ -30,11 +30,7 @@ _TABLES_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for creating the tables: `stenolog` in ASCII."""
 # Read the system catalogs: to_regclass may miss tables created since the transaction began.
 _TABLES_QUERY: Final = b"""
-SELECT relname, relkind::text || coalesce(' ' || (
-    SELECT typname
-    FROM pg_catalog.pg_attribute JOIN pg_catalog.pg_type ON pg_type.oid = atttypid
-    WHERE attrelid = pg_class.oid AND attname = 'version' AND relname = 'about'
-), '')
+SELECT relname
 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = $1 AND relname IN ('about', 'session', 'message')
 """
@@ -82,10 +78,10 @@ def prepare_tables(connection: "Connection", settings: "Settings") -> None:
 def has_tables(connection: "Connection", schema: str) -> bool:
     """Return whether the tables exist. Raises NewerFormat, ForeignLog, DamagedStore."""
     version_table = f"{quote_name(schema)}.about"
-    kinds: dict[str, str] = dict(list(connection.execute(_TABLES_QUERY, (schema,))))
-    if not kinds:
+    tables = {name for (name,) in connection.execute(_TABLES_QUERY, (schema,))}
+    if not tables:
         return False
-    if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
+    if tables != {"about", "session", "message"}:
         raise ForeignLog(
             f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
         )
