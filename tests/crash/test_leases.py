@@ -8,15 +8,18 @@ import json
 import os
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 import stenolog
+from stenolog.stores.base import Store
 from stenolog.stores.sqlite import lease_holders
 from support.crash.lease_contention import (
     HOLD_TTL,
@@ -30,36 +33,48 @@ from support.crash.lease_contention import (
     lease_holder,
 )
 from support.crash.reporting import Say
+from support.postgres_server import attempts, execute
 
-Where = Callable[[Path], str]
-ENGINES: Final[dict[str, Where]] = {
-    "sqlite": lambda path: f"sqlite:{path}/sessions.db",
-    "jsonl": str,
-}
+_WAITING: Final = (
+    "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+)
+FENCED: Final = ("sqlite", "postgres")
+"""Engines on which a paused holder loses its lease; on JSONL a lease belongs to its process."""
+OF_PROCESSES: Final = ("sqlite", "jsonl")
+"""Engines on which the lease of an ended process is free immediately."""
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=["sqlite", "jsonl", "postgres"])
 def engine(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
+@pytest.fixture
+def where(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Return the address of a new store of the engine."""
+    if engine == "postgres":
+        url: str = request.getfixturevalue("own_url")
+        return url
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o700)
+    return f"sqlite:{folder}/sessions.db" if engine == "sqlite" else str(folder)
+
+
 def test_p7_leases_are_exclusive_among_eight_processes(
-    tmp_path: Path, say: Say, seed: int, engine: str
+    tmp_path: Path, where: str, say: Say, seed: int, engine: str
 ) -> None:
-    _contend(tmp_path, say, seed, engine, blows=16)
+    _contend(tmp_path, where, say, seed, engine, blows=16)
 
 
 @pytest.mark.full
 def test_p7_leases_are_exclusive_among_eight_processes_in_a_long_run(
-    tmp_path: Path, say: Say, seed: int, engine: str
+    tmp_path: Path, where: str, say: Say, seed: int, engine: str
 ) -> None:
-    _contend(tmp_path, say, seed, engine, blows=300)
+    _contend(tmp_path, where, say, seed, engine, blows=300)
 
 
-def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> None:
-    where = ENGINES[engine](place / "store")
-    (place / "store").mkdir(mode=0o700)
+def _contend(place: Path, where: str, say: Say, seed: int, engine: str, *, blows: int) -> None:
     chance = random.Random(seed)
     keys = [f"session {number}" for number in range(SESSIONS)]
     with stenolog.open_store(where) as store:
@@ -68,8 +83,7 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
         with LeaseWorkers(where, place) as workers:
             for blow in count(1):
                 time.sleep(chance.random() * 0.1)
-                # A lease of the JSONL store belongs to its process: a paused process keeps it.
-                if engine == "sqlite" and chance.random() < 0.4:
+                if engine in FENCED and chance.random() < 0.4:
                     workers.stall(chance)
                 else:
                     workers.kill(chance)
@@ -95,8 +109,8 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
 # --- one paused holder -----------------------------------------------------------------------
 
 
-def test_p8_stalled_holder_has_lost_its_expired_lease(tmp_path: Path) -> None:
-    where = ENGINES["sqlite"](tmp_path)
+@pytest.mark.parametrize("engine", FENCED, indirect=True)
+def test_p8_stalled_holder_has_lost_its_expired_lease(where: str) -> None:
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
         with lease_holder(where, "a", HOLD_TTL) as holder:
@@ -111,8 +125,7 @@ def test_p8_stalled_holder_has_lost_its_expired_lease(tmp_path: Path) -> None:
         assert [message.content for message in store.get_history("a")] == ["1", "2", "3"]
 
 
-def test_p7_lease_of_a_killed_holder_can_be_acquired(tmp_path: Path, engine: str) -> None:
-    where = ENGINES[engine](tmp_path)
+def test_p7_lease_of_a_killed_holder_can_be_acquired(where: str) -> None:
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
         with lease_holder(where, "a", HOLD_TTL) as holder:
@@ -123,13 +136,13 @@ def test_p7_lease_of_a_killed_holder_can_be_acquired(tmp_path: Path, engine: str
                 assert lease.store.add_message("a", "user", "2") == 2
 
 
+@pytest.mark.parametrize("engine", OF_PROCESSES, indirect=True)
 @pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
 def test_p7_lease_of_a_killed_holder_is_free_before_it_expires(
-    tmp_path: Path, engine: str, heard: bool
+    where: str, engine: str, heard: bool
 ) -> None:
     if engine == "sqlite" and lease_holders.current_process() is None:
         pytest.skip("NOT RUN: the start times of processes are unknown here")
-    where = ENGINES[engine](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
         with lease_holder(where, "a", LONG) as holder:
@@ -141,10 +154,7 @@ def test_p7_lease_of_a_killed_holder_is_free_before_it_expires(
 
 
 @pytest.mark.parametrize("stalled", [True, False], ids=["stalled", "at work"])
-def test_p8_running_holder_keeps_the_lease_until_it_expires(
-    tmp_path: Path, engine: str, stalled: bool
-) -> None:
-    where = ENGINES[engine](tmp_path)
+def test_p8_running_holder_keeps_the_lease_until_it_expires(where: str, stalled: bool) -> None:
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
         with lease_holder(where, "a", LONG) as holder:
@@ -155,3 +165,32 @@ def test_p8_running_holder_keeps_the_lease_until_it_expires(
             os.kill(holder.pid, signal.SIGCONT)
             said, _ = holder.communicate("write\n")
             assert json.loads(said)[0] == "stored"
+
+
+def test_p7_one_of_two_concurrent_callers_gets_a_free_lease(postgres_url: str) -> None:
+    ends: Counter[str] = Counter()
+
+    def take(store: Store) -> None:
+        try:
+            store.lease("a", ttl=60, wait=0)
+        except stenolog.StoreBusy:
+            ends["refused"] += 1
+        else:
+            ends["given"] += 1
+
+    with (
+        stenolog.open_store(postgres_url) as one,
+        stenolog.open_store(f"{postgres_url}?application_name=other") as other,
+    ):
+        one.add_message("a", "user", "1")
+        one.lease("a", ttl=60).release()
+        takers = [threading.Thread(target=take, args=(store,)) for store in (one, other)]
+        with psycopg.connect(postgres_url) as locking:
+            locking.execute("select from stenolog.lease for update")
+            for taker in takers:
+                taker.start()
+            # Both have read, and wait for the row.
+            assert any(len(execute(postgres_url, _WAITING)) == 2 for _ in attempts())
+        for taker in takers:
+            taker.join()
+    assert ends == {"given": 1, "refused": 1}
