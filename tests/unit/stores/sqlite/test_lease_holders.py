@@ -62,13 +62,6 @@ def _here() -> Process:
     return found
 
 
-def _until_ended(number: int) -> None:
-    """Wait until a process has ended, without reaping it."""
-    limit = time.monotonic() + PATIENCE
-    while os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        assert time.monotonic() < limit
-
-
 @pytest.fixture(autouse=True)
 def _linux() -> None:
     if sys.platform != "linux":
@@ -82,22 +75,6 @@ def test_process_is_identified_by_number_and_start_time() -> None:
         assert _here().pid == os.getpid()
         assert other == replace(_here(), pid=other.pid, start_time=other.start_time)
         assert other.start_time >= _here().start_time
-
-
-def test_running_process_has_not_ended() -> None:
-    assert not has_ended(_here())
-    with _child(_WAITS) as (_, words):
-        assert not has_ended(_parsed(words))
-
-
-@pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
-def test_killed_process_has_ended(heard: bool) -> None:
-    with _child(_WAITS) as (child, words):
-        child.kill()
-        _until_ended(child.pid)
-        if heard:
-            child.wait()
-        assert has_ended(_parsed(words))
 
 
 def test_process_whose_number_was_reused_has_ended() -> None:
