@@ -55,6 +55,7 @@ class Database:
         """Damage that this process has found in the database."""
         self.store_count = 0
         """Number of stores that have this database open."""
+        self.closed = False
         self._create_pool()
         try:
             self.run_read(
@@ -66,7 +67,6 @@ class Database:
         _databases.add(self)
 
     def _create_pool(self) -> None:
-        self.closed = False
         self._connections = ConnectionPool(self.settings, self.sql)
         # Ctrl-C in the `set` of a `threading.Event` could leave the event locked.
         self.followers: list[tuple[str, str, SimpleQueue[None]]] = []
@@ -94,7 +94,7 @@ class Database:
     @contextmanager
     def read_transaction(self) -> Iterator[Transaction]:
         """Open a transaction that reads a consistent snapshot."""
-        with self._convert_errors(read_failure), self._borrow_connection() as transaction:
+        with self._borrow_connection(read_failure) as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
             transaction.execute(b"COMMIT")
@@ -184,7 +184,7 @@ class Database:
     def write_transaction(self) -> Iterator[Transaction]:
         """Open a write transaction, committed at the end or rolled back after any error."""
         self.check_writable()
-        with self._convert_errors(write_failure), self._borrow_connection() as transaction:
+        with self._borrow_connection(write_failure) as transaction:
             self._begin_write(transaction)
             yield transaction
             try:
@@ -239,23 +239,18 @@ class Database:
             raise read_failure(error, self._error_prefix()) from error
 
     @contextmanager
-    def _borrow_connection(self) -> Iterator[Transaction]:
+    def _borrow_connection(
+        self, to_failure: Callable[[Exception, str], StenologError]
+    ) -> Iterator[Transaction]:
         transaction = self._acquire_connection(self._deadline())
         try:
             with transaction.mark_in_use():
                 yield transaction
-        finally:
-            self._return_connection(transaction)
-
-    @contextmanager
-    def _convert_errors(
-        self, to_failure: Callable[[Exception, str], StenologError]
-    ) -> Iterator[None]:
-        try:
-            yield
         except psycopg.Error as error:
             # Convert only driver errors: the code inside the `with` may raise other errors.
             raise to_failure(error, self._error_prefix()) from error
+        finally:
+            self._return_connection(transaction)
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
@@ -331,11 +326,10 @@ class Database:
 
     def after_fork(self) -> None:
         """In a forked child: use new connections instead of the parent's connections."""
-        was_closed = self.closed
         self._connections.abandon_in_child()
         self._create_pool()
-        if was_closed:
-            self.close()
+        if self.closed:
+            self._connections.close()
 
 
 # --- sharing -----------------------------------------------------------------------------------
