@@ -154,7 +154,7 @@ def find_fault(request: Any) -> str | None:
         if len(set(names)) < len(names):
             return "Tool names must be unique."
         return _find_result_fault(checked.messages)
-    except msgspec.ValidationError as error:
+    except ValueError as error:
         return str(error)
 
 

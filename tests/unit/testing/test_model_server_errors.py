@@ -55,6 +55,7 @@ FAULTS = [
     ("Expected `object`, got `str`", request("hello")),
     ("field `thinking`", request(USER, {"role": "assistant", "content": "x", "thinking": "y"})),
     ("unknown field `seq`", request({**USER, "seq": 1})),
+    ("surrogates not allowed", request({**USER, "\ud800": 1})),
     ("unknown field `tool_calls`", request({**USER, "tool_calls": []})),
     ("content must not be empty", request({"role": "user", "content": " \n"})),
     ("field `content`", request({"role": "user"})),
