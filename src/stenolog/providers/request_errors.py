@@ -144,9 +144,8 @@ def error_message(body: str) -> str:
 
 
 def _page_text(html: str) -> str:
-    """Return the title of an error page; without a title, all text outside of tags."""
-    title = re.search(r"<title[^<>]*>\s*([^<\s][^<]*)", html, re.IGNORECASE)
-    return title[1] if title else re.sub("<[^<>]*>", " ", html)
+    """Return the text of an error page outside of tags, styles and scripts without tags."""
+    return re.sub(r"<(?:(?:script|style)\b[^<]*</)?[^<>]*>", " ", html, flags=re.IGNORECASE)
 
 
 def _describe_error(error: Any) -> str:
