@@ -391,7 +391,9 @@ def test_failed_request_is_retried_later_without_loss(place: Place) -> None:
     assert (first.turns, first.waiting) == (0, 1)
     assert "TimeoutError: no route" in first.problems[0]
     assert place.daily() == []
-    assert run().waiting == 1
+    again = run()
+    assert (again.waiting, again.retry_at) == (1, first.retry_at)
+    assert first.retry_at is not None
     assert len(model.calls) == 1
     now += timedelta(minutes=2)
     assert run() == ConsolidationReport(turns=1, daily=1, core=1)
