@@ -413,13 +413,14 @@ class _DyingStore:
 
     def __init__(self, store: Store, call: str, *, done: bool) -> None:
         self._store, self._call, self._done = store, call, done
+        self.ttl, self.renewed = 0.0, 0
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
         if name == "admin":
             return _DyingStore(found, self._call, done=self._done)
         if name == "lease":
-            return lambda key, ttl: _DyingLease(self, found(key, ttl=ttl))
+            return lambda key, ttl: _DyingLease(self, found(key, ttl=ttl), ttl)
         if name != self._call:
             return found
 
@@ -432,8 +433,9 @@ class _DyingStore:
 
 
 class _DyingLease:
-    def __init__(self, store: _DyingStore, lease: Any) -> None:
+    def __init__(self, store: _DyingStore, lease: Any, ttl: float) -> None:
         self.store, self._lease = store, lease
+        store.ttl = ttl
 
     def __enter__(self) -> "_DyingLease":
         return self
@@ -443,6 +445,7 @@ class _DyingLease:
 
     def renew(self) -> None:
         self._lease.renew()
+        self.store.renewed += 1
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -481,6 +484,18 @@ def test_p2_killed_purge_of_a_note_is_finished_by_the_next(
     assert b"xyzzy" not in b"".join(
         message.to_json() for message in store.get_history(ANN.key, full=True)
     )
+
+
+def test_killed_purge_blocks_the_next_for_at_most_ten_seconds(store: Store) -> None:
+    watched = _DyingStore(store, "nothing", done=False)
+    notes = Notes(watched)
+    _add(notes, "kept")
+    gone = _add(notes, "xyzzy")
+
+    notes.purge(ANN, gone)
+
+    # The lease is renewed, so each step has the full time.
+    assert (watched.ttl, watched.renewed) == (10, 2)
 
 
 def test_notes_rewritten_by_a_purge_keep_their_ids(notes: Notes, store: Store) -> None:
