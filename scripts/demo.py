@@ -163,7 +163,7 @@ class Demo:
         expect(", 0 recalled" not in recalled, "what Ada said on Monday was recalled")
         if self._scripted:
             expect("hazelnuts" in answer, "so the model knows it")
-            noted = shell("steno memory search hazelnuts")
+            noted = shell("steno memory list")
             expect("Is allergic to hazelnuts." in noted, "the fact is stored as a note")
         shell("grep -rl hazelnuts workspace --include='*.jsonl'")
 
