@@ -38,6 +38,8 @@ SUMMARY_DIGEST: Final = "summary_sha256"
 """Field of an import receipt: digest of the imported summary."""
 IMPORT_TIME: Final = "taken"
 """Field of an import receipt: time of the import. Retention periods do not start earlier."""
+REMEMBERED_TOKENS: Final = 1_000
+"""Number of newest messages whose tokens every session still knows."""
 SEPARATE_SUFFIX: Final = " (legacy "
 """Text between the old key and the date in the key of a session that is kept separately."""
 MAX_SEPARATE_SESSIONS: Final = 100
@@ -98,13 +100,16 @@ def plan_merge(
     has_diverged = common_count < compared_count and not has_all_existing
     if has_diverged:  # guard: import-keeps-conversations-apart
         return None
+    earlier_decision = existing.earlier_include_state(digest)
+    if earlier_decision is not None:
+        # The first tokens of the unfinished import may be forgotten.
+        compared_count = max(compared_count, common_count - REMEMBERED_TOKENS)
     known_seqs = existing.seqs[: min(common_count, compared_count)]
     if merged_count > len(known_seqs):
         known_seqs = (
             *existing.seqs[: min(common_count, merged_count)],
             *[0] * (merged_count - common_count),
         )
-    earlier_decision = existing.earlier_include_state(digest)
     has_grown = len(existing.payloads) < len(payloads) or old_session.layout == "stenolog-json"
     is_newest_state = has_all_existing and has_grown and merged_count <= common_count
     include_state = is_newest_state if earlier_decision is None else earlier_decision

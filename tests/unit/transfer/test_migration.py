@@ -22,9 +22,9 @@ from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryAdmin, InMemoryStore
-from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl import JSONLStore, log
 from stenolog.stores.open_store import open_store
-from stenolog.transfer import session_import
+from stenolog.transfer import merge, session_import
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
 from stenolog.transfer.session_import import BATCH_MESSAGES
@@ -878,6 +878,30 @@ def test_p12_messages_of_session_manager_are_merged_by_idempotency_key(
     assert (migrated.sessions, migrated.messages) == (1, 2)
     # A redelivered message is known by its token, wherever it was first stored.
     assert store.add_message("k", "user", "c", once="c") == 3
+
+
+def test_p12_resumed_import_repeats_no_message_whose_idempotency_key_is_forgotten(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "TOKEN_WINDOW", 5)
+    monkeypatch.setattr(merge, "REMEMBERED_TOKENS", 5)
+    manager = SessionManager(place)
+    for number in range(20):
+        manager.add_message("k", "user", f"message {number}")
+    texts, added = contents(manager.store), JSONLStore.add_messages
+
+    def dying(store: JSONLStore, key: str, messages: Any, **options: Any) -> list[int]:
+        if messages[0].content == "message 18":
+            raise KeyboardInterrupt
+        return added(store, key, messages, **options)
+
+    with JSONLStore(place.parent / "new") as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(JSONLStore, "add_messages", dying)
+            with pytest.raises(KeyboardInterrupt):
+                migrate_from_json(place, store)
+        migrate_from_json(place, store)
+        assert contents(store) == texts
 
 
 def test_conflicting_idempotency_key_loses_no_message(store: Store, place: Path) -> None:
