@@ -6,14 +6,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from stenolog.cli.config import config_option, read_settings
-from stenolog.cli.memory_commands import scope_name
 from stenolog.cli.output import (
     EXIT_PARTIAL,
     attributes_of,
@@ -45,8 +44,6 @@ from stenolog.cli.workspace import (
     yes_option,
 )
 from stenolog.errors import DamagedStore, NoSuchSession, StenologError, UsageError
-from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.memory.scopes import scope_from_key
 from stenolog.records import TrashedSession
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
@@ -60,10 +57,12 @@ from stenolog.sessions.folders import (
     other_namespaces,
 )
 from stenolog.sessions.keys import owner_in_key
-from stenolog.settings.conversion import rules_of
 from stenolog.stores.base import Store
 from stenolog.transfer.copy import list_namespaces
-from stenolog.transfer.fallback import list_fallback_sessions
+
+if TYPE_CHECKING:
+    from stenolog.maintenance.retention_rules import Rule
+    from stenolog.maintenance.retention_runs import RetentionResult
 
 # --- delete ----------------------------------------------------------------------------------
 
@@ -219,6 +218,9 @@ class _Target(Struct, frozen=True, kw_only=True):
         """The name of the target as it is printed."""
         location = self.location
         if location.namespace == NOTES:
+            # The imports within functions of this module are slow, and `steno delete` needs none.
+            from stenolog.cli.memory_commands import scope_name
+
             with suppress(UsageError):
                 return f"notes of {scope_name(scope_from_key(self.key))}"
         if location.agent is not None:
@@ -536,6 +538,8 @@ def _list_fallback_places(
     location: Location, purged_keys: Collection[str], person: str | None
 ) -> Iterator[str]:
     """Yield each fallback folder with messages of the purged keys, or of the person."""
+    from stenolog.transfer.fallback import list_fallback_sessions
+
     agents: Sequence[str | None] = (location.agent,)
     if person is not None:
         agents = (None, *other_namespaces(location.workspace).agents)
@@ -595,6 +599,9 @@ def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
 
     Exit codes: 0 done, or nothing to do, 1 failed, 2 wrong usage, 3 some sessions failed.
     """
+    from stenolog.maintenance.retention_runs import apply_rules
+    from stenolog.settings.conversion import rules_of
+
     rules = rules_of(read_settings(config))
     check_workspace_exists(location.workspace)
     for rule in rules:
@@ -614,7 +621,7 @@ def run_command(dry_run: bool, config: Path | None, location: Location) -> int:
 
 
 def _run_remarks(
-    rules: Sequence[Rule], results: Sequence[RetentionResult], *, dry_run: bool
+    rules: Sequence["Rule"], results: Sequence["RetentionResult"], *, dry_run: bool
 ) -> Iterator[str]:
     if not rules:
         yield _NO_RULES_TEXT
@@ -628,7 +635,7 @@ def _run_remarks(
     yield totals_text if applied_results else "There is nothing to do."
 
 
-def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
+def _totals_text(results: Sequence["RetentionResult"], auxiliary: str) -> str:
     counts = Counter[str](result.action for result in results)
     parts = [
         f"{plural(counts[action], 'session')} {auxiliary}{participle}"
@@ -638,13 +645,13 @@ def _totals_text(results: Sequence[RetentionResult], auxiliary: str) -> str:
     return f"{', '.join(parts)}."
 
 
-def _result_cells(result: RetentionResult) -> list[str]:
+def _result_cells(result: "RetentionResult") -> list[str]:
     key = result.key or "-"
     shown_key = key if result.agent is None else f"{result.agent}/{key}"
     action = result.action if result.outcome in ("due", "done") else result.outcome
     return [action, result.rule, shown_key, str(result.messages), format_time(result.updated)]
 
 
-def _missing_condition(rule: Rule) -> str:
+def _missing_condition(rule: "Rule") -> str:
     """Explain why a rule selects no session."""
     return "a purge rule needs an age" if rule.action == "purge" else "the rule has no age or tag"
