@@ -215,10 +215,11 @@ def _is_same_file(meta: Any, file: TranscriptFile) -> bool:
 def _is_newest(file: TranscriptFile, facts: Mapping[str, Any]) -> bool:
     """Return whether `file` decides what is visible, and not the recorded file of the session."""
     match [facts.get(name) for name in ("modified", "size", "path")]:
-        # `Path.exists` raises for a file in a private folder.
-        case [int(modified), int(size), str(path)] if os.path.exists(path):  # noqa: PTH110
+        case [int(modified), int(size), str(path)]:
             own_path = printable_path(file.paths[-1])
-            return path == own_path or (modified, size, path) < (file.modified, file.size, own_path)
+            # The recorded file may have been moved. `Path.exists` raises in a private folder.
+            rank = modified, size, path if os.path.exists(path) else ""  # noqa: PTH110
+            return path == own_path or rank < (file.modified, file.size, own_path)
     return True
 
 

@@ -509,6 +509,9 @@ def test_the_file_that_changed_last_decides(store: Store, tmp_path: Path, order:
     assert sorted(text for _, text in shown(store)) == ["more", "of a", "old text", "only in a"]
     assert store.info(key).meta["title"] == "a"
     places["a"].unlink()
-    write_copy(places["b"], ["new text", "of b"], 2, title="b again")
+    imported("claude-code", places["b"], store)
+    assert sorted(text for _, text in shown(store)) == ["more", "of a", "old text", "only in a"]
+    assert store.info(key).meta["title"] == "a", "an older copy does not take over"
+    write_copy(places["b"], ["new text", "of b"], 4, title="b again")
     imported("claude-code", places["b"], store)
     assert store.info(key).meta["title"] == "b again"
