@@ -215,3 +215,28 @@ def test_dumb_terminal_is_refused() -> None:
         run.see("steno chat needs an interactive terminal.")
         assert run.ended() == 1
     assert "\x1b" not in run.raw
+
+
+def test_input_during_an_answer_is_not_lost() -> None:
+    with Run("chat", "cli:a") as run:
+        run.see("/help")
+        run.type("long\r")
+        run.see("This is sentence 3 of")
+        run.type("half ")
+        run.see("> half")
+        run.type("\x03")
+        run.see("Stopped.")
+        run.type("a message\r")
+        run.see("You said: half a message")
+        run.type("\x04")
+        assert run.ended() == 0
+
+
+def test_session_in_an_unsupported_format_is_refused() -> None:
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    with open_store("workspace") as store:
+        store.add_messages("cli:a", [{"role": "user", "content": "hello"}, item])
+    with Run("chat", "cli:a") as run:
+        run.see("Start a new session")
+        assert run.ended() == 1
+    assert "the message at seq 2" in run.shown
