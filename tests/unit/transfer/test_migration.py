@@ -516,6 +516,14 @@ def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> Non
     assert contents(store, full=True) == ["a", "b"]
 
 
+def test_skip_counts_lines_of_spaces(store: Store, place: Path) -> None:
+    picoclaw(place, "k", "one", "two", key="k", skip=2)
+    log = place / "k.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"\n", b"\n  \n", 1))
+    [taken] = migrate_from_json(place, store).imported
+    assert (contents(store), taken.dropped, taken.problems) == (["two"], 0, ())
+
+
 @pytest.mark.quick(5)
 @pytest.mark.parametrize("skip", [-1, 1.5, True, "3", None])
 def test_invalid_skip_hides_nothing(store: Store, place: Path, skip: object) -> None:

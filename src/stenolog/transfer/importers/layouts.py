@@ -60,9 +60,12 @@ class Line(Struct, frozen=True):
 def read_lines(text: bytes) -> Iterator[Line]:
     """Yield every line that is not empty, with its message or its problem."""
     for line_number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
+        if not line.strip(b"\r"):
             continue
         label, preview = f"line {line_number}", line[:40].decode(errors="replace")
+        if not line.strip():
+            yield Line(label, None)  # blank, but picoclaw counts it
+            continue
         try:
             value = loads(line.decode())
         except (ValueError, RecursionError):
@@ -116,7 +119,7 @@ def _read_log(
     # `hidden_count` counts all lines, even lines that cannot be read.
     for index, line in enumerate(lines):
         if line.fields is None:
-            all_problems.append(line.problem)
+            all_problems += filter(None, [line.problem])
             continue
         try:
             payload = encode_object(convert(line.fields))
@@ -124,12 +127,12 @@ def _read_log(
             all_problems.append(f"{line.label}: {error}"[:MAX_PROBLEM_CHARS])
             continue
         messages.append(JSONMessage(payload, find_time(line.fields), hidden=index < hidden_count))
+    dropped = len(all_problems) - len(problems)
     more_count = len(all_problems) - MAX_PROBLEMS
     if more_count > 0:
         all_problems[MAX_PROBLEMS:] = [f"and {more_count:,} more like these"]
     if lines and not messages and not more.get("summary"):
         raise NotASession("; ".join(["it contains no messages", *all_problems]))
-    dropped = len(lines) - len(messages)
     return make_session(
         messages, layout=layout, dropped=dropped, problems=tuple(all_problems), **more
     )
