@@ -43,6 +43,7 @@ from stenolog.stores.admin import StoreAdmin
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import unescape_key
 from stenolog.stores.open_store import Address, open_store, parse_address
+from stenolog.stores.postgres import PostgresStore
 from stenolog.stores.snapshots import (
     Snapshot,
     SnapshotMark,
@@ -520,14 +521,32 @@ def check_different_places(source: str, target: str) -> None:
 
 
 def _is_same_place(source: Address, target: Address) -> bool:
-    """Return whether two addresses of one engine refer to the same file or folder."""
+    """Return whether two addresses of one engine refer to the same place."""
     if source.engine == "postgresql":
-        return False  # a copy onto itself writes nothing: the target has every session
+        return _is_same_database(str(source.path), str(target.path))
     try:
         # Inodes are compared: one inode can have several paths (symlinks, hard links, bind mounts).
         return Path(source.path).samefile(target.path)
     except OSError:
         return Path(source.path).resolve() == Path(target.path).resolve()
+
+
+def _is_same_database(source: str, target: str) -> bool:
+    try:
+        with (
+            open_store(source, read_only=True) as source_store,
+            open_store(target, read_only=True) as target_store,
+        ):
+            assert isinstance(source_store, PostgresStore), (
+                "the address names a PostgreSQL database"
+            )
+            assert isinstance(target_store, PostgresStore), (
+                "the address names a PostgreSQL database"
+            )
+            # Different URLs may lead to the same server, for example through a socket or a pooler.
+            return source_store.is_same_place(target_store)
+    except StoreUnavailable:
+        return False  # the database is missing, or the copy will report the problem
 
 
 # --- opening ---------------------------------------------------------------------------------

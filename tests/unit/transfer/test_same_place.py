@@ -8,7 +8,8 @@ import pytest
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.copy import check_different_places, copy_place
-from support.postgres_server import Databases
+from support.pgbouncer import Bouncer
+from support.postgres_server import Databases, Server
 
 
 def _fill(where: str) -> str:
@@ -17,18 +18,29 @@ def _fill(where: str) -> str:
     return where
 
 
-def test_copy_onto_the_same_database_writes_nothing(own_url: str) -> None:
+@pytest.mark.parametrize("way", ["name", "socket", "parameters", "conninfo"])
+def test_copy_onto_the_same_database_is_rejected(own_url: str, postgres: Server, way: str) -> None:
+    database = own_url.rpartition("/")[2]
+    other = {
+        "name": own_url.replace("127.0.0.1", "localhost"),
+        "socket": postgres.socket_url(database),
+        "parameters": f"{own_url}?application_name=other&schema=stenolog",
+        "conninfo": own_url.replace("postgresql://", "postgres://"),
+    }[way]
     _fill(own_url)
-    with open_store(own_url) as store:
-        store.set_summary("a", "said")
-        store.fork("a", "b")
-        store.delete("b")
-        before = store.info("a"), store.admin.list_trash()
+    for source, target in ((own_url, other), (other, own_url)):
+        with pytest.raises(UsageError, match="source and destination are the same place") as caught:
+            copy_place(source, target)
+        assert postgres.password not in str(caught.value)
+
+
+def test_copy_onto_the_same_database_through_a_pooler_is_rejected(
+    own_url: str, bouncer: Bouncer
+) -> None:
+    _fill(own_url)
+    for source, target in ((own_url, bouncer.url(own_url)), (bouncer.url(own_url), own_url)):
         with pytest.raises(UsageError, match="source and destination are the same place"):
-            copy_place(own_url, own_url)
-        report = copy_place(own_url, own_url.replace("127.0.0.1", "localhost"))
-        assert (report.written, report.problems) == (0, 0)
-        assert (store.info("a"), store.admin.list_trash()) == before
+            copy_place(source, target)
 
 
 def test_other_databases_and_schemas_of_one_server_are_different_stores(

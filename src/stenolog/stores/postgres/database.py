@@ -5,6 +5,7 @@ not stored, or if a second attempt is harmless, for example because of an idempo
 """
 
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -216,6 +217,16 @@ class Database:
 
         self.run_read(work)
         return notices
+
+    def is_same_database(self, other: "Database") -> bool:
+        """Return whether `other` connects to the same database of the same running server."""
+        if self is other:
+            return True
+        lock_key = secrets.randbits(62)
+        with self.read_transaction() as first, other.read_transaction() as second:
+            first.execute(b"SELECT pg_advisory_xact_lock($1)", (lock_key,))
+            [(is_free,)] = second.execute(b"SELECT pg_try_advisory_xact_lock($1)", (lock_key,))
+        return not is_free  # guard: copy-onto-same-database
 
     # --- connections and state ---------------------------------------------------------------
 

@@ -117,6 +117,16 @@ class PostgresStore(SQLStore):
     def __repr__(self) -> str:
         return f"PostgresStore({self.database.address!r}, namespace={self._namespace!r})"
 
+    def is_same_place(self, other: "PostgresStore") -> bool:
+        """Return whether another store keeps its sessions in the same tables.
+
+        The check acquires a lock through one store and looks for the lock through the other store.
+        Locks belong to a running server, so a server with a restored backup is another place.
+        """
+        if self.database.settings.schema != other.database.settings.schema:
+            return False
+        return self.database.is_same_database(other.database)
+
     def _run_message_read(self, work: Callable[[sql.Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on a consistent snapshot.
 
