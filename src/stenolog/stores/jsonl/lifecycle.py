@@ -374,10 +374,15 @@ class Purger:
                 # The lease ends before the log is removed: no write may recreate the session.
                 if session_log is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
-            if session_log is not None:
-                with _errors_after_effect(key):
+            with _errors_after_effect(key):
+                if session_log is not None:
                     trash.move_to_trash(session_log, writer.now(), purged=True)
-                    _unlink(self._directory.descriptor, f".{session_log.name}.new")
+                if session_log is not None or deleted_entries:
+                    self._unlink_interrupted_rewrite(key)
+
+    def _unlink_interrupted_rewrite(self, key: str) -> None:
+        """Delete what an interrupted rewrite of the live log left; the caller holds its lock."""
+        _unlink(self._directory.descriptor, f".{file_names.log_name(key)}.new")
 
     def _end_lease_if_unused(self, key: str) -> bool:
         """End the lease of the key if no session has the key. Return whether no session has it."""
@@ -389,6 +394,7 @@ class Purger:
                 is_unused = log is None or log.file_size() == 0
                 if is_unused:
                     leases.delete_lock_file(self._directory, key)
+                    self._unlink_interrupted_rewrite(key)
                 return is_unused
 
         return self._queue.run_exclusive(key, end_lease)

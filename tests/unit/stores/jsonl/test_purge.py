@@ -158,6 +158,18 @@ def test_no_byte_of_a_purged_session_remains(tmp_path: Path) -> None:
     assert examine(tmp_path).findings == ()
 
 
+@pytest.mark.parametrize("only_trash", [False, True])
+def test_purge_of_a_deleted_session_deletes_its_interrupted_rewrite(
+    tmp_path: Path, only_trash: bool
+) -> None:
+    with JSONLStore(tmp_path) as store:
+        say(store, 1)
+        (tmp_path / "sessions" / ".a.jsonl.new").write_bytes(b"secret-1-")
+        deleted = store.delete(KEY)
+        store.admin.purge(KEY, trash=[(deleted.uid, deleted.deleted)] if only_trash else None)
+    assert b"secret" not in everywhere(tmp_path)
+
+
 def test_purge_deletes_the_catalog_files(tmp_path: Path) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
