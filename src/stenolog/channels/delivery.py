@@ -431,7 +431,12 @@ def _read_history(store: Store, key: str, mark: DeliveryMark | None) -> list[Mes
 _BREAK_PATTERNS: Final = (
     re.compile(r"\n[ \t]*\n"),
     re.compile(r"\n"),
-    re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*\s+"),  # noqa: RUF001 - these end sentences, too
+    # The end of a sentence, with up to two closing quotes or brackets.
+    re.compile(
+        r"(?:(?<=[.!?…。！？])"  # noqa: RUF001 - these end sentences, too
+        r"|(?<=[.!?…。！？][\"'”’)\]])"  # noqa: RUF001
+        r"|(?<=[.!?…。！？][\"'”’)\]]{2}))\s+"  # noqa: RUF001
+    ),
     re.compile(r"\s+"),
 )
 _MIN_LENGTH_DIVISOR: Final = 3

@@ -39,7 +39,7 @@ def test_text_is_split_at_paragraphs_first() -> None:
     assert split_text(f"{first.strip()}\n\n{second.strip()}", 80) == [first.strip(), second.strip()]
 
 
-@pytest.mark.parametrize("between", ["\n", ". ", " "])
+@pytest.mark.parametrize("between", ["\n", ". ", '." ', ".”) ", " "])
 def test_text_without_paragraphs_is_split_at_lines_sentences_or_words(between: str) -> None:
     first, second = "a" * 50, "b" * 50
     found = split_text(f"{first}{between}{second}", 64)
