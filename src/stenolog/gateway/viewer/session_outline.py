@@ -289,9 +289,8 @@ def read_outline(store: Store, info: SessionInfo) -> Outline:
     cached = _cached_outline(store, info)
     with cached.lock:
         outline = cached.outline
-        if outline.last_seq > info.last_seq or (
-            outline.last_seq == info.last_seq and cached.count != info.count
-        ):
+        new_count = info.last_seq - outline.last_seq
+        if new_count < 0 or cached.count + new_count != info.count:
             # Messages were purged, or the session was replaced.
             outline = cached.outline = Outline(load_prices(), fork_seq=fork_seq_of(info))
         if outline.last_seq < info.last_seq:

@@ -173,3 +173,14 @@ def test_message_that_arrives_while_the_outline_is_read_is_in_it_once() -> None:
         for info in (earlier, store.info("s")):
             outline = read_outline(store, info)
     assert [turn.prompt for turn in outline.turns] == ["One?", "Two?"]
+
+
+def test_purged_prompts_leave_the_outline_even_if_messages_have_arrived() -> None:
+    with InMemoryStore() as store:
+        for prompt in ("One?", "Two?"):
+            store.add_message("s", "user", prompt)
+        read_outline(store, store.info("s"))
+        store.admin.purge("s", before=2)
+        store.add_message("s", "user", "Three?")
+        outline = read_outline(store, store.info("s"))
+    assert [turn.prompt for turn in outline.turns] == ["Two?", "Three?"]
