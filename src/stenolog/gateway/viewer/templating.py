@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
+from jinja2 import (
+    Environment,
+    FileSystemBytecodeCache,
+    FileSystemLoader,
+    StrictUndefined,
+    compiler,
+)
 from jinja2.bccache import Bucket
 from markupsafe import Markup
 
@@ -40,8 +46,10 @@ class CompiledTemplates(FileSystemBytecodeCache):
     """
 
     def get_source_checksum(self, source: str) -> str:
-        """Return a checksum that changes with the template and with the options in this module."""
-        return super().get_source_checksum(source + Path(__file__).read_text(encoding="utf-8"))
+        """Return a checksum of the template, the options in this module and Jinja's version."""
+        options = Path(__file__).read_text(encoding="utf-8")
+        jinja_time = Path(compiler.__file__).stat().st_mtime_ns
+        return super().get_source_checksum(f"{source}{options}{jinja_time}")
 
     def load_bytecode(self, bucket: Bucket) -> None:
         """Load a compiled template."""

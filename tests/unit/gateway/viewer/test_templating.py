@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from jinja2 import Environment
+from jinja2 import Environment, compiler
 
 from stenolog.gateway.viewer.templating import (
     age,
@@ -45,6 +45,17 @@ def test_template_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(files_in(cache)) == 1
     monkeypatch.setattr(Environment, "compile", lambda *_: pytest.fail("compiled again"))
     compile_template()
+
+
+def test_template_is_compiled_again_for_another_version_of_jinja(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_template()
+    [file] = files_in(cache)
+    earlier = file.read_bytes()
+    monkeypatch.setattr(compiler, "__file__", __file__)
+    compile_template()
+    assert file.read_bytes() != earlier
 
 
 def test_incomplete_file_is_replaced(cache: Path) -> None:
