@@ -10,6 +10,7 @@ from stenolog.gateway.hosts import (
     address_text,
     is_allowed_origin,
     is_known_host,
+    is_loopback,
     is_same_origin,
     known_hosts,
     login_host,
@@ -115,6 +116,11 @@ def test_ip_address_is_known_if_loopback_or_bound(number: int, port: str) -> Non
     address = IPv4Address(number)
     ours = address.is_loopback or str(address) == "192.168.1.5"
     assert is_known_host([f"{address}{port}"], KNOWN) == ours
+
+
+def test_name_of_this_machine_is_recognized_in_any_case() -> None:
+    assert is_loopback("LocalHost")
+    assert not is_loopback("localhost.example")
 
 
 def test_client_and_server_name_an_endpoint_alike() -> None:

@@ -183,6 +183,27 @@ async def test_no_timeout_applies_after_the_body() -> None:
     assert await _sent(BodyLimit(listening, max_bytes=10, max_seconds=0.01), receive) == []
 
 
+def test_announced_body_of_exactly_the_limit_is_accepted() -> None:
+    assert _ask(b"x" * MOST).text == str(MOST)
+
+
+async def test_non_http_scopes_are_passed_on() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive, send
+        seen.append(scope["type"])
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        del message
+
+    await BodyLimit(app, max_bytes=1, max_seconds=1)({"type": "lifespan"}, receive, send)
+    assert seen == ["lifespan"]
+
+
 turn_limit = partial(ConcurrencyLimit, status=429, noun="requests")
 stream_limit = partial(ConcurrencyLimit, status=503, noun="streams")
 
