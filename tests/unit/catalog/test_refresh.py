@@ -247,6 +247,18 @@ def test_session_with_another_uid_is_read_from_its_start() -> None:
         _agree(store, catalog)
 
 
+def test_purged_messages_are_removed_and_the_others_read_again() -> None:
+    with Watched() as store, open_catalog(store) as catalog:
+        fill_three_sessions(store)
+        catalog.refresh()
+        store.add_message("cli:default", "user", "allmessages third")
+        store.admin.purge("cli:default", before=2)
+        store.taken()
+        assert catalog.search("hello cli", prefix="cli:").count == 0
+        assert store.taken() == [2, 3]
+        _agree(store, catalog)
+
+
 def test_progress_counts_sessions(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     told: list[tuple[int, int]] = []

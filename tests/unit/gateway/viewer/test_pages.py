@@ -290,6 +290,16 @@ def test_page_does_not_wait_for_a_catalog_that_is_being_built(
             made.set()
 
 
+def test_page_has_the_title_and_state_of_its_catalog_entry(tmp_path: Path) -> None:
+    with open_store(str(tmp_path)) as store:
+        store.add_message("telegram:1", "user", "Where is the owl?")
+    with Served(tmp_path, ScriptedModel(["x"])) as served, served.client() as client:
+        client.get("/")  # which waits for the index
+        text = client.get("/s/telegram%3A1").text
+    assert '<h1 id="title">Where is the owl?</h1>' in text
+    assert 'id="state"' in text
+
+
 @pytest.mark.parametrize(
     ("program", "fork", "source", "last_copied"),
     [
