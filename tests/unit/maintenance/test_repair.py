@@ -329,6 +329,22 @@ def test_p7_accept_during_writes_loses_no_message(workspace: Path, log: Path) ->
 # --- the trash -------------------------------------------------------------------------------
 
 
+def test_damaged_logs_in_the_trash_stay(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    [log] = (workspace / "sessions" / "trash").iterdir()
+    damaged_logs = {
+        "0123456789abcdef.20260101T000000.000000Z.jsonl": b"",
+        "0123456789abcdee.20260101T000000.000000Z.jsonl": b'{"kind":"state","seq"',
+    }
+    for name, text in damaged_logs.items():
+        _new_file(name, text)(log)
+
+    assert repair(workspace) == []
+    assert [finding.kind for finding in examine(workspace).findings] == [Kind.DAMAGED_LINE] * 2
+    assert {path.name for path in log.parent.iterdir()} == {log.name, *damaged_logs}
+
+
 def test_repair_does_not_change_a_deleted_session(compacted: Path) -> None:
     with open_store(compacted) as store:
         store.delete(KEY)
