@@ -7,7 +7,7 @@ stores/state.py computes the change. `poll_messages` reads new messages as they 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -178,9 +178,6 @@ class AdminOperations:
 
 # --- following a session ---------------------------------------------------------------------
 
-_QUIET_AFTER_SECONDS: Final = 10
-"""Seconds without a message after which a follower polls less often."""
-
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 
@@ -197,11 +194,10 @@ def poll_messages(
 ) -> Iterator[Message]:
     """Yield the messages after a seq; end if none arrives for `timeout` seconds, or on close.
 
-    `fetch` returns None if the session does not exist. `poll` is the time between two fetches, in
-    seconds; after ten seconds without a message it is five times as long, so that hundreds of quiet
-    followers cost little. `wait` returns after the given seconds, or earlier. `uid`: follow only
-    the session with this uid; None follows the first session that `fetch` returns. Raises
-    SessionDeleted if the followed session no longer has the key.
+    `fetch` returns None if the session does not exist; `poll` is the time between two fetches, in
+    seconds. `wait` returns after the given seconds, or earlier. `uid`: follow only the session with
+    this uid; None follows the first session that `fetch` returns. Raises SessionDeleted if the
+    followed session no longer has the key.
     """
     idle_since = monotonic()
     while True:
@@ -218,10 +214,9 @@ def poll_messages(
                 after = last_seq
                 idle_since = monotonic()
                 continue
-        idle_seconds = monotonic() - idle_since
-        wait_seconds = poll if idle_seconds < _QUIET_AFTER_SECONDS else poll * 5
+        wait_seconds = poll
         if timeout is not None:
-            wait_seconds = min(wait_seconds, timeout - idle_seconds)
+            wait_seconds = min(poll, idle_since + timeout - monotonic())
             if wait_seconds <= 0:
                 return
         wait(wait_seconds)

@@ -9,7 +9,7 @@ import pytest
 
 from stenolog.errors import SessionDeleted
 from stenolog.records import Message, SessionInfo
-from stenolog.stores import async_store, operations
+from stenolog.stores import async_store
 from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -95,18 +95,3 @@ def test_follow_never_mixes_two_sessions_of_a_key(
         else:
             assert told == (NEW if created_again else []), number
     assert first_session_seen > 2
-
-
-def test_follower_of_a_quiet_session_polls_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, waits = [0.0], list[float]()
-    monkeypatch.setattr(operations, "monotonic", lambda: clock[0])
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        clock[0] += seconds
-
-    followed = operations.poll_messages(
-        lambda after: ("uid", after, []), wait, "a", after=1, uid=None, timeout=14.2, poll=1.0
-    )
-    assert list(followed) == []
-    assert waits == [*[1.0] * 10, pytest.approx(4.2)]
