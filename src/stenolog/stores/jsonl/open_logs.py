@@ -18,12 +18,14 @@ from typing import Final, TypeVar
 from stenolog.errors import DamagedStore, ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
 from stenolog.stores import file_names
-from stenolog.stores.disk import Descriptor, lock_until
+from stenolog.stores.disk import LOCK_POLL_SECONDS, Descriptor, lock_until
 from stenolog.stores.jsonl.directory import Directory, store_error, system_errors
 from stenolog.stores.jsonl.log import LiveMessages, LoadPhase, Log
 from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.writer import now, sync_log
 
+_DESCRIPTOR_WAIT_SECONDS: Final = 0.25
+"""Seconds to wait for another thread to release a descriptor when the limit is reached."""
 _MAX_OPEN_LOGS: Final = 512
 """Maximum number of open logs; lower if the process may open fewer files."""
 _MAX_SYNCED_ENTRIES: Final = 8192
@@ -83,17 +85,21 @@ class OpenLogCache:
         return log
 
     def _open_descriptor(self, name: str, *, create: bool) -> Descriptor | None:
-        try:
-            return self.directory.open_log(name, create=create)
-        except StoreUnavailable as error:
-            cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        # The process has no free descriptor: close the cached logs, and try once more.
-        with self._mutex:
-            self._open_logs.clear()
-        gc.collect()  # a log that only an old traceback refers to still holds a descriptor
-        return self.directory.open_log(name, create=create)
+        deadline = time.monotonic() + min(self.busy_timeout, _DESCRIPTOR_WAIT_SECONDS)
+        while True:
+            try:
+                return self.directory.open_log(name, create=create)
+            except StoreUnavailable as error:
+                cause = error.__cause__
+                limit_codes = (errno.EMFILE, errno.ENFILE)
+                limit_reached = isinstance(cause, OSError) and cause.errno in limit_codes
+                if not limit_reached or time.monotonic() > deadline:
+                    raise
+            # Close the cached logs; another thread may take or free descriptors at the same time.
+            with self._mutex:
+                self._open_logs.clear()
+            gc.collect()  # a log that only an old traceback refers to still holds a descriptor
+            time.sleep(LOCK_POLL_SECONDS)
 
     def check_no_foreign_log(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key.

@@ -224,6 +224,34 @@ print("done", len(os.listdir("/proc/self/fd")))
     assert int(done.stdout.split()[1]) < 12, "closing lets go of every descriptor"
 
 
+def test_p7_descriptors_that_other_threads_free_are_waited_for(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "hello")
+    script = """
+import os, resource, sys, threading
+from stenolog import JSONLStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with JSONLStore(sys.argv[1]) as store:
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    open_log, attempts = store._directory.open_log, []
+    def open_third_time(*values, **options):
+        attempts.append(values)
+        if len(attempts) == 3:
+            for descriptor in held:
+                os.close(descriptor)
+        return open_log(*values, **options)
+    store._directory.open_log = open_third_time
+    print(len(store.get_history("a")))
+"""
+    done = child(script, str(tmp_path))
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
 def test_p8_health_reports_low_disk_space_before_writes_fail(tmp_path: Path) -> None:
     needs.root()
     needs.kernel("mount")
