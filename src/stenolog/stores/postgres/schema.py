@@ -88,9 +88,9 @@ def has_tables(connection: "Connection", schema: str) -> bool:
     rows: list[tuple[Any, ...]] = list(
         connection.execute(f"SELECT version FROM {version_table}".encode())  # noqa: S608 - quoted
     )
-    if len(rows) != 1:
-        raise DamagedStore(f"{version_table} has {len(rows)} rows instead of one")
-    check_fingerprint(int(rows[0][0]))
+    if len(rows) != 1 or not isinstance(rows[0][0], int):
+        raise DamagedStore(f"{version_table} does not consist of one version number")
+    check_fingerprint(rows[0][0])
     return True
 
 

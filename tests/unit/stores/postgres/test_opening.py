@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import stenolog
-from stenolog import PostgresStore, StoreUnavailable, UsageError
+from stenolog import DamagedStore, PostgresStore, StoreUnavailable, UsageError
 from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed, install_command
 from stenolog.stores.postgres import schema
 
@@ -200,6 +200,17 @@ def test_p8_tables_of_another_program_are_left_alone(
 ) -> None:
     server.execute(f"CREATE SCHEMA stenolog; {make}")
     with pytest.raises(ForeignLog, match=r"use another schema: \?schema=NAME"):
+        PostgresStore(postgres_url)
+
+
+@pytest.mark.parametrize("version", ["'abc'::text", "NULL::int", "'{}'::jsonb"])
+def test_p8_version_that_is_no_number_raises_damaged_store(
+    version: str, postgres_url: str, server: psycopg.Connection
+) -> None:
+    server.execute("CREATE SCHEMA stenolog; CREATE TABLE stenolog.session ()")
+    server.execute("CREATE TABLE stenolog.message ()")
+    server.execute(f"CREATE TABLE stenolog.about AS SELECT {version} AS version".encode())
+    with pytest.raises(DamagedStore, match="version number"):
         PostgresStore(postgres_url)
 
 
