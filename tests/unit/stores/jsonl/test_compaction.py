@@ -61,6 +61,17 @@ def test_p12_idempotency_keys_survive_compaction(tmp_path: Path) -> None:
         assert store.info(KEY).last_seq == 23
 
 
+def test_p12_idempotency_keys_of_a_thousand_messages_are_known_across_files(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "first", once="first")
+        for start in range(0, 999, 111):
+            store.add_messages(KEY, [{"n": n} for n in range(start, start + 111)])
+        store.clear(KEY)
+        store.compact(KEY)
+    with JSONLStore(tmp_path) as store:
+        assert store.add_message(KEY, "user", "first", once="first") == 1
+
+
 def test_p2_a_batch_is_never_split_between_archive_and_log(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, 1)

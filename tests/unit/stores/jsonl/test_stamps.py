@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,20 @@ def test_closed_store_ends_its_folder_watch(tmp_path: Path) -> None:
     store.close()
     assert held is not None
     assert len(list(Path("/dev/fd").iterdir())) <= before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_useless_folder_watch_is_closed(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path / WORKSPACE) as store:
+        store.add_message("k", "user", "x")
+        for _ in range(2):
+            store.admin.stamps()
+        held = store._stamp_cache._watch
+        if held is None:
+            pytest.skip("this file system may not tell all")
+        store.folder.rename(tmp_path / "moved")
+        store.admin.stamps()
+        assert held._events == -1
 
 
 def test_grew_compares_two_stamps() -> None:

@@ -309,12 +309,13 @@ def test_a_follower_is_woken_by_a_writer_of_this_process(
 ) -> None:
     monkeypatch.setattr(postgres_store, "FOLLOW_POLL_SECONDS", 60.0)
     with ThreadPoolExecutor(1) as other:
-        following = other.submit(lambda: [m.content for m in islice(store.follow("a"), 2)])
+        following = other.submit(lambda: [m.content for m in islice(store.follow("a"), 3)])
         while not store.database.followers:
             pass
         store.add_message("a", "user", "1")
         store.add_message("a", "user", "2", once="t")
-        assert following.result(20) == ["1", "2"]
+        store.add_message("a", "user", "3")
+        assert following.result(20) == ["1", "2", "3"]
     gc.collect()
     assert store.database.followers == []
 
