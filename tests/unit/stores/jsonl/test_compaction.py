@@ -72,6 +72,22 @@ def test_p12_idempotency_keys_of_a_thousand_messages_are_known_across_files(tmp_
         assert store.add_message(KEY, "user", "first", once="first") == 1
 
 
+def test_p4_undo_reads_a_very_long_summary_from_the_archive(tmp_path: Path) -> None:
+    long = "what was said before " * 1_000
+    with JSONLStore(tmp_path) as store:
+        fill(store, 3)
+        store.set_summary(KEY, long)
+        store.checkpoint(KEY, summary="short", upto=2)
+        fill(store, 3, start=4)
+        store.truncate_history(KEY, 1)
+        store.compact(KEY)
+        assert b"what was said" not in live(tmp_path)
+    with JSONLStore(tmp_path) as store:
+        store.undo(KEY)
+        store.undo(KEY)
+        assert store.get_summary(KEY) == long
+
+
 def test_p2_a_batch_is_never_split_between_archive_and_log(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, 1)
