@@ -276,10 +276,6 @@ ON CONFLICT (namespace, name) DO UPDATE SET number = known.number + 1;
 SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
        current_setting('fsync');
 
--- --- notifications -----------------------------------------------------------------------------
-
--- This never runs in a transaction that stores messages: commits with a notification wait for each
--- other, in the whole database.
 -- --- snapshots ---------------------------------------------------------------------------------
 
 -- name: list_snapshots
