@@ -413,6 +413,17 @@ def test_p8_lease_whose_release_failed_is_free_in_this_process(
         assert not third.lost
 
 
+def test_close_in_a_forked_child_keeps_the_lease_of_the_parent(store: SQLiteStore) -> None:
+    store.add_message("a", "user", "x")
+    with store.lease("a", ttl=600) as lease:
+        child = os.fork()
+        if child == 0:
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not lease.lost
+
+
 @told
 def test_lease_of_a_store_closed_on_a_full_disk_is_free_in_this_process(
     store: SQLiteStore, file: Path
