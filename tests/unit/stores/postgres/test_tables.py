@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from queue import SimpleQueue
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -308,14 +309,20 @@ def test_a_follower_is_woken_by_a_writer_of_this_process(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_store, "FOLLOW_POLL_SECONDS", 60.0)
+    arrived = SimpleQueue[str]()
+
+    def follow() -> None:
+        for message in islice(store.follow("a"), 6):
+            arrived.put(message.content)
+
     with ThreadPoolExecutor(1) as other:
-        following = other.submit(lambda: [m.content for m in islice(store.follow("a"), 3)])
+        other.submit(follow)
         while not store.database.followers:
             pass
-        store.add_message("a", "user", "1")
-        store.add_message("a", "user", "2", once="t")
-        store.add_message("a", "user", "3")
-        assert following.result(20) == ["1", "2", "3"]
+        for number in range(6):
+            once = None if number % 2 else f"{number}"
+            store.add_message("a", "user", f"{number}", once=once)
+            assert arrived.get(timeout=20) == f"{number}"
     gc.collect()
     assert store.database.followers == []
 
