@@ -9,9 +9,12 @@ import threading
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stenolog import JSONLStore, StoreBusy, UsageError
+from stenolog.codec import control_line
+from stenolog.errors import NewerFormat
 from stenolog.stores.jsonl import rewrite
 
 KEY = "a"
@@ -378,3 +381,15 @@ def test_p9_p12_appends_with_once_read_old_messages_only_the_first_time(
         assert 0 < sum(bytes_read) < 1_000
         assert store.add_message(KEY, "user", "x" * 2_000, once="old 7") == 8
         assert store.add_message(KEY, "user", "next", once="next 3") == 58
+
+
+def test_p13_record_of_an_unknown_kind_is_rejected_like_a_newer_format(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        store.add_message(KEY, "user", "one")
+        with path_of(tmp_path).open("ab") as log:
+            log.write(control_line("future", 2, "2026-11-20T00:00:00.000000Z", msgspec.Struct()))
+        for call in (store.get_history, store.info, store.compact, store.delete):
+            with pytest.raises(NewerFormat, match="'future'"):
+                call(KEY)
+        with pytest.raises(NewerFormat, match="'future'"):
+            store.add_message(KEY, "user", "two")
