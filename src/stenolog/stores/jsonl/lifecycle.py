@@ -564,20 +564,25 @@ class Purger:
     def _find_forks(self, key: str) -> tuple[list[str], list[str]]:
         """Return the keys of all forks of this session, including deleted ones.
 
-        The second list describes the logs that may be forks but cannot be read.
+        The second list describes the logs that may be forks but cannot be read, and what interrupted
+        forks left.
         """
         forks, warnings = list[str](), list[str]()
         paths = self._directory.list_names()
         with self._directory.open_subfolder(trash.FOLDER) as folder:
             paths += [f"{trash.FOLDER}/{name}" for name in names_in(folder)]
         for path in sorted(paths):
-            if path.endswith(file_names.LOG_SUFFIX):
+            if path.removesuffix(".new").endswith(file_names.LOG_SUFFIX):
                 try:
                     head = trash.read_head_state(self._directory, path)
                 except StenologError as error:
                     warnings.append(f"{path} may be a fork of {key!r}: {error}")
-                else:
-                    forks += [head.key] if head is not None and head.forked_from == key else []
+                    continue
+                if head is not None and head.forked_from == key:
+                    if path.endswith(".new"):
+                        warnings.append(f"{path} is left of an interrupted fork; delete it")
+                    else:
+                        forks.append(head.key)
         return forks, warnings
 
     def _delete_catalog(self) -> None:

@@ -170,6 +170,17 @@ def test_purge_of_a_deleted_session_deletes_its_interrupted_rewrite(
     assert b"secret" not in everywhere(tmp_path)
 
 
+def test_purge_names_what_an_interrupted_fork_left(tmp_path: Path) -> None:
+    with JSONLStore(tmp_path) as store:
+        say(store, 1)
+        store.fork(KEY, "fork")
+        sessions = tmp_path / "sessions"
+        (sessions / "fork.jsonl").rename(sessions / ".fork.jsonl.new")
+        assert store.admin.purge(KEY).not_reached == (
+            ".fork.jsonl.new is left of an interrupted fork; delete it",
+        )
+
+
 def test_purge_deletes_the_catalog_files(tmp_path: Path) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
