@@ -44,7 +44,7 @@ MAX_CONNECTIONS: Final = 16
 ANSWER_TIMEOUT_SECONDS: Final = 30.0
 DEFAULT_SCHEMA: Final = "stenolog"
 _SCHEMA_NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-FOLLOW_POLL_SECONDS: Final = 0.1
+FOLLOW_POLL_SECONDS: Final = 0.25
 """Interval at which a follower polls for commits of other processes, in seconds."""
 _MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
