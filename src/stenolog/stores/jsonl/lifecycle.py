@@ -564,8 +564,8 @@ class Purger:
     def _find_forks(self, key: str) -> tuple[list[str], list[str]]:
         """Return the keys of all forks of this session, including deleted ones.
 
-        The second list describes the logs that may be forks but cannot be read, and what interrupted
-        forks left.
+        The second list describes the logs that may be forks but cannot be read, and the files that
+        interrupted forks left.
         """
         forks, warnings = list[str](), list[str]()
         paths = self._directory.list_names()
